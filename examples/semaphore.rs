@@ -1,0 +1,50 @@
+//! A semaphore without HTTP: at most two reports are written at a time, by all processes that share a store.
+//!
+//! ```sh
+//! cargo run --example semaphore
+//! cargo run --example semaphore -- redis://127.0.0.1
+//! ```
+
+use std::{error::Error, time::Duration};
+
+use tokio::{task::JoinSet, time::sleep};
+use tower_turnstile::{AcquireError, Limit, Limiter, Semaphore};
+
+static REPORTS: Limit = Limit::concurrent("reports", 2).wait_up_to(Duration::from_secs(60));
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let store = std::env::args().nth(1).unwrap_or("memory:".to_owned());
+    let limiter = Limiter::connect(&store).await?;
+    let reports = limiter.semaphore(&REPORTS, "acme");
+
+    let mut writers = JoinSet::new();
+    for number in 1..=6 {
+        writers.spawn(write(reports.clone(), number));
+    }
+    while let Some(written) = writers.join_next().await {
+        written??;
+    }
+
+    // Whoever cannot wait asks once.
+    let _one = reports.try_acquire().await?;
+    let _two = reports.try_acquire().await?;
+    if let Err(refused) = reports.try_acquire().await {
+        println!("nothing for a third: {refused}");
+    }
+    Ok(())
+}
+
+async fn write(reports: Semaphore, number: u32) -> Result<(), AcquireError> {
+    let permit = reports.acquire().await?;
+    println!(
+        "report {number} waited {:.1?}, at place {}",
+        permit.waited(),
+        permit.place()
+    );
+    tokio::select! {
+        () = sleep(Duration::from_millis(500)) => println!("report {number} is written"),
+        () = permit.lost() => println!("report {number} has lost its slot, and stops"),
+    }
+    Ok(())
+}

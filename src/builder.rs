@@ -1,0 +1,228 @@
+//! The builder: a limiter's settings, and how it finds its store.
+
+#[cfg(feature = "redis")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+#[cfg(feature = "redis")]
+use crate::store::{StoreError, StoreErrorKind, redis::RedisStore};
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    keeper::{Settings, Shared},
+    ledger::{MAX_LEASE_MS, ReplicaId},
+    limiter::Limiter,
+};
+
+const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
+const MAX_NAMESPACE_LEN: usize = 64;
+
+/// Settings of a [`Limiter`].
+///
+/// | setting | default | relation |
+/// | --- | --- | --- |
+/// | [`lease`](Self::lease) | 30 s | more than 3 x `store_timeout`, at most 1 h |
+/// | [`store_timeout`](Self::store_timeout) | 500 ms | less than `lease` / 3 |
+/// | [`poll_interval`](Self::poll_interval) | 1 s | |
+/// | [`waiter_ttl`](Self::waiter_ttl) | 5 s | at least 3 x `poll_interval`, at most 1 h |
+/// | [`namespace`](Self::namespace) | `turnstile` | |
+/// | [`runtime`](Self::runtime) | the caller's | |
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct LimiterBuilder {
+    namespace: String,
+    lease: Duration,
+    store_timeout: Duration,
+    poll_interval: Duration,
+    waiter_ttl: Duration,
+    runtime: Option<Handle>,
+}
+
+impl Default for LimiterBuilder {
+    fn default() -> Self {
+        Self {
+            namespace: "turnstile".to_owned(),
+            lease: Duration::from_secs(30),
+            store_timeout: Duration::from_millis(500),
+            poll_interval: Duration::from_secs(1),
+            waiter_ttl: Duration::from_secs(5),
+            runtime: None,
+        }
+    }
+}
+
+impl LimiterBuilder {
+    /// How long a slot stays taken after its replica crashed or was cut off. Held permits are renewed every third of
+    /// it. Default: 30 s.
+    ///
+    /// Longer: fewer renewals, and permits survive longer outages of the store. Shorter: slots of a crashed replica
+    /// are back sooner.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a request waits for the store's answer before the limit's
+    /// [`on_unavailable`](crate::Limit::on_unavailable) decides. Default: 500 ms.
+    pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
+        self.store_timeout = store_timeout;
+        self
+    }
+
+    /// How often a replica asks how far its lines are, in case a wake-up was lost; one question for all waiters.
+    /// Default: 1 s.
+    pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
+        self.poll_interval = poll_interval;
+        self
+    }
+
+    /// How long a replica's waiters keep their places when nothing is heard of it, and the longest first lease of a
+    /// waiter that is granted a slot. Default: 5 s.
+    ///
+    /// Longer: places survive longer silences. Shorter: the waiters of a crashed replica are in nobody's way sooner.
+    pub fn waiter_ttl(mut self, waiter_ttl: Duration) -> Self {
+        self.waiter_ttl = waiter_ttl;
+        self
+    }
+
+    /// What the names of all keys and channels in the store begin with; replicas of one service share it. 1 to 64
+    /// letters, digits, `-`, `_`, `.` or `:`. Default: `turnstile`.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// The runtime that the limiter's task runs on. Default: the one that first uses the limiter.
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// A limiter whose ledger is in this process.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is out of range.
+    pub fn in_memory(self) -> Result<Limiter, ConfigError> {
+        let settings = self.settings()?;
+        Ok(Limiter::new(Shared::new(settings, None, self.runtime)))
+    }
+
+    /// A limiter on the store at this URL: `redis://` (or `valkey://`), `rediss://` for TLS (feature `tls`), `memory:`
+    /// for none.
+    ///
+    /// A store that cannot be reached is not an error but a warning in the log, so that a service can start while its
+    /// store is down: each limit's [`on_unavailable`](crate::Limit::on_unavailable) applies until it is there.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is out of range, the URL cannot be used, or the store refuses the credentials or a permission.
+    pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
+        if url == "memory:" {
+            return self.in_memory();
+        }
+        #[cfg(feature = "redis")]
+        return self.on_client(crate::store::redis::open(url)?).await;
+        #[cfg(not(feature = "redis"))]
+        return Err(ConfigError::new(
+            ConfigErrorKind::Url,
+            "the store's URL is not `memory:`, and the feature `redis` is off",
+        ));
+    }
+
+    /// As [`connect`](Self::connect), with a client of the [`redis`] crate.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is out of range, or the store refuses the credentials or a permission.
+    #[cfg(feature = "redis")]
+    pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
+        self.on_client(client).await
+    }
+
+    #[cfg(feature = "redis")]
+    async fn on_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
+        let settings = self.settings()?;
+        let store = RedisStore::new(client, &settings.namespace, settings.replica);
+        let shared = Shared::new(settings, Some(Arc::new(store)), self.runtime);
+        shared.greet().await.map_err(refused)?;
+        Ok(Limiter::new(shared))
+    }
+
+    fn settings(&self) -> Result<Settings, ConfigError> {
+        let Self {
+            namespace,
+            lease,
+            store_timeout,
+            poll_interval,
+            waiter_ttl,
+            ..
+        } = self;
+        let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        for (name, length) in [
+            ("lease", lease),
+            ("store_timeout", store_timeout),
+            ("poll_interval", poll_interval),
+            ("waiter_ttl", waiter_ttl),
+        ] {
+            if *length < Duration::from_millis(1) || *length > MAX_LEASE {
+                return fail(format!(
+                    "{name} is {length:?}: it must be 1 ms to {MAX_LEASE:?}"
+                ));
+            }
+        }
+        if *lease <= 3 * *store_timeout {
+            return fail(format!(
+                "lease is {lease:?}: it must be more than 3 x store_timeout ({store_timeout:?})"
+            ));
+        }
+        if *waiter_ttl < 3 * *poll_interval {
+            return fail(format!(
+                "waiter_ttl is {waiter_ttl:?}: it must be at least 3 x poll_interval ({poll_interval:?})"
+            ));
+        }
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+        if namespace.is_empty()
+            || namespace.len() > MAX_NAMESPACE_LEN
+            || !namespace.bytes().all(allowed)
+        {
+            return fail(format!(
+                "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"
+            ));
+        }
+        let mut random = [0; 20];
+        if let Err(error) = getrandom::fill(&mut random) {
+            return fail(format!("no randomness: {error}"));
+        }
+        let bits = random[..12]
+            .iter()
+            .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+        let seed = random[12..]
+            .iter()
+            .fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+        Ok(Settings {
+            replica: ReplicaId::from_bits(bits),
+            namespace: namespace.clone(),
+            lease: *lease,
+            store_timeout: *store_timeout,
+            poll_interval: *poll_interval,
+            waiter_ttl: *waiter_ttl,
+            seed,
+        })
+    }
+}
+
+/// The store's first answer was a refusal.
+#[cfg(feature = "redis")]
+fn refused(error: StoreError) -> ConfigError {
+    let kind = match error.kind {
+        StoreErrorKind::Credentials => ConfigErrorKind::Credentials,
+        StoreErrorKind::Permission => ConfigErrorKind::Permission,
+        StoreErrorKind::Misconfigured | StoreErrorKind::Outage => ConfigErrorKind::Store,
+    };
+    ConfigError::new(
+        kind,
+        format!("the store refuses to work: {}", error.message),
+    )
+}

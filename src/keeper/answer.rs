@@ -1,0 +1,335 @@
+//! What the store's answers mean to a line, and what it means to have none.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Ctx,
+    entry::{Release, Seen, State},
+    line::{Heard, Line, earliest},
+    send::Note,
+};
+use crate::{
+    error::AcquireErrorKind,
+    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
+};
+
+/// What becomes of the requests of an exchange without an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The connection failed, and the store may be fine: they ask again.
+    Unknown,
+    /// The store is down: the policy decides.
+    Down,
+    /// The store, or this ledger, refuses to work.
+    Refused,
+}
+
+impl Line {
+    pub(super) fn answered(
+        &mut self,
+        ctx: &mut Ctx,
+        batch: &Batch,
+        note: Note,
+        answer: BatchReply,
+        at: Seen,
+        now: Instant,
+    ) {
+        let BatchReply {
+            in_use,
+            waiting,
+            head,
+            nearest_ms,
+            ..
+        } = answer;
+        self.remember_waiting(head);
+        self.heard = Heard {
+            in_use,
+            waiting,
+            head,
+            seen: at,
+        };
+        for release in note.releases {
+            if release.not_after_us >= at.store_us {
+                let rest = Duration::from_micros(release.not_after_us - at.store_us);
+                self.repeat_release(ctx, release, rest + Duration::from_millis(1), now);
+            }
+        }
+        for inquiry in note.inquiries {
+            // Nobody may be listening any more.
+            let _ = inquiry.send(self.usage());
+        }
+        for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
+            self.renewed(ctx, *seq, standing, at, now);
+        }
+        let lost = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
+        let count = answer.adopted.iter().filter(lost).count();
+        if count > 0 {
+            let limit = self.limit.name();
+            tracing::warn!(
+                limit,
+                count,
+                in_use,
+                "permits that the store did not have were adopted"
+            );
+        }
+        for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
+            self.adopted(ctx, *seq, standing, at, now);
+        }
+        let mut stale = Vec::new();
+        let queued = answer
+            .acquired
+            .iter()
+            .filter(|standing| matches!(standing, Standing::Waiting { .. }))
+            .count();
+        let mut place = waiting - (queued as u32).min(waiting);
+        for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
+            place += u32::from(matches!(standing, Standing::Waiting { .. }));
+            if self.acquired(ctx, ask, standing, place, at, now) {
+                stale.push(ask.seq);
+            }
+        }
+        for seq in stale.into_iter().rev() {
+            self.work.acquire.push_front(seq);
+        }
+        for promotion in answer.promoted {
+            self.granted(ctx, promotion.seq, at, promotion.until_ms, now);
+        }
+        self.watch(ctx, head, nearest_ms, at, now);
+    }
+
+    fn renewed(&mut self, ctx: &mut Ctx, seq: Seq, standing: Standing, at: Seen, now: Instant) {
+        if let Standing::Held { until_ms } = standing {
+            if let Some(entry) = self.entries.get_mut(&seq) {
+                entry.renewing = false;
+            }
+            return self.granted(ctx, seq, at, until_ms, now);
+        }
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.renewing = false;
+        match (entry.state, standing) {
+            (State::Held { .. }, _) if entry.held_since.is_some_and(|since| at.sent < since) => {}
+            // The store has lost it, or has gone back to an older copy.
+            (State::Held { .. }, _) => self.work.adopt.push_back(seq),
+            (State::Waiting { .. } | State::Checking, Standing::Waiting { ticket }) => {
+                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+            }
+            (State::Waiting { .. } | State::Checking, _) => {
+                entry.in_store = false;
+                self.ask_again(ctx, seq);
+            }
+            _ => {}
+        }
+    }
+
+    fn adopted(&mut self, ctx: &mut Ctx, seq: Seq, standing: Standing, at: Seen, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.open = false;
+        match standing {
+            Standing::Held { until_ms } | Standing::Adopted { until_ms } => {
+                self.granted(ctx, seq, at, until_ms, now);
+            }
+            _ if entry.wanted => self.work.adopt.push_back(seq),
+            _ => self.give_up(ctx, seq),
+        }
+    }
+
+    /// Returns whether the request came too late and has to be sent again.
+    fn acquired(
+        &mut self,
+        ctx: &mut Ctx,
+        ask: &Ask,
+        standing: Standing,
+        place: u32,
+        at: Seen,
+        now: Instant,
+    ) -> bool {
+        let seq = ask.seq;
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return false;
+        };
+        entry.open = false;
+        entry.in_store |= matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+        if !entry.wanted {
+            self.give_up(ctx, seq);
+            return false;
+        }
+        let State::Asking(_) = entry.state else {
+            // A wake-up came first, or it was refused meanwhile: a late 'waiting' changes nothing.
+            if matches!(entry.state, State::Refused(_)) {
+                self.retire(seq);
+            }
+            return false;
+        };
+        match standing {
+            Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms, now),
+            Standing::Waiting { ticket } => {
+                entry.place = place;
+                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+            }
+            Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
+            Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull)),
+            Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
+                entry.state = State::Asking(None);
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn woken(&mut self, ctx: &mut Ctx, seq: Seq, wake: &Wake, now: Instant) {
+        let seen = match self.entries.get(&seq).map(|entry| entry.state) {
+            Some(State::Waiting { ticket, seen }) => Some(self.heard.seen_waiting(ticket, seen)),
+            Some(State::Asking(seen)) => seen,
+            Some(State::Held { .. } | State::Checking) => return,
+            Some(State::WaitingHere | State::Refused(_)) | None => None,
+        };
+        match seen {
+            Some(seen) if wake.granted_us >= seen.store_us => {
+                let counted = Seen {
+                    store_us: wake.granted_us,
+                    sent: seen.sent,
+                };
+                self.granted(ctx, seq, counted, wake.until_ms, now);
+            }
+            // It speaks of a time before that: ask.
+            Some(_) => self.renew(seq),
+            None => self.granted(
+                ctx,
+                seq,
+                Seen {
+                    store_us: wake.granted_us,
+                    sent: now,
+                },
+                wake.until_ms,
+                now,
+            ),
+        }
+    }
+
+    /// Before a new head is noted: what the old one tells of those whom the new one has passed.
+    fn remember_waiting(&mut self, head: Option<i64>) {
+        let passed = self.queue.range(..head.unwrap_or(0));
+        let passed: Vec<_> = passed.map(|(ticket, seq)| (*ticket, *seq)).collect();
+        for (ticket, seq) in passed {
+            let heard = self.heard;
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && let State::Waiting { seen, .. } = &mut entry.state
+            {
+                *seen = heard.seen_waiting(ticket, *seen);
+            }
+        }
+    }
+
+    /// Looks for waiters that have left the line, and sets the timers of those that have not.
+    fn watch(
+        &mut self,
+        ctx: &mut Ctx,
+        head: Option<i64>,
+        nearest_ms: Option<u64>,
+        at: Seen,
+        now: Instant,
+    ) {
+        let left = self.queue.range(..head.unwrap_or(0));
+        let left: Vec<Seq> = left.map(|(_, seq)| *seq).collect();
+        for seq in left {
+            self.renew(seq);
+        }
+        let Some((first, _)) = self.queue.first_key_value() else {
+            (
+                self.timers.poll,
+                self.timers.handover,
+                self.timers.roll_call,
+            ) = (None, None, None);
+            return;
+        };
+        // Leases are renewed long before they end, so somebody crashed. The replica of the head asks first; if that is
+        // the one that crashed, the others do.
+        let turn = if head == Some(*first) {
+            Duration::ZERO
+        } else {
+            ctx.settings.poll_interval / 10
+        };
+        self.timers.handover = nearest_ms.map(|nearest_ms| {
+            let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
+            now + Duration::from_millis(rest) + turn
+        });
+        self.timers.poll = Some(now + ctx.jittered(ctx.settings.poll_interval));
+        self.timers.roll_call = self
+            .timers
+            .roll_call
+            .or(Some(now + ctx.settings.waiter_ttl));
+    }
+
+    /// The batch may have run, or may run until `not_after_us`; with 0 it certainly has not let anybody in.
+    pub(super) fn unanswered(
+        &mut self,
+        ctx: &mut Ctx,
+        batch: &Batch,
+        note: Note,
+        not_after_us: u64,
+        fate: Fate,
+        now: Instant,
+    ) {
+        let pause = ctx.settings.poll_interval;
+        for release in note.releases {
+            match fate {
+                Fate::Unknown => self.work.release.push(release),
+                _ => self.repeat_release(ctx, release, pause, now),
+            }
+        }
+        for seq in batch.renew.iter().chain(&batch.adopt) {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.renewing = false;
+            if std::mem::take(&mut entry.open) {
+                entry.not_after_us = entry.not_after_us.max(not_after_us);
+            }
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Held { .. } if fate == Fate::Unknown => self.renew(*seq),
+                State::Held { .. } => {
+                    let renew_at = Some(now + pause);
+                    entry.state = State::Held { renew_at };
+                    self.timers.lease = earliest(self.timers.lease, renew_at);
+                }
+                _ => {}
+            }
+        }
+        let mut again = Vec::new();
+        for Ask { seq, .. } in &batch.acquire {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.open = false;
+            entry.not_after_us = entry.not_after_us.max(not_after_us);
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Refused(_) => self.retire(*seq),
+                State::Asking(_) if fate == Fate::Unknown => again.extend(self.rename(ctx, *seq)),
+                State::Asking(_) => {
+                    self.decide_without_store(ctx, *seq, fate == Fate::Refused, now)
+                }
+                _ => {}
+            }
+        }
+        for seq in again.into_iter().rev() {
+            self.work.acquire.push_front(seq);
+        }
+        if !self.queue.is_empty() {
+            self.timers.poll = Some(now + pause);
+        }
+    }
+
+    fn repeat_release(&mut self, ctx: &Ctx, release: Release, pause: Duration, now: Instant) {
+        self.later.push(release);
+        let at = now + pause.min(ctx.settings.poll_interval);
+        self.timers.release = earliest(self.timers.release, Some(at));
+    }
+}

@@ -1,0 +1,274 @@
+//! The state machine: its lines, and where to find the one that has something to do.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+    task::Waker,
+    time::Duration,
+};
+
+use slab::Slab;
+use tokio::time::Instant;
+
+use super::{
+    Settings, clock::StoreClock, entry::State, line::Line, outage::Breaker, send::InFlight,
+};
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+    ledger::{Exchange, Seq},
+    limit::Limit,
+    store::{StoreError, StoreErrorKind},
+};
+
+/// The state machine.
+pub(crate) struct Core {
+    pub(super) ctx: Ctx,
+    pub(super) limits: Vec<Arc<Limit>>,
+    pub(super) lines: Slab<Line>,
+    pub(super) by_key: HashMap<(usize, Key), usize>,
+    pub(super) by_ledger: HashMap<Arc<str>, usize>,
+    /// Lines with work, in the order in which they got it.
+    pub(super) ready: VecDeque<usize>,
+    pub(super) due: BTreeSet<(Instant, usize)>,
+    pub(super) in_flight: Vec<InFlight>,
+    pub(super) exchanges: u64,
+    pub(super) clock: Option<StoreClock>,
+    pub(super) breaker: Breaker,
+    pub(super) closing: bool,
+    pub(super) orphaned: bool,
+}
+
+/// What lines need of their keeper.
+pub(super) struct Ctx {
+    pub(super) settings: Settings,
+    /// Whether there is a store that other replicas share.
+    pub(super) shared: bool,
+    /// What this process's own ledgers are told of times, which do not matter there.
+    pub(super) here: Exchange,
+    pub(super) epoch: Instant,
+    pub(super) rng: fastrand::Rng,
+    pub(super) last_seq: Seq,
+    pub(super) counts: Counts,
+    /// When a ledger was last complained of.
+    pub(super) complained: Option<Instant>,
+    /// Ends of waits.
+    pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    /// To be woken once the lock is free.
+    pub(super) wakers: Vec<Waker>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) held: usize,
+    pub(super) waiting: usize,
+    pub(super) lost: u64,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, state: State) {
+        match state {
+            State::Held { .. } => self.held += 1,
+            State::Refused(_) => {}
+            _ => self.waiting += 1,
+        }
+    }
+
+    pub(super) fn forget(&mut self, state: State) {
+        match state {
+            State::Held { .. } => self.held -= 1,
+            State::Refused(_) => {}
+            _ => self.waiting -= 1,
+        }
+    }
+}
+
+impl Ctx {
+    pub(super) fn next_seq(&mut self) -> Seq {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    /// A third of the way from `sent` to the deadline.
+    pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
+        sent + self.jittered(until.saturating_duration_since(sent) / 3)
+    }
+
+    /// A little less, so that replicas which started together drift apart.
+    pub(super) fn jittered(&mut self, length: Duration) -> Duration {
+        length.mul_f64(0.9 + 0.1 * self.rng.f64())
+    }
+}
+
+impl Core {
+    /// `shared`: there is a store; else this process's own ledgers decide.
+    pub(crate) fn new(settings: Settings, shared: bool, now: Instant) -> Self {
+        let replica = settings.replica;
+        let here = Exchange {
+            replica,
+            lease_ms: 1,
+            promote_ms: 1,
+            alive_ms: 1,
+            not_after_us: 0,
+            batches: Vec::new(),
+        };
+        let rng = fastrand::Rng::with_seed(settings.seed);
+        Self {
+            ctx: Ctx {
+                settings,
+                shared,
+                here,
+                epoch: now,
+                rng,
+                last_seq: 0,
+                counts: Counts::default(),
+                complained: None,
+                expiries: BTreeSet::new(),
+                wakers: Vec::new(),
+            },
+            limits: Vec::new(),
+            lines: Slab::new(),
+            by_key: HashMap::new(),
+            by_ledger: HashMap::new(),
+            ready: VecDeque::new(),
+            due: BTreeSet::new(),
+            in_flight: Vec::new(),
+            exchanges: 0,
+            clock: None,
+            breaker: Breaker::Up { failed: None },
+            closing: false,
+            orphaned: false,
+        }
+    }
+
+    /// The number of a limit. Two limits of one name must say the same.
+    pub(crate) fn register(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
+        limit.validate()?;
+        match self
+            .limits
+            .iter()
+            .position(|known| known.name() == limit.name())
+        {
+            Some(number) if self.limits[number].agrees_with(limit) => Ok(number),
+            Some(_) => Err(ConfigError::new(
+                ConfigErrorKind::Conflict,
+                format!(
+                    "two limits are named `{}` and have different values",
+                    limit.name()
+                ),
+            )),
+            None => {
+                self.limits.push(Arc::new(limit.clone()));
+                Ok(self.limits.len() - 1)
+            }
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.ctx.settings
+    }
+
+    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.ctx.wakers)
+    }
+
+    /// The numbers of the exchanges under way.
+    pub(crate) fn unanswered(&self) -> Vec<u64> {
+        self.in_flight.iter().map(|flight| flight.number).collect()
+    }
+
+    /// The driver is gone with its runtime. Whoever is left and gets polled starts another one.
+    pub(crate) fn abandon(&mut self, now: Instant) {
+        let message = "the runtime of the driver ended".to_owned();
+        let error = StoreError {
+            kind: StoreErrorKind::Outage,
+            message,
+        };
+        for number in self.unanswered() {
+            self.on_failure(number, &error, false, now);
+        }
+        let entries = self
+            .lines
+            .iter_mut()
+            .flat_map(|(_, line)| line.entries.values_mut());
+        self.ctx
+            .wakers
+            .extend(entries.filter_map(|entry| entry.waker.take()));
+    }
+
+    /// No limiter is left to ask for more.
+    pub(crate) fn orphan(&mut self) {
+        self.orphaned = true;
+    }
+
+    /// Whether no permit, request or release is left, and none will come.
+    pub(crate) fn is_over(&self) -> bool {
+        self.orphaned && self.lines.is_empty()
+    }
+
+    pub(super) fn each_entry(
+        &mut self,
+        mut change: impl FnMut(&mut Line, &mut Ctx, Seq) -> bool,
+    ) -> usize {
+        let all: Vec<(usize, Seq)> = self
+            .lines
+            .iter()
+            .flat_map(|(index, line)| line.entries.keys().map(move |seq| (index, *seq)))
+            .collect();
+        let mut changed = 0;
+        for (index, seq) in all {
+            if let Some(line) = self.lines.get_mut(index) {
+                changed += usize::from(change(line, &mut self.ctx, seq));
+                self.settle(index);
+            }
+        }
+        changed
+    }
+
+    /// The line of a key, made if need be. It goes when it is idle.
+    pub(super) fn line(&mut self, limit: usize, key: Key, now: Instant) -> usize {
+        if let Some(index) = self.by_key.get(&(limit, key.clone())) {
+            return *index;
+        }
+        let rules = self.limits[limit].clone();
+        let ledger: Arc<str> = match self.ctx.shared {
+            true => key
+                .ledger_name(&self.ctx.settings.namespace, rules.name())
+                .into(),
+            false => Arc::default(),
+        };
+        let index = self
+            .lines
+            .insert(Line::new((limit, key.clone()), ledger.clone(), rules, now));
+        self.by_key.insert((limit, key), index);
+        if self.ctx.shared {
+            self.by_ledger.insert(ledger, index);
+        } else {
+            self.lines[index].keep_ledger(&mut self.ctx);
+        }
+        index
+    }
+
+    /// After every change of a line: puts it where it will be found, or drops it.
+    pub(super) fn settle(&mut self, index: usize) {
+        let line = &mut self.lines[index];
+        if !line.listed && line.has_work() {
+            line.listed = true;
+            self.ready.push_back(index);
+        }
+        let idle = line.is_idle();
+        let due = if idle { None } else { line.next_due() };
+        if due != line.due {
+            if let Some(old) = line.due {
+                self.due.remove(&(old, index));
+            }
+            self.due.extend(due.map(|at| (at, index)));
+            line.due = due;
+        }
+        if idle {
+            let line = self.lines.remove(index);
+            self.by_key.remove(&line.key);
+            self.by_ledger.remove(&line.ledger);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! An entry: one permit of this process.
+//!
+//! It stands in its line from the request to the release:
+//!
+//! ```text
+//! Asking -> Waiting -> Checking -> Held -> (gone)
+//!    \          \          \_________________/
+//!     \__________\__________________________/
+//! ```
+//!
+//! An entry only moves forward, except that a request which the store has lost asks again under a new name: a name
+//! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
+
+use std::{sync::Arc, task::Waker, time::Duration};
+
+use tokio::time::Instant;
+
+use super::Lease;
+use crate::{error::AcquireErrorKind, ledger::Seq};
+
+/// A moment at which something was seen not to be granted yet: by the store's clock, and no later by ours.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) store_us: u64,
+    pub(super) sent: Instant,
+}
+
+pub(super) struct Entry {
+    pub(super) lease: Arc<Lease>,
+    pub(super) state: State,
+    /// It lives in the store's ledger, not only in this process's.
+    pub(super) in_store: bool,
+    /// When this process learned that it holds a slot: an answer to an earlier question says nothing against it.
+    pub(super) held_since: Option<Instant>,
+    /// An exchange that puts it into the store's ledger has not been answered.
+    pub(super) open: bool,
+    /// Unanswered exchanges may put it there until this store time.
+    pub(super) not_after_us: u64,
+    /// A renewal is to be sent or under way.
+    pub(super) renewing: bool,
+    /// Somebody waits for it or holds it.
+    pub(super) wanted: bool,
+    /// Its request has got its permit.
+    pub(super) taken: bool,
+    pub(super) asked: Instant,
+    /// Zero: it does not wait.
+    pub(super) wait: Duration,
+    pub(super) place: u32,
+    pub(super) waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum State {
+    /// To be sent, or sent then and not answered.
+    Asking(Option<Seen>),
+    /// In the store's line.
+    Waiting {
+        ticket: i64,
+        seen: Seen,
+    },
+    /// In the line of this process.
+    WaitingHere,
+    /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used.
+    Checking,
+    /// `None`: it needs no renewal.
+    Held {
+        renew_at: Option<Instant>,
+    },
+    Refused(AcquireErrorKind),
+}
+
+impl Entry {
+    pub(super) fn wait_until(&self) -> Instant {
+        self.asked + self.wait
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(
+            self.state,
+            State::Waiting { .. } | State::WaitingHere | State::Checking
+        )
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.state, State::Held { .. })
+    }
+}
+
+/// A permit that is no longer wanted. It stands on a list until the store has acknowledged the release at a time when
+/// nothing can bring it back; the lists are no longer than what was once asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Release {
+    pub(super) seq: Seq,
+    /// An exchange that might put it into the ledger runs until this store time; 0 if there is none.
+    pub(super) not_after_us: u64,
+}

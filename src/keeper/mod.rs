@@ -1,0 +1,71 @@
+//! The keeper: stands between permits and the store, and keeps every promise that is made to either.
+//!
+//! It is a state machine without IO ([`Core`]: the time is passed in, so a simulation can drive it step by step), one
+//! mutex around it ([`Shared`]), and one task that sends, receives and sleeps (`driver`).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `request` | a request for a permit, as a future |
+//! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
+//! | `core` | the state machine: lines, and where to find the one that needs something |
+//! | `turn` | a permit's way through it: asked for, collected, released |
+//! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
+//! | `send` | collects the work of many lines into one exchange (group commit) |
+//! | `receive`, `answer` | replies, wake-ups and failures, and what they mean to a line |
+//! | `timers` | renewals, polls, ends of waits: one sleep for all |
+//! | `outage` | the breaker, policies, and the way back |
+//! | `clock`, `lease` | conservative local deadlines |
+//! | `driver` | the task |
+//!
+//! A name (`Seq`) is in at most one unanswered exchange that may put it into the ledger. When such an exchange fails
+//! its fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
+//! `not_after`, and the request goes on under a new name.
+
+mod answer;
+mod clock;
+mod core;
+mod driver;
+mod entry;
+mod lease;
+mod line;
+mod outage;
+mod receive;
+mod request;
+mod send;
+mod shared;
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod tests;
+mod timers;
+mod turn;
+
+use std::time::Duration;
+
+use self::core::{Core, Ctx};
+pub(crate) use self::{
+    lease::Lease,
+    request::{Granted, Request},
+    shared::Shared,
+};
+use crate::ledger::ReplicaId;
+
+/// Two may be on their way while the next one fills.
+const MAX_IN_FLIGHT: usize = 2;
+/// Names in one exchange: about two milliseconds of the store's time.
+const MAX_NAMES: usize = 1_000;
+/// Ledgers in one exchange.
+const MAX_BATCHES: usize = 256;
+
+/// What a keeper is told once.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) replica: ReplicaId,
+    pub(crate) namespace: String,
+    pub(crate) lease: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) poll_interval: Duration,
+    pub(crate) waiter_ttl: Duration,
+    /// For jitter.
+    pub(crate) seed: u64,
+}

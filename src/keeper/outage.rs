@@ -1,0 +1,271 @@
+//! Without the store: the breaker, the limits' policies, and the way back.
+//!
+//! While the store is down nothing is sent to it but one probe at a time. A limit's waiters move to where its policy
+//! says; its holders keep their own deadlines. When the store is back its waiters queue there again, and what was
+//! admitted meanwhile is adopted.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Core, Ctx,
+    entry::{Entry, State},
+    line::Line,
+};
+use crate::{
+    error::AcquireErrorKind,
+    ledger::{Ask, Batch, Call, Ledger, Seq, Standing},
+    limit::OnUnavailable,
+};
+
+const FIRST_PROBE: Duration = Duration::from_millis(50);
+const LONGEST_PROBE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Breaker {
+    /// `failed`: when an exchange failed that nothing has made good yet.
+    Up { failed: Option<Instant> },
+    Down {
+        refused: bool,
+        probe_at: Instant,
+        pause: Duration,
+    },
+}
+
+impl Core {
+    pub(super) fn store_is_up(&self) -> bool {
+        matches!(self.breaker, Breaker::Up { .. })
+    }
+
+    /// One failed exchange may be a connection that was cut. One that timed out has cost its requests all the time
+    /// that they have, and a second failure in a row leaves little doubt.
+    pub(super) fn note_failure(
+        &mut self,
+        sent: Instant,
+        timed_out: bool,
+        refused: bool,
+        why: &str,
+        now: Instant,
+    ) {
+        match self.breaker {
+            Breaker::Up { failed }
+                if timed_out || refused || failed.is_some_and(|failed| sent >= failed) =>
+            {
+                self.go_down(refused, why, now);
+            }
+            Breaker::Up { failed } => {
+                self.breaker = Breaker::Up {
+                    failed: failed.or(Some(now)),
+                }
+            }
+            Breaker::Down {
+                refused: was_refused,
+                pause,
+                ..
+            } => {
+                if refused && !was_refused {
+                    return self.go_down(refused, why, now);
+                }
+                let pause = (pause * 2).min(LONGEST_PROBE);
+                self.breaker = Breaker::Down {
+                    refused,
+                    probe_at: now + self.ctx.jittered(pause),
+                    pause,
+                };
+            }
+        }
+    }
+
+    pub(super) fn note_success(&mut self) {
+        let was_down = !self.store_is_up();
+        self.breaker = Breaker::Up { failed: None };
+        if was_down {
+            tracing::info!("the store is back");
+            self.each_line(|line, ctx| line.return_to_store(ctx));
+        }
+    }
+
+    /// `refused`: not by an outage, but by the store's own word. That never opens the gate.
+    pub(super) fn go_down(&mut self, refused: bool, why: &str, now: Instant) {
+        if refused {
+            tracing::error!(
+                error = why,
+                "the store refuses to work: its limits refuse all requests"
+            );
+        } else {
+            tracing::warn!(
+                error = why,
+                "the store is down: each limit's policy applies"
+            );
+        }
+        let probe_at = now + self.ctx.jittered(FIRST_PROBE);
+        self.breaker = Breaker::Down {
+            refused,
+            probe_at,
+            pause: FIRST_PROBE,
+        };
+        self.each_line(|line, ctx| line.leave_store(ctx, refused, now));
+    }
+
+    pub(super) fn each_line(&mut self, mut change: impl FnMut(&mut Line, &mut Ctx)) {
+        let indices: Vec<usize> = self.lines.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            change(&mut self.lines[index], &mut self.ctx);
+            self.settle(index);
+        }
+    }
+}
+
+impl Line {
+    /// Lets the policy decide on everybody who waits. One who is refused by the store is refused here too.
+    fn leave_store(&mut self, ctx: &mut Ctx, refused: bool, now: Instant) {
+        if refused {
+            self.local = None;
+        }
+        let mut waiters: Vec<Seq> = self.queue.values().copied().collect();
+        let elsewhere = |state| match state {
+            State::Checking => true,
+            State::WaitingHere => refused,
+            _ => false,
+        };
+        let entries = self.entries.iter();
+        waiters.extend(
+            entries
+                .filter(|(_, entry)| elsewhere(entry.state))
+                .map(|(seq, _)| seq),
+        );
+        waiters.extend(self.work.acquire.drain(..));
+        for seq in waiters {
+            self.decide_without_store(ctx, seq, refused, now);
+        }
+    }
+
+    /// What becomes of one request that the store cannot be asked about.
+    pub(super) fn decide_without_store(
+        &mut self,
+        ctx: &mut Ctx,
+        seq: Seq,
+        refused: bool,
+        now: Instant,
+    ) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        if entry.open || entry.is_held() || matches!(entry.state, State::Refused(_)) {
+            return;
+        }
+        if refused {
+            return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
+        }
+        match self.limit.policy() {
+            OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
+            OnUnavailable::Allow => {
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.admit(ctx, new);
+                }
+            }
+            OnUnavailable::Local(_) => {
+                self.keep_ledger(ctx);
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.acquire_here(ctx, new, now);
+                }
+            }
+        }
+    }
+
+    /// Starts a ledger in this process, with those who hold already.
+    pub(super) fn keep_ledger(&mut self, ctx: &mut Ctx) {
+        if self.local.is_none() {
+            self.local = Some(Box::new(Ledger::default()));
+            let adopt: Vec<Seq> = self
+                .entries
+                .iter()
+                .filter(|(_, entry)| entry.is_held())
+                .map(|(seq, _)| *seq)
+                .collect();
+            self.run_here(
+                ctx,
+                Batch {
+                    adopt,
+                    ..Batch::default()
+                },
+            );
+        }
+    }
+
+    pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq, now: Instant) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let ask = Ask {
+            seq,
+            wait: entry.wait_until() > now,
+        };
+        let standing = self.run_here(
+            ctx,
+            Batch {
+                acquire: vec![ask],
+                waits: ask.wait,
+                ..Batch::default()
+            },
+        );
+        match standing {
+            Some(Standing::Held { .. }) => self.admit(ctx, seq),
+            Some(Standing::Waiting { .. }) => {
+                if let Some(entry) = self.entries.get_mut(&seq) {
+                    entry.place = self.heard.waiting;
+                }
+                self.set(ctx, seq, State::WaitingHere);
+            }
+            Some(Standing::LineFull) => {
+                self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull))
+            }
+            _ => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
+        }
+    }
+
+    pub(super) fn release_here(&mut self, ctx: &mut Ctx, seq: Seq) {
+        if self.local.is_some() {
+            self.run_here(
+                ctx,
+                Batch {
+                    release: vec![seq],
+                    ..Batch::default()
+                },
+            );
+        }
+    }
+
+    /// Runs a batch on this process's own ledger. Its clock stands still, so that no lease ends there.
+    pub(super) fn run_here(&mut self, ctx: &mut Ctx, batch: Batch) -> Option<Standing> {
+        let limit = match self.limit.policy() {
+            OnUnavailable::Local(limit) if ctx.shared => limit,
+            _ => self.limit.max(),
+        };
+        let batch = Batch {
+            limit,
+            max_waiters: self.limit.waiters(),
+            ..batch
+        };
+        let ledger = self.local.as_mut()?;
+        let mut call = Call::new(&ctx.here, 0);
+        let reply = ledger.run(&mut call, &batch);
+        (self.heard.in_use, self.heard.waiting) = (reply.in_use, reply.waiting);
+        for promotion in reply.promoted {
+            self.admit(ctx, promotion.seq);
+        }
+        reply.acquired.first().copied()
+    }
+
+    /// The store is back: waiters queue there again.
+    fn return_to_store(&mut self, ctx: &mut Ctx) {
+        self.local = None;
+        self.introduce();
+        let here = |entry: &Entry| matches!(entry.state, State::WaitingHere);
+        let waiters = self.entries.iter().filter(|(_, entry)| here(entry));
+        for seq in waiters.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            self.ask_again(ctx, seq);
+        }
+    }
+}

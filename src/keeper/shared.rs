@@ -1,0 +1,235 @@
+//! The lock around the state machine, and who calls in.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+
+use super::{Core, Lease, Request, Settings, driver, send::Outgoing};
+use crate::{
+    error::{AcquireErrorKind, ConfigError},
+    key::Key,
+    limit::Limit,
+    status::{ShutdownReport, Status, Usage},
+    store::{Store, StoreError},
+};
+
+/// A keeper: its state machine behind a lock that is only ever held for a moment, and its driver.
+pub(crate) struct Shared {
+    locked: Mutex<Locked>,
+    store: Option<Arc<dyn Store>>,
+    runtime: Option<Handle>,
+    /// Wakes the driver.
+    work: Notify,
+    /// Wakes a shutdown.
+    changed: Notify,
+}
+
+struct Locked {
+    core: Core,
+    driver: Driver,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    Absent,
+    Running,
+    /// Waits for an answer, an event, a nudge, or this moment.
+    Parked(Option<Instant>),
+}
+
+impl Shared {
+    pub(crate) fn new(
+        settings: Settings,
+        store: Option<Arc<dyn Store>>,
+        runtime: Option<Handle>,
+    ) -> Arc<Self> {
+        let core = Core::new(settings, store.is_some(), Instant::now());
+        Arc::new(Self {
+            locked: Mutex::new(Locked {
+                core,
+                driver: Driver::Absent,
+            }),
+            store,
+            runtime,
+            work: Notify::new(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Hears from the store for the first time. That it cannot be reached is no error: then the policies apply.
+    pub(crate) async fn greet(&self) -> Result<(), StoreError> {
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        let outgoing = self.with(Core::hello);
+        let (number, outcome) = driver::exchange(store.clone(), outgoing).await;
+        self.with(|core, now| match outcome {
+            Ok(reply) => {
+                core.on_reply(number, reply, now);
+                Ok(())
+            }
+            Err((error, _)) if error.is_outage() => {
+                // No second try: nobody waits for it, and the first request should not have to.
+                core.on_failure(number, &error, true, now);
+                Ok(())
+            }
+            Err((error, _)) => Err(error),
+        })
+    }
+
+    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
+        self.lock().core.register(limit)
+    }
+
+    /// Asks for a permit when it is first polled.
+    pub(crate) fn request(self: &Arc<Self>, limit: usize, key: Key, wait: Duration) -> Request {
+        Request::new(self.clone(), limit, key, wait)
+    }
+
+    pub(crate) fn release(&self, lease: &Lease) {
+        self.with(|core, now| core.release(lease, now));
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.lock().core.status()
+    }
+
+    pub(crate) async fn usage(
+        self: &Arc<Self>,
+        limit: usize,
+        key: Key,
+    ) -> Result<Usage, AcquireErrorKind> {
+        let told: oneshot::Receiver<Usage> = self.with(|core, now| core.inquire(limit, key, now));
+        self.start_driver()?;
+        told.await.map_err(|_| AcquireErrorKind::Unavailable)
+    }
+
+    pub(crate) async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let (refused, held) = self.with(|core, _| (core.close(), core.status().held));
+        let until = Instant::now() + deadline;
+        self.wait_for(until, |core| core.status().held == 0).await;
+        let lost = self.with(|core, _| core.lose_all());
+        let store_timeout = self.lock().core.settings().store_timeout;
+        self.wait_for(Instant::now() + store_timeout, Core::is_quiet)
+            .await;
+        ShutdownReport {
+            refused,
+            returned: held.saturating_sub(lost),
+            lost,
+        }
+    }
+
+    async fn wait_for(&self, until: Instant, done: impl Fn(&Core) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if done(&self.lock().core) || tokio::time::timeout_at(until, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The last limiter is gone: the driver ends with the last permit.
+    pub(crate) fn orphan(&self) {
+        self.with(|core, _| core.orphan());
+    }
+
+    /// Runs one step of the state machine; then, without the lock, wakes whom it concerns.
+    pub(super) fn with<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        self.with_driver(|core, _, now| step(core, now))
+    }
+
+    fn with_driver<R>(&self, step: impl FnOnce(&mut Core, &mut Driver, Instant) -> R) -> R {
+        let now = Instant::now();
+        let mut locked = self.lock();
+        let Locked { core, driver, .. } = &mut *locked;
+        let result = step(core, driver, now);
+        let wakers = core.take_wakers();
+        let closing = core.is_closing();
+        let nudge = locked.wants_nudge(now);
+        drop(locked);
+        if nudge {
+            self.work.notify_one();
+        }
+        if closing {
+            self.changed.notify_waiters();
+        }
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Starts the driver if it is needed and not there. Its runtime may have gone since it was last used.
+    pub(crate) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
+        let mut locked = self.lock();
+        let needed = self.store.is_some() || locked.core.next_due().is_some();
+        if !needed || locked.driver != Driver::Absent {
+            return Ok(());
+        }
+        let runtime = match &self.runtime {
+            Some(runtime) => runtime.clone(),
+            None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime)?,
+        };
+        locked.driver = Driver::Running;
+        drop(locked);
+        runtime.spawn(driver::run(self.clone(), self.store.clone()));
+        Ok(())
+    }
+
+    /// What the driver has to send now, and when to come back if nothing happens. `None`: it may end.
+    pub(super) fn next_step(&self) -> Option<(Vec<Outgoing>, Option<Instant>)> {
+        self.with_driver(|core, driver, now| {
+            core.on_time(now);
+            if core.is_over() {
+                return None;
+            }
+            let outgoing = std::iter::from_fn(|| core.next_exchange(now)).collect();
+            let until = core.next_due();
+            *driver = Driver::Parked(until);
+            Some((outgoing, until))
+        })
+    }
+
+    pub(super) fn parking(&self) -> &Notify {
+        &self.work
+    }
+
+    /// The driver ended, or was dropped with its runtime: what it had under way will not be answered.
+    pub(super) fn driver_is_gone(&self) {
+        self.with_driver(|core, driver, now| {
+            *driver = Driver::Absent;
+            core.abandon(now);
+        });
+        if let Some(store) = &self.store {
+            store.disconnect();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Locked> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Locked {
+    /// Whether a parked driver has to come back earlier than it thought.
+    fn wants_nudge(&mut self, now: Instant) -> bool {
+        let Driver::Parked(until) = self.driver else {
+            return false;
+        };
+        let sooner = self
+            .core
+            .next_due()
+            .is_some_and(|due| until.is_none_or(|until| due < until));
+        let nudge = sooner || self.core.may_send(now) || self.core.is_over();
+        if nudge {
+            self.driver = Driver::Running;
+        }
+        nudge
+    }
+}

@@ -1,0 +1,508 @@
+//! Single promises of the keeper, step by step. The simulation checks them in every order.
+
+use std::{task::Waker, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Core, Lease, Settings, send::Outgoing, turn::Taken};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    key::Key,
+    ledger::{Ledgers, ReplicaId, Reply, Wake},
+    limit::{Limit, OnUnavailable},
+    store::{StoreError, StoreErrorKind},
+};
+
+const PATIENT: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(30);
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+
+/// A store and one or more keepers, with the time in the test's hands.
+struct World {
+    ledgers: Ledgers,
+    start: Instant,
+    now: Duration,
+    keepers: Vec<Core>,
+    wakes: Vec<(usize, Wake)>,
+}
+
+type Collected = Option<Result<Taken, AcquireError>>;
+
+impl World {
+    fn new(keepers: usize, limit: &Limit) -> Self {
+        let start = Instant::now();
+        let keeper = |number: usize| {
+            let settings = Settings {
+                replica: ReplicaId::from_bits(number as u128),
+                namespace: "test".to_owned(),
+                lease: LEASE,
+                store_timeout: STORE_TIMEOUT,
+                poll_interval: Duration::from_secs(1),
+                waiter_ttl: Duration::from_secs(5),
+                seed: 0,
+            };
+            let mut core = Core::new(settings, true, start);
+            core.register(limit).expect("valid");
+            core
+        };
+        let keepers = (0..keepers).map(keeper).collect();
+        let mut world = Self {
+            ledgers: Ledgers::default(),
+            start,
+            now: Duration::ZERO,
+            keepers,
+            wakes: Vec::new(),
+        };
+        for keeper in 0..world.keepers.len() {
+            let hello = world.keepers[keeper].hello(start);
+            let reply = world.run(&hello);
+            world.answer(keeper, &hello, reply);
+        }
+        world
+    }
+
+    fn local(&self) -> Instant {
+        self.start + self.now
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        let now = self.local();
+        self.keepers
+            .iter_mut()
+            .for_each(|keeper| keeper.on_time(now));
+    }
+
+    fn ask(&mut self, keeper: usize, wait: Duration) -> std::sync::Arc<Lease> {
+        let now = self.local();
+        self.keepers[keeper]
+            .submit(0, Key::SHARED, wait, now)
+            .expect("open")
+    }
+
+    fn collect(&mut self, keeper: usize, lease: &Lease) -> Collected {
+        let now = self.local();
+        self.keepers[keeper].collect(lease, Waker::noop(), now)
+    }
+
+    fn release(&mut self, keeper: usize, lease: &Lease) {
+        let now = self.local();
+        self.keepers[keeper].release(lease, now);
+    }
+
+    fn send(&mut self, keeper: usize) -> Outgoing {
+        let now = self.local();
+        self.keepers[keeper]
+            .next_exchange(now)
+            .expect("something to send")
+    }
+
+    /// The store runs an exchange. What comes of it is not delivered yet.
+    fn run(&mut self, outgoing: &Outgoing) -> Reply {
+        let now_us = EPOCH_US + self.now.as_micros() as u64;
+        let (reply, wakes) = self.ledgers.exchange(&outgoing.exchange, now_us);
+        let number = |replica| {
+            (0..)
+                .find(|number| ReplicaId::from_bits(*number as u128) == replica)
+                .expect("ours")
+        };
+        self.wakes.extend(
+            wakes
+                .into_iter()
+                .map(|(replica, wake)| (number(replica), wake)),
+        );
+        reply
+    }
+
+    fn answer(&mut self, keeper: usize, outgoing: &Outgoing, reply: Reply) {
+        let now = self.local();
+        self.keepers[keeper].on_reply(outgoing.number, reply, now);
+    }
+
+    fn fail(&mut self, keeper: usize, outgoing: &Outgoing, timed_out: bool) {
+        let error = StoreError {
+            kind: StoreErrorKind::Outage,
+            message: "cut".to_owned(),
+        };
+        let now = self.local();
+        self.keepers[keeper].on_failure(outgoing.number, &error, timed_out, now);
+    }
+
+    /// Sends, runs and answers until nobody has anything to say.
+    fn settle(&mut self) {
+        loop {
+            let now = self.local();
+            let next = |keeper: &mut Core| keeper.next_exchange(now);
+            let Some((keeper, outgoing)) = self
+                .keepers
+                .iter_mut()
+                .enumerate()
+                .find_map(|(number, keeper)| Some((number, next(keeper)?)))
+            else {
+                return;
+            };
+            let reply = self.run(&outgoing);
+            self.answer(keeper, &outgoing, reply);
+        }
+    }
+
+    fn deliver_wakes(&mut self) {
+        let now = self.local();
+        for (keeper, wake) in std::mem::take(&mut self.wakes) {
+            self.keepers[keeper].on_wake(&wake, now);
+        }
+    }
+
+    /// Who holds and who waits in the store.
+    fn ledger(&self) -> (usize, usize) {
+        self.ledgers
+            .iter()
+            .fold((0, 0), |(held, waiting), (_, ledger)| {
+                (
+                    held + ledger.holders().count(),
+                    waiting + ledger.waiters().count(),
+                )
+            })
+    }
+}
+
+fn held(collected: Collected) -> bool {
+    matches!(collected, Some(Ok(_)))
+}
+
+fn refused(collected: Collected) -> Option<AcquireErrorKind> {
+    collected?.err().map(|error| error.kind())
+}
+
+/// G5: whenever a request is dropped, nothing of it stays in the store, and nothing in the keeper.
+#[test]
+fn a_request_dropped_at_any_point_leaves_nothing_behind() {
+    let limit = Limit::concurrent("a", 1);
+    type Point = (&'static str, fn(&mut World) -> std::sync::Arc<Lease>);
+    let points: [Point; 7] = [
+        ("before it is sent", |world| world.ask(0, PATIENT)),
+        ("on its way", |world| {
+            let lease = world.ask(0, PATIENT);
+            let sent = world.send(0);
+            let reply = world.run(&sent);
+            world.release(0, &lease);
+            world.answer(0, &sent, reply);
+            lease
+        }),
+        ("granted and not collected", |world| {
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            lease
+        }),
+        ("waiting", |world| {
+            let holder = world.ask(0, PATIENT);
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            assert_eq!(world.ledger(), (1, 1));
+            world.release(0, &holder);
+            lease
+        }),
+        ("promoted, and not told yet", |world| {
+            let holder = world.ask(1, PATIENT);
+            world.settle();
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            world.release(1, &holder);
+            world.settle();
+            assert_eq!(world.wakes.len(), 1);
+            world.release(0, &lease);
+            world.deliver_wakes();
+            lease
+        }),
+        ("promoted long ago, and asked for again", |world| {
+            let holder = world.ask(1, PATIENT);
+            world.settle();
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            world.release(1, &holder);
+            world.settle();
+            world.now += Duration::from_secs(4);
+            world.deliver_wakes();
+            assert!(world.collect(0, &lease).is_none(), "it might be over");
+            lease
+        }),
+        ("on its way, and the answer is lost", |world| {
+            let lease = world.ask(0, PATIENT);
+            let sent = world.send(0);
+            world.run(&sent);
+            world.release(0, &lease);
+            world.fail(0, &sent, false);
+            lease
+        }),
+    ];
+    for (point, prepare) in points {
+        let mut world = World::new(2, &limit);
+        let lease = prepare(&mut world);
+        world.release(0, &lease);
+        world.settle();
+        // A release may have to be repeated once the exchange that was lost cannot run any more.
+        world.pass(2 * STORE_TIMEOUT);
+        world.settle();
+        assert_eq!(world.ledger(), (0, 0), "dropped {point}");
+        let status = world.keepers[0].status();
+        assert_eq!((status.held, status.waiting), (0, 0), "dropped {point}");
+        assert!(
+            world.keepers.iter().all(|keeper| keeper.lines.is_empty()),
+            "dropped {point}"
+        );
+    }
+}
+
+/// G2: a deadline counts from the sending, and keeps a distance.
+#[test]
+fn a_slow_answer_shortens_the_permit() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, PATIENT);
+    let (sent_at, sent) = (world.local(), world.send(0));
+    world.pass(Duration::from_millis(100));
+    let reply = world.run(&sent);
+    world.pass(Duration::from_millis(200));
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &lease)));
+    let deadline = lease.deadline().expect("it ends");
+    assert!(deadline < sent_at + LEASE);
+    assert!(deadline > sent_at + LEASE - Duration::from_millis(100));
+}
+
+/// G2, G3: a wake-up that comes too late to be sure is not used as it is, and does not cost the place either.
+#[test]
+fn a_late_wake_up_is_confirmed_before_it_is_used() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    world.release(1, &holder);
+    world.settle();
+    world.now += Duration::from_secs(4);
+    world.deliver_wakes();
+    assert!(world.collect(0, &waiter).is_none());
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    assert!(
+        lasts(&world, &waiter) > LEASE / 2,
+        "the renewal gave it a whole lease"
+    );
+}
+
+fn lasts(world: &World, lease: &Lease) -> Duration {
+    lease
+        .deadline()
+        .expect("it ends")
+        .saturating_duration_since(world.local())
+}
+
+/// G6: an exchange that runs after its release was acknowledged leaves a ghost for a moment only.
+#[test]
+fn a_release_is_repeated_until_nothing_can_come_back() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, Duration::ZERO);
+    let sent = world.send(0);
+    world.release(0, &lease);
+    world.fail(0, &sent, false);
+    world.settle();
+    world.run(&sent);
+    assert_eq!(world.ledger(), (1, 0), "it ran late");
+    world.pass(STORE_TIMEOUT + Duration::from_millis(2));
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    world.run(&sent);
+    assert_eq!(
+        world.ledger(),
+        (0, 0),
+        "later than `not_after` it does nothing"
+    );
+}
+
+/// A connection that was cut is not an outage: the request asks again, under another name.
+#[test]
+fn a_cut_connection_costs_a_retry_and_not_the_policy() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject),
+    );
+    let lease = world.ask(0, Duration::ZERO);
+    let (first_name, sent) = (lease.seq(), world.send(0));
+    world.fail(0, &sent, false);
+    assert!(world.keepers[0].status().store_up);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    assert_ne!(lease.seq(), first_name);
+}
+
+/// G8: an answer that does not come in time is an outage, and the next request is decided at once.
+#[test]
+fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject),
+    );
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert_eq!(
+        refused(world.collect(0, &lease)),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    let next = world.ask(0, PATIENT);
+    assert_eq!(
+        refused(world.collect(0, &next)),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    assert!(!world.keepers[0].status().store_up);
+    world.pass(Duration::from_millis(60));
+    world.settle();
+    assert!(world.keepers[0].status().store_up);
+    let last = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &last)));
+}
+
+/// G8, then G1: what was admitted without the store counts in it when it is back.
+#[test]
+fn what_was_admitted_locally_is_adopted() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let before = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &before)));
+    let during = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert!(
+        held(world.collect(0, &during)),
+        "one slot of two is free here"
+    );
+    assert_eq!(during.deadline(), None);
+    let waits = world.ask(0, PATIENT);
+    assert!(
+        world.collect(0, &waits).is_none(),
+        "the permit of before counts"
+    );
+    world.ledgers.clear();
+    world.pass(Duration::from_millis(60));
+    world.settle();
+    assert_eq!(world.ledger(), (2, 1));
+    assert!(during.deadline().is_some(), "it has a lease now");
+    world.release(0, &before);
+    world.settle();
+    assert!(held(world.collect(0, &waits)));
+}
+
+/// G8: a store that refuses never opens the gate, whatever the policy.
+#[test]
+fn a_refusal_by_the_store_refuses_everybody() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Allow),
+    );
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let error = StoreError {
+        kind: StoreErrorKind::Permission,
+        message: "NOPERM".to_owned(),
+    };
+    let now = world.local();
+    world.keepers[0].on_failure(sent.number, &error, false, now);
+    assert_eq!(
+        refused(world.collect(0, &lease)),
+        Some(AcquireErrorKind::Misconfigured)
+    );
+    let next = world.ask(0, PATIENT);
+    assert_eq!(
+        refused(world.collect(0, &next)),
+        Some(AcquireErrorKind::Misconfigured)
+    );
+}
+
+/// G8: nor does one that was an outage at first.
+#[test]
+fn a_refusal_after_an_outage_closes_the_gate_again() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.fail(0, &sent, true);
+    assert!(held(world.collect(0, &lease)), "the local limit let it in");
+    let waits = world.ask(0, PATIENT);
+    assert!(world.collect(0, &waits).is_none());
+    world.pass(Duration::from_millis(60));
+    let probe = world.send(0);
+    let error = StoreError {
+        kind: StoreErrorKind::Credentials,
+        message: "NOAUTH".to_owned(),
+    };
+    let now = world.local();
+    world.keepers[0].on_failure(probe.number, &error, false, now);
+    let misconfigured = Some(AcquireErrorKind::Misconfigured);
+    assert_eq!(refused(world.collect(0, &waits)), misconfigured);
+    world.release(0, &lease);
+    let next = world.ask(0, PATIENT);
+    assert_eq!(refused(world.collect(0, &next)), misconfigured);
+}
+
+/// G2: once over, it stays over; once given back, it is never lost.
+#[test]
+fn a_lease_ends_once() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let lease = Lease::new(0, 1, start);
+    lease.hold(Some(at(10)));
+    assert!(lease.extend(at(20), at(9)));
+    assert!(lease.extend(at(15), at(9)), "held, and not shortened");
+    assert!(!lease.is_over(at(19)) && lease.is_over(at(20)));
+    assert!(!lease.extend(at(40), at(21)));
+    assert!(lease.is_over(at(9)));
+
+    let given_back = Lease::new(0, 2, start);
+    given_back.hold(Some(at(10)));
+    given_back.return_at(at(9));
+    assert!(!given_back.is_over(at(11)));
+    let too_late = Lease::new(0, 3, start);
+    too_late.hold(Some(at(10)));
+    too_late.return_at(at(11));
+    assert!(too_late.is_over(at(11)));
+}
+
+/// One permit or ten thousand: renewals go out in chunks, and in a third of the lease.
+#[test]
+fn renewals_are_chunked_and_early() {
+    let mut world = World::new(1, &Limit::concurrent("a", 5_000));
+    let leases: Vec<_> = (0..5_000).map(|_| world.ask(0, Duration::ZERO)).collect();
+    world.settle();
+    for lease in &leases {
+        assert!(held(world.collect(0, lease)));
+    }
+    let due = world.keepers[0]
+        .next_due()
+        .expect("renewals")
+        .saturating_duration_since(world.local());
+    assert!(due > LEASE / 4 && due <= LEASE / 3, "{due:?}");
+    world.pass(due);
+    let mut sizes = Vec::new();
+    while let Some(outgoing) = world.keepers[0].next_exchange(world.start + world.now) {
+        sizes.push(
+            outgoing
+                .exchange
+                .batches
+                .iter()
+                .map(|batch| batch.renew.len())
+                .sum::<usize>(),
+        );
+        let reply = world.run(&outgoing);
+        world.answer(0, &outgoing, reply);
+    }
+    assert!(sizes.iter().all(|size| *size <= 1_000), "{sizes:?}");
+    assert_eq!(sizes.iter().sum::<usize>(), 5_000);
+    assert!(
+        leases
+            .iter()
+            .all(|lease| lasts(&world, lease) > LEASE * 9 / 10)
+    );
+}

@@ -1,0 +1,160 @@
+//! Keys: which caller, tenant or route a slot is counted for.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+/// Longer keys are kept as their digest, so that a caller cannot make this process hold megabytes.
+const MAX_RAW_LEN: usize = 64;
+
+/// Tells one caller from another under a limit.
+///
+/// Any bytes will do, of any length: an API key, a user's number, an address. They never appear in a key name of the
+/// store, in a log line or in `Debug` output; a long key is kept as its SHA-256 digest.
+///
+/// ```
+/// use tower_turnstile::Key;
+///
+/// let tenant = Key::from("acme");
+/// let tenant_and_region = Key::from_parts(["acme", "eu"]);
+/// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Key(Bytes);
+
+impl Key {
+    /// The one key of a limit that all callers share.
+    pub const SHARED: Key = Key(Bytes::new());
+
+    /// A key of several parts. The parts are kept apart: `["a", "bc"]` and `["ab", "c"]` differ.
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut joined = Vec::new();
+        for part in parts {
+            let part = part.as_ref();
+            joined.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            joined.extend_from_slice(part);
+        }
+        Self::from(joined)
+    }
+
+    /// The name of this key's ledger in the store: `<namespace>:{<128 bits of SHA-256 in hex>}`. The braces put a
+    /// ledger on one node of a cluster.
+    pub(crate) fn ledger_name(&self, namespace: &str, limit_name: &str) -> String {
+        let digest = Sha256::new()
+            .chain_update((limit_name.len() as u64).to_be_bytes())
+            .chain_update(limit_name)
+            .chain_update((self.0.len() as u64).to_be_bytes())
+            .chain_update(&self.0)
+            .finalize();
+        let bits = digest[..16]
+            .iter()
+            .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+        format!("{namespace}:{{{bits:032x}}}")
+    }
+
+    fn from_raw(raw: &[u8]) -> Option<Self> {
+        // Longer than any raw key, so the two kinds never meet.
+        (raw.len() > MAX_RAW_LEN)
+            .then(|| Self(Bytes::from(format!("sha256:{:064x}", Sha256::digest(raw)))))
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl From<&[u8]> for Key {
+    fn from(raw: &[u8]) -> Self {
+        Self::from_raw(raw).unwrap_or_else(|| Self(Bytes::copy_from_slice(raw)))
+    }
+}
+
+impl From<Vec<u8>> for Key {
+    fn from(raw: Vec<u8>) -> Self {
+        Self::from_raw(&raw).unwrap_or_else(|| Self(Bytes::from(raw)))
+    }
+}
+
+impl From<&str> for Key {
+    fn from(raw: &str) -> Self {
+        Self::from(raw.as_bytes())
+    }
+}
+
+impl From<String> for Key {
+    fn from(raw: String) -> Self {
+        Self::from(raw.into_bytes())
+    }
+}
+
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::from(&address.octets()[..]),
+            IpAddr::V6(address) => Self::from(&address.octets()[..]),
+        }
+    }
+}
+
+/// The address without the port: a client's connections share a key.
+impl From<SocketAddr> for Key {
+    fn from(address: SocketAddr) -> Self {
+        Self::from(address.ip())
+    }
+}
+
+impl From<u64> for Key {
+    fn from(number: u64) -> Self {
+        Self::from(&number.to_be_bytes()[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_keys_have_names_of_one_length_and_one_slot() {
+        let long = "x".repeat(1 << 20);
+        let hostile = ["", "}", "{", "{}", "x}{y", "a\0b", "a\r\nb", "ü", &long];
+        let names: std::collections::BTreeSet<_> = hostile
+            .iter()
+            .map(|key| Key::from(*key).ledger_name("turnstile", "chat"))
+            .collect();
+        assert_eq!(names.len(), hostile.len());
+        for name in names {
+            assert_eq!(name.len(), "turnstile:{}".len() + 32);
+            assert!(
+                name["turnstile:{".len()..name.len() - 1]
+                    .bytes()
+                    .all(|byte| byte.is_ascii_hexdigit())
+            );
+        }
+    }
+
+    #[test]
+    fn limit_name_and_key_are_kept_apart() {
+        let one = Key::from("bc").ledger_name("n", "a");
+        let other = Key::from("c").ledger_name("n", "ab");
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn a_long_key_is_kept_short_and_differs_from_its_own_digest() {
+        let long = Key::from(vec![7; 65]);
+        assert!(long.0.len() < 80);
+        let Key(digest) = long.clone();
+        assert_ne!(Key::from(&digest[..]), long);
+    }
+
+    #[test]
+    fn debug_tells_nothing() {
+        assert_eq!(format!("{:?}", Key::from("secret")), "Key(..)");
+    }
+}

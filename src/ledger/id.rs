@@ -1,0 +1,89 @@
+//! Names of replicas and permits, as they stand in the store: fixed-length text that sorts as the numbers do.
+
+use std::fmt;
+
+/// Numbers a replica's permits; below 2^60 and never used again.
+pub(crate) type Seq = u64;
+
+/// 96 random bits, drawn when a keeper starts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReplicaId(u128);
+
+/// A permit's name in the store: its replica, then its number there. The replica to wake is read from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PermitId {
+    pub(crate) replica: ReplicaId,
+    pub(crate) seq: Seq,
+}
+
+/// Six bits a character, in ASCII order.
+const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+const REPLICA_CHARS: usize = 16;
+pub(crate) const SEQ_CHARS: usize = 10;
+
+impl ReplicaId {
+    /// Keeps the low 96 bits.
+    pub(crate) fn from_bits(bits: u128) -> Self {
+        Self(bits & ((1 << 96) - 1))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bits(self) -> u128 {
+        self.0
+    }
+
+    pub(crate) fn text(self) -> String {
+        encode::<REPLICA_CHARS>(self.0)
+            .map(char::from)
+            .iter()
+            .collect()
+    }
+}
+
+impl fmt::Debug for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+#[cfg(test)]
+impl PermitId {
+    pub(crate) fn text(self) -> String {
+        self.replica.text() + str::from_utf8(&seq_text(self.seq)).unwrap()
+    }
+}
+
+/// The second half of a [`PermitId`]'s text.
+pub(crate) fn seq_text(seq: Seq) -> [u8; SEQ_CHARS] {
+    encode(u128::from(seq))
+}
+
+/// Reads what [`seq_text`] wrote.
+pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
+    if text.len() != SEQ_CHARS {
+        return None;
+    }
+    text.iter().try_fold(0, |bits, character| {
+        let digit = ALPHABET.binary_search(character).ok()?;
+        Some(bits << 6 | digit as u64)
+    })
+}
+
+fn encode<const CHARS: usize>(bits: u128) -> [u8; CHARS] {
+    std::array::from_fn(|at| ALPHABET[(bits >> (6 * (CHARS - 1 - at))) as usize & 63])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_sorts_as_numbers_do_and_reads_back() {
+        let numbers = [0, 1, 63, 64, 4095, 1 << 35, (1 << 60) - 1];
+        let texts = numbers.map(seq_text);
+        assert!(texts.is_sorted());
+        assert_eq!(texts.map(|text| parse_seq(&text)), numbers.map(Some));
+        assert_eq!(parse_seq(b"short"), None);
+        assert_eq!(parse_seq(b"ten chars!"), None);
+    }
+}

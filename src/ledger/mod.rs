@@ -1,0 +1,158 @@
+//! The ledger: who holds and who waits, one sorted set per limit key.
+//!
+//! A ledger is changed by an [`Exchange`] only, and answers with a [`Reply`]. The rules stand here twice, side by
+//! side: `machine.rs` runs them in this process, `exchange.lua` runs them in Redis. Both have the same steps, with
+//! the same names, in the same order, and a property test holds them equal:
+//!
+//! | step | what it does |
+//! | --- | --- |
+//! | `release` | permits that are no longer wanted leave, holders and waiters alike |
+//! | `renew` | leases are extended, never shortened; waiting permits tell their place |
+//! | `adopt` | holders that the store has lost come back |
+//! | `reap` | holders whose lease has ended leave |
+//! | `promote` | free slots go to the head of the line |
+//! | `acquire` | newcomers get a slot, a place in the line, or a refusal |
+//! | `alive` | a replica that has waiters here is marked alive for a while |
+//!
+//! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
+//! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
+
+mod id;
+mod machine;
+#[cfg(all(test, feature = "redis"))]
+mod rules;
+#[cfg(all(test, feature = "redis"))]
+mod twins;
+
+use std::sync::Arc;
+
+pub(crate) use id::{PermitId, ReplicaId, Seq};
+#[cfg(feature = "redis")]
+pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
+#[cfg(test)]
+pub(crate) use machine::Ledgers;
+pub(crate) use machine::{Call, Ledger};
+
+/// No lease is longer, so a deadline further ahead can only mean that the store's clock was stepped back.
+pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
+/// Holders reaped, waiters promoted and dead waiters dropped in one exchange, over all its ledgers.
+pub(crate) const SWEEP_BUDGET: u32 = 1_000;
+/// The source of the script that runs an exchange in Redis.
+#[cfg(feature = "redis")]
+pub(crate) const EXCHANGE_LUA: &str = include_str!("exchange.lua");
+
+/// What one replica asks of the store in one message: a batch for each of one or more ledgers.
+#[derive(Clone, Debug)]
+pub(crate) struct Exchange {
+    /// The replica that asks; all permits named in the batches are its own.
+    pub(crate) replica: ReplicaId,
+    /// A renewed, adopted or directly granted permit is held until this long after the exchange.
+    pub(crate) lease_ms: u64,
+    /// A promoted waiter is held for no longer than this, until its owner renews it: an owner that crashed while it
+    /// waited costs the line this much, not a whole lease.
+    pub(crate) promote_ms: u64,
+    /// Waiters of this replica count as alive until this long after the exchange.
+    pub(crate) alive_ms: u64,
+    /// Store time after which nothing is acquired or adopted: the asker has given up by then.
+    pub(crate) not_after_us: u64,
+    /// At most one batch for a ledger.
+    pub(crate) batches: Vec<Batch>,
+}
+
+/// What is asked of one ledger.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Batch {
+    /// The whole name of the key that holds the ledger.
+    pub(crate) key: Arc<str>,
+    pub(crate) limit: u32,
+    pub(crate) max_waiters: u32,
+    /// This replica has waiters here, or is about to.
+    pub(crate) waits: bool,
+    // No permit is named twice in one list.
+    pub(crate) release: Vec<Seq>,
+    pub(crate) renew: Vec<Seq>,
+    pub(crate) adopt: Vec<Seq>,
+    pub(crate) acquire: Vec<Ask>,
+}
+
+/// One permit to acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) seq: Seq,
+    /// Queue if no slot is free.
+    pub(crate) wait: bool,
+}
+
+/// The store's answer to an [`Exchange`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// Store time, read once for the whole exchange.
+    pub(crate) now_us: u64,
+    /// The budget ran out before the work did: send again at once.
+    pub(crate) more: bool,
+    /// In the order of the batches. One ledger's error does not stop the others.
+    pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
+}
+
+/// One ledger's answer, as it is after the exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BatchReply {
+    pub(crate) in_use: u32,
+    pub(crate) waiting: u32,
+    /// The ticket of the waiter at the head of the line.
+    pub(crate) head: Option<i64>,
+    /// When the next lease ends, in store milliseconds; told only while somebody waits.
+    pub(crate) nearest_ms: Option<u64>,
+    /// In the order of `Batch::renew`.
+    pub(crate) renewed: Vec<Standing>,
+    /// In the order of `Batch::adopt`.
+    pub(crate) adopted: Vec<Standing>,
+    /// In the order of `Batch::acquire`.
+    pub(crate) acquired: Vec<Standing>,
+    /// Waiters of the calling replica that were promoted, in the order of the line.
+    pub(crate) promoted: Vec<Promotion>,
+}
+
+/// Where a permit stands in its ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Holds a slot until then, in store milliseconds.
+    Held { until_ms: u64 },
+    /// Was not there, and was put back: holds a slot until then, in store milliseconds.
+    Adopted { until_ms: u64 },
+    /// Waits with this (negative) ticket; lower tickets go first.
+    Waiting { ticket: i64 },
+    /// Not in the ledger.
+    Absent,
+    /// Was not let in: no slot is free, and it would not wait.
+    Full,
+    /// Was not let in: no slot is free, and the line has no room.
+    LineFull,
+    /// Was not let in: the exchange ran after its `not_after_us`.
+    Stale,
+}
+
+/// A waiter that was given a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Promotion {
+    pub(crate) seq: Seq,
+    pub(crate) until_ms: u64,
+}
+
+/// Why a ledger could not be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LedgerError {
+    /// The store's own words, such as `WRONGTYPE Operation against a key ...`.
+    pub(crate) message: String,
+}
+
+/// Told to a replica when another one's exchange has promoted waiters of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wake {
+    /// The ledger's key.
+    pub(crate) key: String,
+    /// Store time of the exchange that promoted.
+    pub(crate) granted_us: u64,
+    pub(crate) until_ms: u64,
+    pub(crate) seqs: Vec<Seq>,
+}

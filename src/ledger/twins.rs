@@ -1,0 +1,327 @@
+//! The machine and the script are held equal: every exchange here goes to both, the script in a real server with its
+//! clock in the test's hand, and every reply, wake-up and sorted set must be the same.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc},
+};
+
+use proptest::{prelude::*, sample::subsequence};
+use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value};
+
+use super::{
+    Ask, Batch, BatchReply, EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, ReplicaId, Reply,
+    SWEEP_BUDGET, Seq, Standing, Wake,
+};
+use crate::{
+    redis_server::RedisServer,
+    store::redis::codec::{decode, decode_wake, encode},
+};
+
+const WAKE_PREFIX: &str = "t:wake:";
+pub(super) const LEASE_MS: u64 = 30_000;
+pub(super) const PROMOTE_MS: u64 = 5_000;
+pub(super) const ALIVE_MS: u64 = 6_500;
+const START_MS: u64 = 1_763_600_000_000;
+
+/// One replica asks, another does, and so on.
+pub(super) const A: u128 = 1;
+pub(super) const B: u128 = 2;
+pub(super) const C: u128 = 3;
+
+/// The same ledgers twice, and a clock that stands unless it is told to move.
+pub(super) struct Twins {
+    machine: Ledgers,
+    pub(super) script: Script,
+    pub(super) now_us: u64,
+    pub(super) lease_ms: u64,
+    pub(super) not_after_us: u64,
+    /// Of the latest exchange.
+    pub(super) more: bool,
+    /// Of the latest exchange: replica, key and permits.
+    pub(super) woken: Vec<(u128, Seq)>,
+}
+
+impl Twins {
+    pub(super) fn start() -> Self {
+        Self::with(None, None)
+    }
+
+    pub(super) fn with(budget: Option<usize>, chunk: Option<usize>) -> Self {
+        Self {
+            machine: Ledgers::with_budget(budget.unwrap_or(SWEEP_BUDGET as usize)),
+            script: Script::start(budget, chunk),
+            now_us: START_MS * 1_000,
+            lease_ms: LEASE_MS,
+            not_after_us: u64::MAX,
+            more: false,
+            woken: Vec::new(),
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.machine.clear();
+        self.script.server.cli(&["FLUSHALL"]);
+        self.now_us = START_MS * 1_000;
+    }
+
+    pub(super) fn pass_ms(&mut self, ms: u64) {
+        self.now_us += ms * 1_000;
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now_us / 1_000
+    }
+
+    pub(super) fn held(&self) -> Standing {
+        let until_ms = self.now_ms() + self.lease_ms;
+        Standing::Held { until_ms }
+    }
+
+    pub(super) fn adopted(&self) -> Standing {
+        let until_ms = self.now_ms() + self.lease_ms;
+        Standing::Adopted { until_ms }
+    }
+
+    /// The ticket of one who queues as number `place` in an empty line now.
+    pub(super) fn waiting(&self, place: i64) -> Standing {
+        let ticket = self.now_us as i64 - (1 << 52) + place;
+        Standing::Waiting { ticket }
+    }
+
+    pub(super) fn run(&mut self, replica: u128, batch: Batch) -> BatchReply {
+        let exchange = self.exchange_of(replica, vec![batch]);
+        let mut reply = self.exchange(&exchange);
+        reply.batches.remove(0).unwrap()
+    }
+
+    pub(super) fn exchange_of(&self, replica: u128, batches: Vec<Batch>) -> Exchange {
+        Exchange {
+            replica: ReplicaId::from_bits(replica),
+            lease_ms: self.lease_ms,
+            promote_ms: PROMOTE_MS,
+            alive_ms: ALIVE_MS,
+            not_after_us: self.not_after_us,
+            batches,
+        }
+    }
+
+    pub(super) fn exchange(&mut self, exchange: &Exchange) -> Reply {
+        let (reply, wakes) = self.machine.exchange(exchange, self.now_us);
+        let (told, pushed) = self.script.exchange(exchange, self.now_us);
+        assert_eq!(told, reply, "script left, machine right, of {exchange:?}");
+        let by_name = |wakes: Vec<(ReplicaId, Wake)>| -> Vec<_> {
+            let name = |(replica, wake): (ReplicaId, Wake)| (replica.text(), wake);
+            wakes.into_iter().map(name).collect()
+        };
+        self.more = reply.more;
+        self.woken = wakes
+            .iter()
+            .flat_map(|(replica, wake)| wake.seqs.iter().map(|&seq| (replica.bits(), seq)))
+            .collect();
+        assert_eq!(pushed, by_name(wakes), "wake-ups of {exchange:?}");
+        assert_eq!(
+            self.script.content(),
+            self.machine.content(),
+            "content after {exchange:?}"
+        );
+        reply
+    }
+}
+
+/// The script in a real server, and one connection for its replies and its wake-ups.
+pub(super) struct Script {
+    pub(super) server: RedisServer,
+    connection: redis::Connection,
+    pushes: mpsc::Receiver<PushInfo>,
+    digest: String,
+}
+
+impl Script {
+    fn start(budget: Option<usize>, chunk: Option<usize>) -> Self {
+        let mut text = replace_once(
+            EXCHANGE_LUA,
+            "redis.call('TIME')",
+            "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
+        );
+        if let Some(budget) = budget {
+            let new = format!("local SWEEP_BUDGET = {budget}\n");
+            text = replace_once(&text, "local SWEEP_BUDGET = 1000\n", &new);
+        }
+        if let Some(chunk) = chunk {
+            text = replace_once(
+                &text,
+                "local CHUNK = 2000",
+                &format!("local CHUNK = {chunk}"),
+            );
+        }
+        let server = RedisServer::start();
+        let info: ConnectionInfo = server.url().into_connection_info().unwrap();
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP3);
+        let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let (sender, pushes) = mpsc::channel();
+        connection.set_push_sender(sender);
+        connection
+            .psubscribe_resp3(format!("{WAKE_PREFIX}*"))
+            .unwrap();
+        let digest = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(&text)
+            .query(&mut connection)
+            .unwrap();
+        Self {
+            server,
+            connection,
+            pushes,
+            digest,
+        }
+    }
+
+    fn exchange(&mut self, exchange: &Exchange, now_us: u64) -> (Reply, Vec<(String, Wake)>) {
+        let mut command = encode("EVALSHA", &self.digest, WAKE_PREFIX, exchange);
+        command.arg(now_us / 1_000_000).arg(now_us % 1_000_000);
+        let value: Value = command.query(&mut self.connection).unwrap();
+        // What was pushed has come when this is answered.
+        redis::cmd("PING").exec(&mut self.connection).unwrap();
+        let wakes = self.pushes.try_iter().filter_map(|push| {
+            let [_, channel, payload] = &push.data[..] else {
+                return None;
+            };
+            let text = |value: &Value| match value {
+                Value::BulkString(text) => text.clone(),
+                other => panic!("{other:?} is no text"),
+            };
+            let channel = String::from_utf8(text(channel)).unwrap();
+            let replica = channel.strip_prefix(WAKE_PREFIX).unwrap().to_owned();
+            (push.kind == PushKind::PMessage)
+                .then(|| (replica, decode_wake(&text(payload)).unwrap()))
+        });
+        let wakes = wakes.collect();
+        (decode(exchange, value).unwrap(), wakes)
+    }
+
+    fn content(&mut self) -> BTreeMap<String, Vec<(String, f64)>> {
+        let keys: Vec<String> = redis::cmd("KEYS")
+            .arg("*")
+            .query(&mut self.connection)
+            .unwrap();
+        let mut content = |key: String| {
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(&key).arg(0).arg(-1).arg("WITHSCORES");
+            (key, command.query(&mut self.connection).unwrap())
+        };
+        keys.into_iter().map(&mut content).collect()
+    }
+}
+
+fn replace_once(text: &str, old: &str, new: &str) -> String {
+    assert_eq!(text.matches(old).count(), 1, "{old}");
+    text.replace(old, new)
+}
+
+/// One exchange of a random run.
+#[derive(Clone, Debug)]
+struct Step {
+    pass_us: i64,
+    replica: u128,
+    lease_ms: u64,
+    stale: bool,
+    batches: Vec<Batch>,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let second = 1_000_000i64;
+    // To the millisecond at which something ends, and around it.
+    const ENDS_MS: [u64; 5] = [PROMOTE_MS, ALIVE_MS, LEASE_MS, 2 * LEASE_MS, MAX_LEASE_MS];
+    let end_us = (prop::sample::select(&ENDS_MS[..]), -1..=1i64)
+        .prop_map(|(ms, off)| (ms as i64 + off) * 1_000);
+    let pass_us = prop_oneof![
+        6 => 0..1_000i64,
+        6 => 0..3 * second,
+        3 => 3 * second..40 * second,
+        6 => end_us,
+        1 => 0..2 * 3_600 * second,
+        1 => -2 * 3_600 * second..0,
+    ];
+    let lease_ms = prop_oneof![4 => Just(LEASE_MS), 1 => Just(2 * LEASE_MS)];
+    let batches = (batch("t:{one}"), batch("t:{two}"), 0..4u8).prop_map(|(one, two, which)| {
+        let both = if which == 0 {
+            vec![one.clone(), two]
+        } else {
+            vec![one]
+        };
+        if which == 1 {
+            both.into_iter().rev().collect()
+        } else {
+            both
+        }
+    });
+    let stale = prop::bool::weighted(0.1);
+    let step = (pass_us, A..=C, lease_ms, stale, batches);
+    let step = step.prop_map(|(pass_us, replica, lease_ms, stale, batches)| Step {
+        pass_us,
+        replica,
+        lease_ms,
+        stale,
+        batches,
+    });
+    prop::collection::vec(step, 1..60)
+}
+
+fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
+    let seqs = |most: usize| subsequence((1..=9).collect::<Vec<Seq>>(), 0..=most).prop_shuffle();
+    let wait = prop::collection::vec(prop::bool::weighted(0.8), 9);
+    let limit = prop_oneof![4 => Just(2), 1 => 0..5u32];
+    let max_waiters = prop_oneof![4 => Just(5), 1 => 0..4u32];
+    let waits = prop::bool::weighted(0.7);
+    let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
+    let batch = (limit, max_waiters, waits, lists, wait);
+    batch.prop_map(move |(limit, max_waiters, waits, lists, wait)| {
+        let (release, renew, adopt, acquire) = lists;
+        let asks = acquire.into_iter().zip(wait);
+        Batch {
+            key: Arc::from(key),
+            limit,
+            max_waiters,
+            waits,
+            release,
+            renew,
+            adopt,
+            acquire: asks.map(|(seq, wait)| Ask { seq, wait }).collect(),
+        }
+    })
+}
+
+fn random_runs(twins: Twins) {
+    let config = ProptestConfig {
+        source_file: Some(file!()),
+        ..ProptestConfig::default()
+    };
+    let twins = std::cell::RefCell::new(twins);
+    let run = |steps: Vec<Step>| {
+        let mut twins = twins.borrow_mut();
+        twins.reset();
+        for step in steps {
+            twins.now_us = twins.now_us.saturating_add_signed(step.pass_us);
+            twins.lease_ms = step.lease_ms;
+            twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.stale));
+            let exchange = twins.exchange_of(step.replica, step.batches);
+            twins.exchange(&exchange);
+        }
+        Ok(())
+    };
+    let result = proptest::test_runner::TestRunner::new(config).run(&steps(), run);
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn random_exchanges_have_one_outcome() {
+    random_runs(Twins::start());
+}
+
+#[test]
+fn random_exchanges_on_a_small_budget_have_one_outcome() {
+    random_runs(Twins::with(Some(2), Some(2)));
+}

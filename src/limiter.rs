@@ -1,0 +1,114 @@
+//! The limiter: an application's one connection to its limits.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{
+    builder::LimiterBuilder,
+    error::{AcquireErrorKind, ConfigError},
+    keeper::{Request, Shared},
+    key::Key,
+    limit::Limit,
+    status::{ShutdownReport, Status, Usage},
+};
+
+/// Hands out permits under [`Limit`]s, through one store. Cheap to clone; clones share everything.
+///
+/// A limiter runs one task, with one connection to its store, however many permits are held or waited for. The task
+/// is started at first use, on the runtime of the caller (or on the [builder's](LimiterBuilder::runtime)). When that
+/// runtime ends, the next use starts it again, on the runtime of that caller.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_turnstile::ConfigError> {
+/// use std::time::Duration;
+/// use tower_turnstile::Limiter;
+///
+/// let limiter = Limiter::builder()
+///     .namespace("shop")
+///     .lease(Duration::from_secs(10))
+///     .connect("memory:") // or "redis://127.0.0.1"
+///     .await?;
+/// assert!(limiter.status().store_up);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Limiter(Arc<Handed>);
+
+/// What all clones share. The keeper outlives it while permits are held.
+struct Handed(Arc<Shared>);
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        self.0.orphan();
+    }
+}
+
+impl Limiter {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self(Arc::new(Handed(shared)))
+    }
+
+    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
+    /// replica and for tests.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no randomness to give.
+    pub fn in_memory() -> Self {
+        Self::builder()
+            .in_memory()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A limiter on the store at this URL, with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::connect`].
+    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect(url).await
+    }
+
+    /// A limiter with settings of its own.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder::default()
+    }
+
+    /// What this process holds and waits for now. No round trip.
+    pub fn status(&self) -> Status {
+        self.0.0.status()
+    }
+
+    /// Refuses newcomers and waiters, waits up to `deadline` for permits to come back, and marks the rest as lost and
+    /// releases them. Then every slot of this process is free for other replicas, if the store could be told.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped future leaves the limiter closed; call it again to go on.
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        self.0.0.shutdown(deadline).await
+    }
+
+    /// Checks a limit and makes it known under its name; returns its number.
+    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
+        self.0.0.register(limit)
+    }
+
+    /// Asks for one permit under the limit with this number.
+    pub(crate) fn request(&self, limit: usize, key: Key, wait: Duration) -> Request {
+        self.0.0.request(limit, key, wait)
+    }
+
+    pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
+        self.0.0.usage(limit, key).await
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiter")
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}

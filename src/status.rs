@@ -1,0 +1,37 @@
+//! What a limiter can tell of itself.
+
+/// What this process holds and waits for now, and whether its store answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Permits held by this process, under all limits.
+    pub held: usize,
+    /// Requests of this process that wait.
+    pub waiting: usize,
+    /// Whether the store answered last time. Always true in memory.
+    pub store_up: bool,
+}
+
+/// What all replicas together hold and wait for under one limit and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Slots in use.
+    pub in_use: u32,
+    /// Waiters.
+    pub waiting: u32,
+    /// The limit.
+    pub limit: u32,
+}
+
+/// What became of the permits when a limiter was shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Waiters that were refused.
+    pub refused: usize,
+    /// Permits that their holders gave back in time.
+    pub returned: usize,
+    /// Permits that were still held at the deadline: marked lost, and released.
+    pub lost: usize,
+}

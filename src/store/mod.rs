@@ -1,0 +1,114 @@
+//! The store: where ledgers live when they are shared by replicas.
+//!
+//! A store runs an [`Exchange`] and tells of [`Event`]s. It knows nothing of permits, time limits or retries: those
+//! are the keeper's. The in-process ledger needs no store: the keeper runs it itself.
+
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+use std::{fmt, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+
+use crate::ledger::{Exchange, LedgerError, Reply, Wake};
+
+/// How many events may be on their way from a store to its keeper. One that does not fit is dropped: a lost wake-up
+/// costs time, never a slot.
+pub(crate) const MAX_EVENTS: usize = 1_024;
+
+/// Runs exchanges. Nothing here spawns a task that outlives [`Store::disconnect`].
+pub(crate) trait Store: Send + Sync + 'static {
+    /// Connects if need be and runs one exchange. Exchanges are sent in the order in which these futures are first
+    /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
+    fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>>;
+
+    /// Where events go from now on. Called before the first exchange of each driver.
+    fn listen(&self, events: mpsc::Sender<Event>);
+
+    /// Drops the connection. The next exchange makes a new one, on the runtime that polls it.
+    fn disconnect(&self);
+}
+
+/// What a store tells by itself.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A new connection is there and the subscription to wake-ups is confirmed; earlier ones may be lost.
+    Connected,
+    /// Waiters of this replica were promoted by another one's exchange.
+    Wake(Wake),
+}
+
+/// Why an exchange has no reply, or a ledger none.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreError {
+    pub(crate) kind: StoreErrorKind,
+    /// Without passwords or keys.
+    pub(crate) message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreErrorKind {
+    /// Down, slow, full, loading, failing over: it may get well by itself, and the limit's policy applies.
+    Outage,
+    /// The store refuses the name or password. Like what follows it stays until somebody mends it, and it never
+    /// opens the gate.
+    Credentials,
+    /// The store does not permit a command, key or channel.
+    Permission,
+    /// A key of another type, a cluster, a server that is too old or no Redis at all.
+    Misconfigured,
+}
+
+impl StoreErrorKind {
+    pub(crate) fn is_outage(self) -> bool {
+        self == Self::Outage
+    }
+
+    /// Reads the words of a Redis server. What it does not know is no outage: that would open the gate.
+    pub(crate) fn of_server(words: &str) -> Self {
+        // An error from within a script has its code behind a prefix in Redis 6, and none when it is of permissions.
+        let codes = words.split(|character: char| !character.is_ascii_uppercase());
+        let kind = codes.filter_map(|code| match code {
+            "NOAUTH" | "WRONGPASS" => Some(Self::Credentials),
+            "NOPERM" => Some(Self::Permission),
+            "WRONGTYPE" | "CROSSSLOT" | "MOVED" | "ASK" | "NOPROTO" | "DENIED" => {
+                Some(Self::Misconfigured)
+            }
+            "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS"
+            | "OOM" | "READONLY" | "TRYAGAIN" => Some(Self::Outage),
+            _ => None,
+        });
+        let has = |part| words.contains(part);
+        kind.into_iter().next().unwrap_or_else(|| {
+            if has("max number of clients") {
+                Self::Outage
+            } else if has("user executing the script") {
+                Self::Permission
+            } else {
+                Self::Misconfigured
+            }
+        })
+    }
+}
+
+impl StoreError {
+    pub(crate) fn is_outage(&self) -> bool {
+        self.kind.is_outage()
+    }
+}
+
+impl From<&LedgerError> for StoreError {
+    fn from(error: &LedgerError) -> Self {
+        Self {
+            kind: StoreErrorKind::of_server(&error.message),
+            message: error.message.clone(),
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

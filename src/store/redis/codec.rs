@@ -1,0 +1,175 @@
+//! An exchange as the script's arguments, and the script's reply as a [`Reply`]. `exchange.lua` has both forms.
+
+use redis::{Cmd, Value};
+
+use crate::{
+    ledger::{
+        Batch, BatchReply, Exchange, LedgerError, Promotion, Reply, SEQ_CHARS, Seq, Standing, Wake,
+        parse_seq, seq_text,
+    },
+    store::{StoreError, StoreErrorKind},
+};
+
+/// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
+pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &Exchange) -> Cmd {
+    let seqs = |batch: &Batch| {
+        batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+    };
+    let seqs: usize = exchange.batches.iter().map(seqs).sum();
+    let ledgers = exchange.batches.len();
+    let mut cmd = Cmd::with_capacity(
+        9 + 8 * ledgers + seqs,
+        200 + script.len() + 80 * ledgers + SEQ_CHARS * seqs,
+    );
+    cmd.arg(command).arg(script).arg(ledgers);
+    for batch in &exchange.batches {
+        cmd.arg(&*batch.key);
+    }
+    cmd.arg(exchange.replica.text())
+        .arg(exchange.lease_ms)
+        .arg(exchange.promote_ms)
+        .arg(exchange.alive_ms)
+        .arg(exchange.not_after_us)
+        .arg(wake_prefix);
+    for batch in &exchange.batches {
+        encode_batch(&mut cmd, batch);
+    }
+    cmd
+}
+
+fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
+    let waits: Vec<u8> = batch.acquire.iter().map(|ask| flag(ask.wait)).collect();
+    cmd.arg(batch.limit)
+        .arg(batch.max_waiters)
+        .arg(&[flag(batch.waits)])
+        .arg(batch.release.len())
+        .arg(batch.renew.len())
+        .arg(batch.adopt.len())
+        .arg(waits);
+    let listed = batch.release.iter().chain(&batch.renew).chain(&batch.adopt);
+    let asked = batch.acquire.iter().map(|ask| &ask.seq);
+    for &seq in listed.chain(asked) {
+        cmd.arg(&seq_text(seq));
+    }
+}
+
+fn flag(flag: bool) -> u8 {
+    if flag { b'1' } else { b'0' }
+}
+
+/// Reads the reply to `exchange`. An error within a ledger that is about the whole server fails the exchange.
+pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
+    let unreadable = || StoreError {
+        kind: StoreErrorKind::Misconfigured,
+        message: "the store's reply is not that of the script".to_owned(),
+    };
+    let mut parts = items(value).ok_or_else(unreadable)?;
+    let now_us = integer(parts.next()).ok_or_else(unreadable)? as u64;
+    let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
+    let mut batches = Vec::with_capacity(exchange.batches.len());
+    for batch in &exchange.batches {
+        let promoted_until_ms = now_us / 1_000 + exchange.promote_ms;
+        batches.push(match parts.next() {
+            Some(Value::BulkString(words)) => Err(ledger_error(&words)?),
+            Some(value) => {
+                Ok(decode_batch(batch, value, promoted_until_ms).ok_or_else(unreadable)?)
+            }
+            None => return Err(unreadable()),
+        });
+    }
+    Ok(Reply {
+        now_us,
+        more,
+        batches,
+    })
+}
+
+fn decode_batch(batch: &Batch, value: Value, promoted_until_ms: u64) -> Option<BatchReply> {
+    let mut parts = items(value)?;
+    let in_use = integer(parts.next())?.try_into().ok()?;
+    let waiting = integer(parts.next())?.try_into().ok()?;
+    let head = integer(parts.next())?;
+    let nearest_ms = integer(parts.next())?;
+    let mut standings =
+        |count| -> Option<Vec<_>> { (0..count).map(|_| standing(parts.next())).collect() };
+    let renewed = standings(batch.renew.len())?;
+    let adopted = standings(batch.adopt.len())?;
+    let adopted = adopted.into_iter().map(|standing| match standing {
+        Standing::Waiting { ticket } => Standing::Adopted {
+            until_ms: ticket.unsigned_abs(),
+        },
+        other => other,
+    });
+    let adopted = adopted.collect();
+    let acquired = standings(batch.acquire.len())?;
+    let promotion = |value| match value {
+        Value::BulkString(text) => Some(Promotion {
+            seq: parse_seq(&text)?,
+            until_ms: promoted_until_ms,
+        }),
+        _ => None,
+    };
+    Some(BatchReply {
+        in_use,
+        waiting,
+        head: (head != 0).then_some(head),
+        nearest_ms: (nearest_ms != 0).then_some(nearest_ms as u64),
+        renewed,
+        adopted,
+        acquired,
+        promoted: parts.map(promotion).collect::<Option<_>>()?,
+    })
+}
+
+fn standing(value: Option<Value>) -> Option<Standing> {
+    Some(match integer(value)? {
+        0 => Standing::Absent,
+        1 => Standing::Full,
+        2 => Standing::LineFull,
+        3 => Standing::Stale,
+        ticket @ ..0 => Standing::Waiting { ticket },
+        until_ms => Standing::Held {
+            until_ms: until_ms as u64,
+        },
+    })
+}
+
+/// Only a wrong type or a lack of memory may be one ledger's own trouble.
+fn ledger_error(words: &[u8]) -> Result<LedgerError, StoreError> {
+    let message = String::from_utf8_lossy(words).into_owned();
+    if message.contains("WRONGTYPE") || message.contains("OOM") {
+        return Ok(LedgerError { message });
+    }
+    Err(StoreError {
+        kind: StoreErrorKind::of_server(&message),
+        message,
+    })
+}
+
+/// Reads what `promote` publishes: `granted_us until_ms seqs key`.
+pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
+    let mut parts = str::from_utf8(payload).ok()?.splitn(4, ' ');
+    let granted_us = parts.next()?.parse().ok()?;
+    let until_ms = parts.next()?.parse().ok()?;
+    let seqs = parts.next()?.as_bytes().chunks(SEQ_CHARS).map(parse_seq);
+    Some(Wake {
+        granted_us,
+        until_ms,
+        seqs: seqs.collect::<Option<Vec<Seq>>>()?,
+        key: parts.next()?.to_owned(),
+    })
+}
+
+fn items(value: Value) -> Option<impl Iterator<Item = Value>> {
+    match value {
+        Value::Array(values) => Some(values.into_iter()),
+        _ => None,
+    }
+}
+
+fn integer(value: Option<Value>) -> Option<i64> {
+    match value {
+        Some(Value::Int(integer)) => Some(integer),
+        _ => None,
+    }
+}

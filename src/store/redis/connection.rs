@@ -1,0 +1,166 @@
+//! The one connection: made by the exchange that needs it, shared by all, forgotten after an error.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use redis::{
+    AsyncConnectionConfig, Client, ProtocolVersion, PushKind, RedisResult,
+    aio::MultiplexedConnection, cmd,
+};
+use tokio::sync::mpsc;
+
+use super::{store_error, wake::Events};
+use crate::store::{Event, StoreError};
+
+pub(super) struct Connector {
+    client: Client,
+    /// Where other replicas' exchanges tell of this one's promotions.
+    channel: String,
+    events: Arc<Events>,
+    /// Held while connecting, so that exchanges share one attempt and are sent in their order.
+    turn: tokio::sync::Mutex<()>,
+    current: Mutex<Option<Link>>,
+    policy_was_read: AtomicBool,
+}
+
+/// A connection with a confirmed subscription.
+#[derive(Clone)]
+pub(super) struct Link {
+    connection: MultiplexedConnection,
+    state: Arc<LinkState>,
+}
+
+#[derive(Default)]
+struct LinkState {
+    /// The connection is known to be cut.
+    cut: AtomicBool,
+    script_was_sent: AtomicBool,
+}
+
+impl Link {
+    /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
+    /// finds the script by its digest, and none falls behind for want of it.
+    pub(super) fn is_first(&self) -> bool {
+        !self.state.script_was_sent.swap(true, Relaxed)
+    }
+
+    pub(super) fn connection(&self) -> MultiplexedConnection {
+        self.connection.clone()
+    }
+}
+
+impl Connector {
+    pub(super) fn new(client: Client, channel: String) -> Self {
+        let info = client.get_connection_info();
+        let redis = info.redis_settings().clone();
+        let tcp = info.tcp_settings().clone();
+        let info = info
+            .clone()
+            .set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
+            .set_tcp_settings(tcp.set_nodelay(true));
+        Self {
+            client: Client::open(info).unwrap_or(client),
+            channel,
+            events: Arc::default(),
+            turn: tokio::sync::Mutex::default(),
+            current: Mutex::default(),
+            policy_was_read: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn listen(&self, events: mpsc::Sender<Event>) {
+        self.events.listen(events);
+    }
+
+    /// The connection to use now, made if need be.
+    pub(super) async fn link(&self) -> Result<Link, StoreError> {
+        let _turn = self.turn.lock().await;
+        let current = self.current().clone();
+        if let Some(link) = current.filter(|link| !link.state.cut.load(Relaxed)) {
+            return Ok(link);
+        }
+        let link = self.connect().await.map_err(|error| store_error(&error))?;
+        *self.current() = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Takes this connection out of use. Exchanges that are under way on it may still be answered.
+    pub(super) fn forget(&self, link: &Link) {
+        self.current()
+            .take_if(|current| Arc::ptr_eq(&current.state, &link.state));
+    }
+
+    pub(super) fn disconnect(&self) {
+        *self.current() = None;
+    }
+
+    /// Without time limits of its own: the caller has one for all of it.
+    async fn connect(&self) -> RedisResult<Link> {
+        let state = Arc::<LinkState>::default();
+        let (events, seen) = (self.events.clone(), state.clone());
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(move |push: redis::PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    seen.cut.store(true, Relaxed);
+                } else {
+                    events.on_push(&push);
+                }
+                Ok::<(), ()>(())
+            });
+        check_tls(&self.client)?;
+        let mut connection = self
+            .client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        connection.subscribe(&self.channel).await?;
+        self.events.tell(Event::Connected);
+        self.read_policy(&mut connection).await;
+        Ok(Link { connection, state })
+    }
+
+    /// Warns once of a store that may evict permits. It may not be allowed to ask.
+    async fn read_policy(&self, connection: &mut MultiplexedConnection) {
+        if self.policy_was_read.swap(true, Relaxed) {
+            return;
+        }
+        let mut ask = cmd("CONFIG");
+        ask.arg("GET").arg("maxmemory-policy");
+        let policy: RedisResult<Vec<(String, String)>> = ask.query_async(connection).await;
+        for (_, policy) in policy.unwrap_or_default() {
+            if policy != "noeviction" {
+                tracing::warn!(
+                    policy,
+                    "the store may evict permits: set its maxmemory-policy to noeviction"
+                );
+            }
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Link>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Without a provider of cryptography rustls would panic.
+#[cfg(feature = "tls")]
+fn check_tls(client: &Client) -> RedisResult<()> {
+    use redis::{ConnectionAddr, ErrorKind};
+    let is_tls = matches!(
+        client.get_connection_info().addr(),
+        ConnectionAddr::TcpTls { .. }
+    );
+    if is_tls && rustls::crypto::CryptoProvider::get_default().is_none() {
+        let fault = "rustls has no default CryptoProvider: the application installs one";
+        return Err((ErrorKind::InvalidClientConfig, fault).into());
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_tls(_: &Client) -> RedisResult<()> {
+    Ok(())
+}

@@ -1,0 +1,620 @@
+//! The store against a real server. What the ledgers do is tested in `ledger`.
+
+use std::{
+    io::Write,
+    net::{Ipv4Addr, TcpListener},
+    sync::Mutex,
+    time::Duration,
+};
+
+use super::*;
+use crate::{
+    ledger::{Ask, Batch, BatchReply, LedgerError, Standing, Wake},
+    redis_server::{RedisServer, free_port},
+};
+
+const KEY: &str = "turnstile:{one}";
+const OTHER_KEY: &str = "turnstile:{two}";
+const LEASE_MS: u64 = 30_000;
+const ALIVE_MS: u64 = 5_000;
+
+/// One process: its store, and the events that it was told.
+struct Replica {
+    store: RedisStore,
+    id: ReplicaId,
+    events: mpsc::Receiver<Event>,
+    lease_ms: u64,
+}
+
+impl Replica {
+    fn of(server: &RedisServer, number: u128) -> Self {
+        Self::at(&server.url(), number)
+    }
+
+    fn at(url: &str, number: u128) -> Self {
+        let id = ReplicaId::from_bits(number);
+        let store = RedisStore::new(open(url).unwrap(), "turnstile", id);
+        let (sender, events) = mpsc::channel(100);
+        store.listen(sender);
+        Self {
+            store,
+            id,
+            events,
+            lease_ms: LEASE_MS,
+        }
+    }
+
+    async fn exchange(&self, batches: Vec<Batch>) -> Result<Reply, StoreError> {
+        let exchange = Exchange {
+            replica: self.id,
+            lease_ms: self.lease_ms,
+            promote_ms: self.lease_ms,
+            alive_ms: ALIVE_MS,
+            not_after_us: u64::MAX,
+            batches,
+        };
+        self.store.exchange(Arc::new(exchange)).await
+    }
+
+    async fn run(&self, batch: Batch) -> BatchReply {
+        let mut reply = self.exchange(vec![batch]).await.unwrap();
+        reply.batches.remove(0).unwrap()
+    }
+
+    async fn fails(&self) -> StoreErrorKind {
+        self.exchange(vec![acquire(1)]).await.unwrap_err().kind
+    }
+
+    async fn is_connected(&mut self) {
+        assert!(matches!(self.events.recv().await, Some(Event::Connected)));
+    }
+
+    async fn is_woken(&mut self) -> Wake {
+        match self.events.recv().await {
+            Some(Event::Wake(wake)) => wake,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_told_nothing(&mut self) {
+        let told = self.events.try_recv();
+        assert!(told.is_err(), "{told:?}");
+    }
+}
+
+/// Asks nothing of a ledger of one slot.
+fn batch() -> Batch {
+    Batch {
+        key: Arc::from(KEY),
+        limit: 1,
+        max_waiters: 10,
+        waits: true,
+        ..Batch::default()
+    }
+}
+
+fn acquire(seq: u64) -> Batch {
+    Batch {
+        acquire: vec![Ask { seq, wait: true }],
+        ..batch()
+    }
+}
+
+fn release(seq: u64) -> Batch {
+    Batch {
+        release: vec![seq],
+        ..batch()
+    }
+}
+
+fn renew(seq: u64) -> Batch {
+    Batch {
+        renew: vec![seq],
+        ..batch()
+    }
+}
+
+fn in_other(batch: Batch) -> Batch {
+    Batch {
+        key: Arc::from(OTHER_KEY),
+        ..batch
+    }
+}
+
+fn holds(standing: &Standing) -> bool {
+    matches!(standing, Standing::Held { .. } | Standing::Adopted { .. })
+}
+
+#[tokio::test]
+async fn a_promoted_waiter_of_another_replica_is_woken() {
+    let server = RedisServer::start();
+    let (mut one, mut other) = (Replica::of(&server, 1), Replica::of(&server, 2));
+    assert!(holds(&one.run(acquire(1)).await.acquired[0]));
+    other.run(acquire(7)).await;
+    one.is_connected().await;
+    other.is_connected().await;
+
+    let reply = one.exchange(vec![release(1)]).await.unwrap();
+    let wake = other.is_woken().await;
+    assert_eq!((wake.key.as_str(), wake.seqs.as_slice()), (KEY, &[7][..]));
+    assert_eq!(wake.granted_us, reply.now_us);
+    assert_eq!(wake.until_ms, reply.now_us / 1_000 + LEASE_MS);
+    one.is_told_nothing();
+}
+
+#[tokio::test]
+async fn nothing_is_left_when_the_last_permit_is_released() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    replica.run(acquire(2)).await;
+    replica.run(release(2)).await;
+    replica.run(release(1)).await;
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+}
+
+#[tokio::test]
+async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
+    let server = RedisServer::start();
+    let (mut one, mut other) = (Replica::of(&server, 1), Replica::of(&server, 2));
+    let ttl_ms = || server.cli(&["PTTL", KEY]).parse::<u64>().unwrap();
+    one.lease_ms = 600_000;
+    one.run(acquire(1)).await;
+    let long = 600_000 + ALIVE_MS;
+    assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
+    other.lease_ms = 1_000;
+    other.run(acquire(1)).await;
+    assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
+
+    server.cli(&["PERSIST", KEY]);
+    other.run(renew(1)).await;
+    let short = 1_000 + ALIVE_MS;
+    assert!((short - 1_000..=2 * short).contains(&ttl_ms()));
+}
+
+#[tokio::test]
+async fn exchanges_share_one_connection_and_keep_their_order() {
+    let server = RedisServer::start();
+    let connections = || {
+        let stats = server.cli(&["INFO", "stats"]);
+        let mut lines = stats.lines();
+        let line = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().parse::<u32>().unwrap()
+    };
+    let replica = Replica::of(&server, 1);
+    let before = connections();
+    let all = (1..=200).map(|seq| {
+        let batch = Batch {
+            max_waiters: 1_000,
+            ..acquire(seq)
+        };
+        replica.run(batch)
+    });
+    let replies = futures_util::future::join_all(all).await;
+    // One for the store, one for the question.
+    assert_eq!(connections() - before, 2);
+    let tickets = replies[1..].iter().map(|reply| match reply.acquired[0] {
+        Standing::Waiting { ticket } => ticket,
+        other => panic!("{other:?}"),
+    });
+    assert!(holds(&replies[0].acquired[0]));
+    assert!(tickets.collect::<Vec<_>>().is_sorted());
+}
+
+#[tokio::test]
+async fn a_cut_connection_is_made_again() {
+    let server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    replica.is_connected().await;
+    server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    // The first may have been on its way already.
+    if let Err(error) = replica.exchange(vec![renew(1)]).await {
+        assert_eq!(error.kind, StoreErrorKind::Outage);
+    }
+    assert!(holds(&replica.run(renew(1)).await.renewed[0]));
+    replica.is_connected().await;
+    replica.is_told_nothing();
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_is_used_again() {
+    let mut server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    server.stop();
+    assert_eq!(replica.fails().await, StoreErrorKind::Outage);
+    assert_eq!(replica.fails().await, StoreErrorKind::Outage);
+    server.restart();
+    assert_eq!(replica.run(renew(1)).await.renewed, [Standing::Absent]);
+    replica.is_connected().await;
+    replica.is_connected().await;
+}
+
+#[tokio::test]
+async fn a_server_that_went_silent_is_left_by_a_disconnect() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    server.pause();
+    let silent = replica.exchange(vec![renew(1)]);
+    let given_up = tokio::time::timeout(Duration::from_millis(20), silent).await;
+    assert!(given_up.is_err());
+    replica.store.disconnect();
+    let again = replica.exchange(vec![renew(1)]);
+    let again = futures_util::future::join(again, async { server.resume() });
+    assert!(again.await.0.is_ok());
+    assert!(
+        server
+            .cli(&["CLIENT", "LIST", "TYPE", "pubsub"])
+            .lines()
+            .count()
+            <= 2
+    );
+}
+
+#[test]
+fn another_runtime_may_go_on() {
+    let server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    runtime().block_on(replica.run(acquire(1)));
+    replica.store.disconnect();
+    let reply = runtime().block_on(replica.run(renew(1)));
+    assert!(holds(&reply.renewed[0]));
+    // Without a word, the first to come finds the connection dead.
+    let next = runtime();
+    let error = next.block_on(replica.exchange(vec![renew(1)])).unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Outage);
+    assert!(holds(&next.block_on(replica.run(renew(1))).renewed[0]));
+    for _ in 0..3 {
+        next.block_on(replica.is_connected());
+    }
+}
+
+#[tokio::test]
+async fn a_script_that_was_flushed_is_sent_again() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    for seq in 1..=10 {
+        let (one, other) = tokio::join!(replica.run(acquire(seq)), replica.run(renew(99)));
+        assert!(holds(&one.acquired[0]));
+        assert_eq!(other.renewed, [Standing::Absent]);
+        server.cli(&["SCRIPT", "FLUSH"]);
+        replica.run(release(seq)).await;
+        server.cli(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+#[tokio::test]
+async fn one_ledgers_wrong_type_does_not_stop_the_others() {
+    let server = RedisServer::start();
+    server.cli(&["SET", KEY, "text"]);
+    let replica = Replica::of(&server, 1);
+    let wrong = Batch {
+        renew: vec![1, 2],
+        ..acquire(1)
+    };
+    let reply = replica
+        .exchange(vec![wrong, in_other(acquire(2))])
+        .await
+        .unwrap();
+    let error = StoreError::from(reply.batches[0].as_ref().unwrap_err());
+    assert_eq!(error.kind, StoreErrorKind::Misconfigured);
+    assert!(holds(&reply.batches[1].as_ref().unwrap().acquired[0]));
+}
+
+#[tokio::test]
+async fn without_memory_leases_are_renewed_and_released_and_newcomers_refused() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    replica.run(in_other(acquire(2))).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(holds(&replica.run(renew(1)).await.renewed[0]));
+    let reply = replica.exchange(vec![acquire(3)]).await.unwrap();
+    let error = StoreError::from(reply.batches[0].as_ref().unwrap_err());
+    assert_eq!(error.kind, StoreErrorKind::Outage);
+    let adopted = Batch {
+        adopt: vec![4],
+        ..batch()
+    };
+    assert!(holds(&replica.run(adopted).await.adopted[0]));
+    let reply = replica
+        .exchange(vec![release(1), in_other(release(2))])
+        .await;
+    assert!(reply.unwrap().batches.iter().all(Result::is_ok));
+    assert_eq!(replica.run(release(4)).await.in_use, 0);
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+}
+
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_an_outage() {
+    let server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    replica.is_connected().await;
+    server.cli(&["REPLICAOF", "127.0.0.1", &free_port().to_string()]);
+    let batches = vec![renew(1), in_other(acquire(1))];
+    let error = replica.exchange(batches).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Outage, "{error}");
+    server.cli(&["REPLICAOF", "NO", "ONE"]);
+    assert!(holds(&replica.run(renew(1)).await.renewed[0]));
+    // Not on the old connection: its name may lead to another server now.
+    replica.is_connected().await;
+}
+
+/// The user `turnstile` of the documented list, with changes.
+fn user(server: &RedisServer, changes: &[&str]) -> String {
+    let text = include_str!("mod.rs");
+    let text = text.split_once("//! ACL SETUSER").unwrap().1;
+    let text = text.split_once("//! ```").unwrap().0.replace("//!", "");
+    let mut command = vec!["ACL", "SETUSER"];
+    command.extend(text.split_whitespace());
+    command.extend(changes);
+    server.cli(&command);
+    server.url().replace("://", "://turnstile:password@")
+}
+
+#[tokio::test]
+async fn the_documented_permissions_are_enough_and_all_needed() {
+    let server = RedisServer::start();
+    let url = user(&server, &[]);
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let (mut one, mut other) = (Replica::at(&url, 1), Replica::at(&url, 2));
+    one.run(acquire(1)).await;
+    other.run(acquire(1)).await;
+    one.is_connected().await;
+    one.run(Batch {
+        renew: vec![1],
+        adopt: vec![1],
+        ..batch()
+    })
+    .await;
+    one.run(release(1)).await;
+    other.is_connected().await;
+    other.is_woken().await;
+    // An ended lease, and an ended mark in a line that is full.
+    other.lease_ms = 1;
+    let full = Batch {
+        max_waiters: 0,
+        ..acquire(5)
+    };
+    other.run(in_other(acquire(1))).await;
+    while one.run(in_other(batch())).await.in_use > 0 {}
+    server.cli(&["ZADD", KEY, "2251799813685249", "@gone"]);
+    one.run(acquire(6)).await;
+    one.run(full).await;
+    other.run(release(1)).await;
+    one.run(release(6)).await;
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+
+    let denied = server.cli(&["ACL", "LOG"]);
+    let mut fields = denied.lines();
+    while let Some(field) = fields.next() {
+        if field == "object" {
+            let object = fields.next().unwrap();
+            assert!(
+                matches!(object, "config|get" | "client|setinfo"),
+                "{object}"
+            );
+        }
+    }
+    let used = server.cli(&["INFO", "commandstats"]);
+    let list = include_str!("mod.rs")
+        .split("//! Without `publish`")
+        .next()
+        .unwrap();
+    let listed = list
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix('+'));
+    let unused: Vec<_> = listed
+        .filter(|command| !used.contains(&format!("cmdstat_{command}:")))
+        .collect();
+    assert_eq!(unused, [""; 0]);
+}
+
+#[tokio::test]
+async fn where_publish_is_forbidden_the_line_still_moves() {
+    let server = RedisServer::start();
+    let url = user(&server, &["-publish"]);
+    let (one, mut other) = (Replica::at(&url, 1), Replica::at(&url, 2));
+    one.run(acquire(1)).await;
+    other.run(acquire(1)).await;
+    other.is_connected().await;
+    assert_eq!(one.run(release(1)).await.in_use, 1);
+    assert!(holds(&other.run(renew(1)).await.renewed[0]));
+    other.is_told_nothing();
+}
+
+#[tokio::test]
+async fn a_missing_permission_is_told_as_such() {
+    let server = RedisServer::start();
+    for missing in [
+        "-subscribe",
+        "resetchannels",
+        "-evalsha",
+        "-eval",
+        "-time",
+        "-zadd",
+        "resetkeys",
+    ] {
+        let url = user(&server, &[missing]);
+        server.cli(&["SCRIPT", "FLUSH"]);
+        let replica = Replica::at(&url, 1);
+        let by_text = replica.exchange(vec![acquire(1)]).await;
+        let by_digest = replica.exchange(vec![acquire(2)]).await;
+        let error = by_text.and(by_digest).expect_err(missing);
+        assert_eq!(error.kind, StoreErrorKind::Permission, "{missing}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_told_as_such_and_not_repeated() {
+    let server = RedisServer::start();
+    user(&server, &[]);
+    let url = |name: &str| server.url().replace("://", &format!("://{name}:canary@"));
+    let mut urls = vec![url("turnstile"), url("nobody")];
+    server.cli(&["CONFIG", "SET", "requirepass", "password"]);
+    urls.extend([url(""), server.url()]);
+    for url in urls {
+        let error = Replica::at(&url, 1)
+            .exchange(vec![acquire(1)])
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Credentials, "{error}");
+        assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn where_nothing_listens_is_an_outage() {
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    assert_eq!(Replica::at(&url, 1).fails().await, StoreErrorKind::Outage);
+    let url = "unix:///nowhere/redis.sock";
+    assert_eq!(Replica::at(url, 1).fails().await, StoreErrorKind::Outage);
+    let url = "redis://nowhere.invalid";
+    assert_eq!(Replica::at(url, 1).fails().await, StoreErrorKind::Outage);
+}
+
+#[tokio::test]
+async fn what_is_no_redis_is_no_outage() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let web_server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .unwrap();
+        stream
+    });
+    assert_eq!(
+        Replica::at(&url, 1).fails().await,
+        StoreErrorKind::Misconfigured
+    );
+    web_server.join().unwrap();
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn tls_without_a_provider_of_cryptography_is_no_panic() {
+    let url = format!("rediss://127.0.0.1:{}", free_port());
+    let error = Replica::at(&url, 1)
+        .exchange(vec![batch()])
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Misconfigured);
+    assert!(error.message.contains("CryptoProvider"), "{error}");
+}
+
+#[test]
+fn the_words_of_a_server_are_understood() {
+    use StoreErrorKind::*;
+    let cases = [
+        ("LOADING Redis is loading the dataset in memory", Outage),
+        ("BUSY Redis is busy running a script", Outage),
+        (
+            "READONLY You can't write against a read only replica.",
+            Outage,
+        ),
+        ("MASTERDOWN Link with MASTER is down", Outage),
+        ("CLUSTERDOWN Hash slot not served", Outage),
+        (
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            Outage,
+        ),
+        ("NOREPLICAS Not enough good replicas to write.", Outage),
+        ("MISCONF Redis is configured to save RDB snapshots", Outage),
+        ("ERR max number of clients reached", Outage),
+        (
+            "@user_script: 5: @user_script: 5: -OOM command not allowed",
+            Outage,
+        ),
+        ("NOAUTH Authentication required.", Credentials),
+        ("WRONGPASS invalid username-password pair", Credentials),
+        ("NOPERM this user has no permissions", Permission),
+        (
+            "ERR The user executing the script can't run this command",
+            Permission,
+        ),
+        ("WRONGTYPE Operation against a key", Misconfigured),
+        (
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            Misconfigured,
+        ),
+        ("MOVED 1234 10.0.0.1:6379", Misconfigured),
+        ("DENIED Redis is running in protected mode", Misconfigured),
+        ("ERR unknown command 'EVALSHA'", Misconfigured),
+    ];
+    for (words, kind) in cases {
+        assert_eq!(StoreErrorKind::of_server(words), kind, "{words}");
+    }
+    let message = "WRONGTYPE".to_owned();
+    let error = StoreError::from(&LedgerError { message });
+    assert!(!error.kind.is_outage());
+}
+
+#[test]
+fn a_failed_handshake_and_a_closed_socket_file_are_no_outage() {
+    let kind = |kind| store_error(&io::Error::new(kind, "canary").into()).kind;
+    assert_eq!(
+        kind(io::ErrorKind::InvalidData),
+        StoreErrorKind::Misconfigured
+    );
+    assert_eq!(
+        kind(io::ErrorKind::PermissionDenied),
+        StoreErrorKind::Permission
+    );
+    assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
+}
+
+#[test]
+fn a_url_is_checked_and_not_repeated() {
+    for url in [
+        "",
+        "127.0.0.1",
+        "http://user:canary@host",
+        "redis://",
+        "redis://user:canary@host:port",
+        "redis://user:canary@host/canary",
+        "redis://user:canary@host?protocol=canary",
+    ] {
+        let error = open(url).unwrap_err();
+        assert_eq!(error.kind(), ConfigErrorKind::Url);
+        assert!(!format!("{error:?}").contains("canary"), "{error:?}");
+    }
+    for url in [
+        "redis://host",
+        "valkey://:secret@host:1/2",
+        "unix:///a.sock",
+    ] {
+        assert!(open(url).is_ok(), "{url}");
+    }
+    assert_eq!(open("rediss://host").is_ok(), cfg!(feature = "tls"));
+}
+
+#[tokio::test]
+async fn a_store_that_may_evict_is_warned_of_once() {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone());
+    let _guard = tracing::subscriber::set_default(subscriber.finish());
+
+    let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    replica.store.disconnect();
+    replica.run(renew(1)).await;
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.matches("allkeys-lru").count(), 1, "{log}");
+}

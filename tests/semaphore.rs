@@ -1,0 +1,548 @@
+//! The semaphore, by its public face: one conformance suite over memory and real Redis, then what only one of them has.
+
+mod support;
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use support::redis_server::RedisServer;
+use tower_turnstile::{
+    Acquire, AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit, Semaphore,
+};
+
+const PATIENT: Duration = Duration::from_secs(30);
+
+/// Where the replicas of a test meet.
+enum Backend {
+    Memory(Limiter),
+    Redis(RedisServer),
+}
+
+impl Backend {
+    fn memory() -> Self {
+        Self::Memory(Limiter::in_memory())
+    }
+
+    fn redis() -> Self {
+        Self::Redis(RedisServer::start())
+    }
+
+    /// Another replica of the service. In memory there is only one.
+    async fn replica(&self) -> Limiter {
+        match self {
+            Self::Memory(limiter) => limiter.clone(),
+            Self::Redis(server) => Limiter::connect(&server.url())
+                .await
+                .expect("the server is up"),
+        }
+    }
+
+    async fn semaphore(&self, limit: &Limit) -> Semaphore {
+        self.replica().await.semaphore(limit, "key")
+    }
+}
+
+macro_rules! conformance {
+    ($($case:ident),* $(,)?) => {
+        mod memory {
+            $(#[tokio::test] async fn $case() { super::$case(super::Backend::memory()).await })*
+        }
+        mod redis {
+            $(#[tokio::test] async fn $case() { super::$case(super::Backend::redis()).await })*
+        }
+    };
+}
+
+conformance! {
+    a_free_slot_is_granted_at_once,
+    the_cap_holds_under_load,
+    waiters_are_served_in_order_across_replicas,
+    a_newcomer_never_overtakes,
+    a_request_that_does_not_wait_is_refused,
+    a_full_line_refuses,
+    a_wait_ends_in_time,
+    a_cancelled_waiter_leaves_the_line,
+    a_cancelled_head_makes_way,
+    a_grant_that_nobody_takes_returns,
+    an_unpolled_request_costs_nothing,
+    keys_do_not_share_slots,
+    limits_do_not_share_slots,
+    shutdown_refuses_waiters_and_takes_back_permits,
+    shutdown_waits_for_holders,
+    dropping_a_permit_outside_a_runtime_is_fine,
+    a_panicking_holder_gives_its_slot_back,
+    hostile_keys_work,
+}
+
+/// Waits until that many wait in the store, so that the order of arrival is known.
+async fn until_waiting(semaphore: &Semaphore, waiting: u32) {
+    until(semaphore, |_, now| now == waiting).await;
+}
+
+async fn until_free(semaphore: &Semaphore) {
+    until(semaphore, |in_use, waiting| in_use + waiting == 0).await;
+}
+
+async fn until(semaphore: &Semaphore, done: impl Fn(u32, u32) -> bool) {
+    tokio::time::timeout(PATIENT, async {
+        loop {
+            let usage = semaphore.usage().await.expect("the store is up");
+            if done(usage.in_use, usage.waiting) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the state comes about in time");
+}
+
+/// Polls a request once, so that it is under way.
+fn start(request: &mut Acquire) {
+    let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(polled, Poll::Pending), "{polled:?}");
+}
+
+async fn queue(semaphore: &Semaphore, place: u32) -> tokio::task::JoinHandle<Permit> {
+    let request = semaphore.acquire();
+    let task = tokio::spawn(async move { request.await.expect("a slot comes free") });
+    until_waiting(semaphore, place).await;
+    task
+}
+
+async fn a_free_slot_is_granted_at_once(backend: Backend) {
+    let semaphore = backend.semaphore(&Limit::concurrent("a", 2)).await;
+    let one = semaphore.acquire().await.expect("free");
+    let two = semaphore.try_acquire().await.expect("free");
+    assert_eq!((one.place(), two.place()), (0, 0));
+    assert!(!one.is_lost());
+    let usage = semaphore.usage().await.expect("up");
+    assert_eq!((usage.in_use, usage.waiting, usage.limit), (2, 0, 2));
+    drop((one, two));
+    until_free(&semaphore).await;
+}
+
+async fn the_cap_holds_under_load(backend: Backend) {
+    let limit = Limit::concurrent("a", 3).wait_up_to(PATIENT);
+    let inside = &*Box::leak(Box::new(AtomicUsize::new(0)));
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let semaphore = backend.semaphore(&limit).await;
+        for _ in 0..20 {
+            let semaphore = semaphore.clone();
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..10 {
+                    let permit = semaphore.acquire().await.expect("a slot comes free");
+                    let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= 3, "{now} are inside");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    drop(permit);
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    until_free(&backend.semaphore(&limit).await).await;
+}
+
+async fn waiters_are_served_in_order_across_replicas(backend: Backend) {
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let replicas = [
+        backend.semaphore(&limit).await,
+        backend.semaphore(&limit).await,
+        backend.semaphore(&limit).await,
+    ];
+    let mut holder = replicas[0].acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for number in 0..12 {
+        waiters.push(queue(&replicas[number * 7 % 3], number as u32 + 1).await);
+    }
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        drop(holder);
+        holder = tokio::time::timeout(PATIENT, waiter)
+            .await
+            .expect("in order")
+            .expect("no panic");
+        assert_eq!(holder.place(), number as u32 + 1);
+        let usage = replicas[0].usage().await.expect("up");
+        assert_eq!((usage.in_use, usage.waiting), (1, 11 - number as u32));
+    }
+}
+
+async fn a_newcomer_never_overtakes(backend: Backend) {
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let (one, other) = (
+        backend.semaphore(&limit).await,
+        backend.semaphore(&limit).await,
+    );
+    let holder = one.acquire().await.expect("free");
+    let waiter = queue(&one, 1).await;
+    drop(holder);
+    // Whether it comes before or after the slot is passed on, the slot is the waiter's.
+    let newcomer = other.try_acquire().await.expect_err("the slot is promised");
+    assert_eq!(newcomer.kind(), AcquireErrorKind::Full);
+    drop(waiter.await.expect("no panic"));
+    until_free(&one).await;
+    drop(other.try_acquire().await.expect("free again"));
+}
+
+async fn a_request_that_does_not_wait_is_refused(backend: Backend) {
+    let semaphore = backend.semaphore(&Limit::concurrent("a", 1)).await;
+    let _holder = semaphore.acquire().await.expect("free");
+    let error = semaphore.acquire().await.expect_err("taken");
+    assert_eq!(error.kind(), AcquireErrorKind::Full);
+    assert!(error.is_limited());
+    assert_eq!((error.limit(), error.in_use(), error.waiting()), (1, 1, 0));
+}
+
+async fn a_full_line_refuses(backend: Backend) {
+    let semaphore = backend
+        .semaphore(&Limit::concurrent("a", 1).wait_up_to(PATIENT).max_waiters(2))
+        .await;
+    let _holder = semaphore.acquire().await.expect("free");
+    let _one = queue(&semaphore, 1).await;
+    let _two = queue(&semaphore, 2).await;
+    let error = semaphore.acquire().await.expect_err("no room");
+    assert_eq!(
+        (error.kind(), error.waiting()),
+        (AcquireErrorKind::LineFull, 2)
+    );
+}
+
+async fn a_wait_ends_in_time(backend: Backend) {
+    let semaphore = backend
+        .semaphore(&Limit::concurrent("a", 1).wait_up_to(Duration::from_millis(50)))
+        .await;
+    let _holder = semaphore.acquire().await.expect("free");
+    let error = semaphore.acquire().await.expect_err("taken for longer");
+    assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+    assert!(error.waited() >= Duration::from_millis(50));
+    until_waiting(&semaphore, 0).await;
+}
+
+async fn a_cancelled_waiter_leaves_the_line(backend: Backend) {
+    let semaphore = backend
+        .semaphore(&Limit::concurrent("a", 1).wait_up_to(PATIENT))
+        .await;
+    let _holder = semaphore.acquire().await.expect("free");
+    let waiter = queue(&semaphore, 1).await;
+    waiter.abort();
+    until_waiting(&semaphore, 0).await;
+    // Dropped after its first poll, before any answer.
+    let mut request = semaphore.acquire();
+    start(&mut request);
+    drop(request);
+    until(&semaphore, |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+}
+
+async fn a_cancelled_head_makes_way(backend: Backend) {
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let (one, other) = (
+        backend.semaphore(&limit).await,
+        backend.semaphore(&limit).await,
+    );
+    let holder = one.acquire().await.expect("free");
+    let head = queue(&one, 1).await;
+    let next = queue(&other, 2).await;
+    head.abort();
+    until_waiting(&one, 1).await;
+    drop(holder);
+    drop(next.await.expect("no panic"));
+    until_free(&one).await;
+}
+
+async fn a_grant_that_nobody_takes_returns(backend: Backend) {
+    let semaphore = backend
+        .semaphore(&Limit::concurrent("a", 1).wait_up_to(PATIENT))
+        .await;
+    let holder = semaphore.acquire().await.expect("free");
+    let mut request = semaphore.acquire();
+    start(&mut request);
+    until_waiting(&semaphore, 1).await;
+    drop(holder);
+    until(&semaphore, |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+    drop(request);
+    until_free(&semaphore).await;
+}
+
+async fn an_unpolled_request_costs_nothing(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let request = semaphore.acquire();
+    assert_eq!(request.place(), None);
+    assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
+    drop(semaphore.try_acquire().await.expect("free"));
+    drop(request);
+}
+
+async fn keys_do_not_share_slots(backend: Backend) {
+    let limiter = backend.replica().await;
+    let limit = Limit::concurrent("a", 1);
+    let permits: Vec<Permit> = {
+        let mut permits = Vec::new();
+        for key in ["", "a", "b"] {
+            permits.push(
+                limiter
+                    .semaphore(&limit, key)
+                    .try_acquire()
+                    .await
+                    .expect("a slot of its own"),
+            );
+        }
+        permits
+    };
+    assert_eq!(limiter.status().held, 3);
+    limiter
+        .semaphore(&limit, "a")
+        .try_acquire()
+        .await
+        .expect_err("taken");
+    drop(permits);
+}
+
+async fn limits_do_not_share_slots(backend: Backend) {
+    let limiter = backend.replica().await;
+    let _one = limiter
+        .semaphore(&Limit::concurrent("a", 1), "key")
+        .try_acquire()
+        .await
+        .expect("free");
+    let _other = limiter
+        .semaphore(&Limit::concurrent("b", 1), "key")
+        .try_acquire()
+        .await
+        .expect("free");
+    let conflict = limiter
+        .try_semaphore(&Limit::concurrent("a", 2), "key")
+        .expect_err("there is another `a`");
+    assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
+}
+
+async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1).wait_up_to(PATIENT), "key");
+    let holder = semaphore.acquire().await.expect("free");
+    let mut waiter = semaphore.acquire();
+    start(&mut waiter);
+    until_waiting(&semaphore, 1).await;
+    let report = limiter.shutdown(Duration::ZERO).await;
+    assert_eq!((report.refused, report.returned, report.lost), (1, 0, 1));
+    assert_eq!(
+        waiter.await.expect_err("closed").kind(),
+        AcquireErrorKind::ShutDown
+    );
+    assert_eq!(
+        semaphore.acquire().await.expect_err("closed").kind(),
+        AcquireErrorKind::ShutDown
+    );
+    holder.lost().await;
+    assert!(holder.is_lost());
+    if let Backend::Redis(_) = backend {
+        let other = backend.semaphore(semaphore.limit()).await;
+        drop(other.try_acquire().await.expect("released"));
+    }
+}
+
+async fn shutdown_waits_for_holders(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let holder = semaphore.acquire().await.expect("free");
+    let shutdown = tokio::spawn(async move { limiter.shutdown(PATIENT).await });
+    let closed = async {
+        while semaphore.try_acquire().await.expect_err("taken").kind() != AcquireErrorKind::ShutDown
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    closed.await;
+    assert!(!holder.is_lost());
+    drop(holder);
+    let report = shutdown.await.expect("no panic");
+    assert_eq!((report.returned, report.lost), (1, 0));
+}
+
+async fn dropping_a_permit_outside_a_runtime_is_fine(backend: Backend) {
+    let semaphore = backend.semaphore(&Limit::concurrent("a", 1)).await;
+    let permit = semaphore.acquire().await.expect("free");
+    std::thread::spawn(move || drop(permit))
+        .join()
+        .expect("no panic");
+    until_free(&semaphore).await;
+}
+
+async fn a_panicking_holder_gives_its_slot_back(backend: Backend) {
+    let semaphore = backend.semaphore(&Limit::concurrent("a", 1)).await;
+    let permit = semaphore.acquire().await.expect("free");
+    let task = tokio::spawn(async move {
+        let _permit = permit;
+        panic!("on purpose");
+    });
+    assert!(task.await.expect_err("it panicked").is_panic());
+    until_free(&semaphore).await;
+}
+
+async fn hostile_keys_work(backend: Backend) {
+    let limiter = backend.replica().await;
+    let limit = Limit::concurrent("a", 1);
+    let long = "x".repeat(1 << 20);
+    for key in ["}", "{", "{}", "x}{y", "a\0b", "a\r\nb", "*", &long] {
+        let semaphore = limiter.semaphore(&limit, key);
+        let permit = semaphore.try_acquire().await.expect("free");
+        semaphore.try_acquire().await.expect_err("taken");
+        drop(permit);
+        until_free(&semaphore).await;
+    }
+    if let Backend::Redis(server) = &backend {
+        assert_eq!(server.cli(&["DBSIZE"]), "0", "nothing stays behind");
+    }
+}
+
+/// A limiter may outlive a runtime: the next one takes over.
+#[test]
+fn a_static_limiter_serves_one_runtime_after_another() {
+    let server = RedisServer::start();
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let first = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&limit, "key");
+    let kept = first.block_on(semaphore.acquire()).expect("free");
+    drop(first);
+    // Dropped between two runtimes: released by the next one.
+    drop(kept);
+    let second = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    drop(second.block_on(semaphore.acquire()).expect("released"));
+    second.block_on(until_free(&semaphore));
+    second.shutdown_background();
+}
+
+/// Two runtimes at once, each with waiters: when the one that runs the limiter's task ends, the other takes over.
+#[test]
+fn waiters_of_another_runtime_survive_the_one_with_the_task() {
+    let server = RedisServer::start();
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    };
+    let (first, second) = (runtime(), runtime());
+    let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&limit, "key");
+    let holder = first.block_on(semaphore.acquire()).expect("free");
+    let waiter = second.spawn(semaphore.acquire());
+    first.block_on(until_waiting(&semaphore, 1));
+    first.shutdown_background();
+    drop(holder);
+    drop(
+        second
+            .block_on(waiter)
+            .expect("no panic")
+            .expect("the slot was passed on"),
+    );
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error_and_no_panic() {
+    let server = RedisServer::start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let limiter = runtime
+        .block_on(Limiter::connect(&server.url()))
+        .expect("up");
+    drop(runtime);
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let polled = pin!(semaphore.acquire()).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Err(error)) = polled else {
+        panic!("{polled:?}")
+    };
+    assert_eq!(error.kind(), AcquireErrorKind::NoRuntime);
+}
+
+#[tokio::test]
+async fn bad_values_are_refused_with_a_reason() {
+    let value = |error: tower_turnstile::ConfigError| {
+        assert_eq!(error.kind(), ConfigErrorKind::Value, "{error}")
+    };
+    value(Limit::try_concurrent("a", 0).expect_err("0"));
+    value(Limit::try_concurrent("", 1).expect_err("no name"));
+    value(Limit::try_concurrent("a", u32::MAX).expect_err("too large"));
+    let limiter = Limiter::in_memory();
+    value(
+        limiter
+            .try_semaphore(&Limit::concurrent("a", 1).max_waiters(u32::MAX), "k")
+            .expect_err("too many"),
+    );
+    value(
+        limiter
+            .try_semaphore(&Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
+            .expect_err("too long"),
+    );
+    let nothing = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Local(0));
+    value(limiter.try_semaphore(&nothing, "k").expect_err("0"));
+    let second = Duration::from_secs(1);
+    value(
+        Limiter::builder()
+            .lease(Duration::ZERO)
+            .in_memory()
+            .expect_err("no lease"),
+    );
+    value(
+        Limiter::builder()
+            .lease(second)
+            .store_timeout(second)
+            .in_memory()
+            .expect_err("too slow"),
+    );
+    value(
+        Limiter::builder()
+            .waiter_ttl(second)
+            .poll_interval(second)
+            .in_memory()
+            .expect_err("too rare"),
+    );
+    value(
+        Limiter::builder()
+            .namespace("a{b}")
+            .in_memory()
+            .expect_err("braces"),
+    );
+    for url in [
+        "",
+        "redis",
+        "http://127.0.0.1",
+        "redis://127.0.0.1:notaport",
+        "memory://",
+    ] {
+        let error = Limiter::connect(url).await.expect_err(url);
+        assert_eq!(error.kind(), ConfigErrorKind::Url, "{url}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_refused_and_not_repeated() {
+    let server = RedisServer::start();
+    server.cli(&["CONFIG", "SET", "requirepass", "right"]);
+    let url = server.url().replace("redis://", "redis://:canary-7f3a@");
+    let error = Limiter::connect(&url).await.expect_err("wrong");
+    assert_eq!(error.kind(), ConfigErrorKind::Credentials, "{error}");
+    assert!(!format!("{error} {error:?}").contains("canary-7f3a"));
+}

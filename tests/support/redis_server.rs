@@ -1,0 +1,188 @@
+//! A Redis server of one's own, for one test.
+
+// Each test uses a part of it.
+#![allow(dead_code)]
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+/// A `redis-server` process on a free port of the loopback interface, in a folder of its own. It keeps nothing on
+/// disk. Dropping it kills it.
+///
+/// The environment variable `REDIS_SERVER` may name another binary, such as `valkey-server`.
+#[derive(Debug)]
+pub(crate) struct RedisServer {
+    process: Child,
+    port: u16,
+    arguments: Vec<String>,
+    folder: TempDir,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With more arguments for the server, such as `["--maxmemory", "3mb"]`.
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        let folder = TempDir::with_prefix("turnstile-redis-").expect("a temporary folder");
+        let (process, port) = loop {
+            let port = free_port();
+            // Another process may have taken the port meanwhile.
+            if let Some(process) = spawn(port, &arguments, &folder) {
+                break (process, port);
+            }
+        };
+        Self {
+            process,
+            port,
+            arguments,
+            folder,
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Kills it: its data is lost, its connections are cut.
+    pub(crate) fn stop(&mut self) {
+        // It fails only if the process has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    /// Starts it again on the same port, empty; kills it first if it still runs.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.process = spawn(self.port, &self.arguments, &self.folder).expect("the port is free");
+    }
+
+    /// Until it is resumed, it takes in bytes but answers nothing.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Runs a command and returns its reply as text: an array one element a line, nothing for nil.
+    ///
+    /// # Panics
+    ///
+    /// If the reply is an error.
+    pub(crate) fn cli(&self, arguments: &[&str]) -> String {
+        match command(self.port, arguments) {
+            Ok(Ok(text)) => text,
+            Ok(Err(error)) => panic!("{arguments:?}: {error}"),
+            Err(error) => panic!("{arguments:?}: {error}"),
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid().try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("the server runs");
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A port on which nobody listened just now.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Waits until the server answers; `None` if it has ended instead.
+fn spawn(port: u16, arguments: &Vec<String>, folder: &TempDir) -> Option<Child> {
+    let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let mut process = Command::new(&binary)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+        .args(arguments)
+        .arg("--dir")
+        .arg(folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!(
+                "these tests need a Redis server, and {binary:?} does not start ({error}): run \
+                 `apt-get install redis-server`, or name one in REDIS_SERVER"
+            )
+        });
+    let pid = format!("process_id:{}\r\n", process.id());
+    loop {
+        // It may be another server that answers on this port. One that wants a password has been told so by this test.
+        match command(port, &["INFO", "server"]) {
+            Ok(Ok(info)) if info.contains(&pid) => return Some(process),
+            Ok(Err(error)) if error.starts_with("NOAUTH") => return Some(process),
+            _ => thread::sleep(Duration::from_millis(2)),
+        }
+        if process.try_wait().expect("a child process").is_some() {
+            return None;
+        }
+    }
+}
+
+/// Sends one command over a connection of its own. The inner error is the server's.
+fn command(port: u16, arguments: &[&str]) -> io::Result<Result<String, String>> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    let mut request = format!("*{}\r\n", arguments.len());
+    for argument in arguments {
+        request += &format!("${}\r\n{argument}\r\n", argument.len());
+    }
+    stream.write_all(request.as_bytes())?;
+    read_reply(&mut BufReader::new(stream))
+}
+
+fn read_reply(reader: &mut impl BufRead) -> io::Result<Result<String, String>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let (kind, rest) = line.trim_end().split_at(1);
+    let size = rest.parse::<i64>().unwrap_or(-1).try_into().unwrap_or(0);
+    match kind {
+        "-" => Ok(Err(rest.to_owned())),
+        "$" if rest == "-1" => Ok(Ok(String::new())),
+        "$" => {
+            let mut text = vec![0; size + 2];
+            reader.read_exact(&mut text)?;
+            text.truncate(size);
+            Ok(Ok(String::from_utf8_lossy(&text).into_owned()))
+        }
+        "*" => {
+            let lines = (0..size).map(|_| read_reply(reader));
+            let lines: Result<Vec<_>, _> = lines.collect::<io::Result<_>>()?;
+            Ok(lines.map(|lines| lines.join("\n")))
+        }
+        _ => Ok(Ok(rest.to_owned())),
+    }
+}

@@ -1,0 +1,238 @@
+//! A replica: the example `axum` as a process of its own.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::{Response, body::Incoming};
+use hyper_util::rt::TokioIo;
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinHandle,
+};
+
+/// A running server. Dropping it kills it.
+pub(crate) struct Replica {
+    process: Child,
+    address: SocketAddr,
+    log: Arc<Mutex<String>>,
+}
+
+impl Replica {
+    pub(crate) async fn start(store: &str, options: &[&str]) -> Self {
+        let mut process = command(options)
+            .args(["--listen", "127.0.0.1:0", "--store", store])
+            .spawn()
+            .expect("the example runs");
+        let output = BufReader::new(process.stdout.take().expect("piped"));
+        let mut errors = process.stderr.take().expect("piped");
+        let log = Arc::new(Mutex::new(String::new()));
+        let kept = log.clone();
+        thread::spawn(move || {
+            let mut part = [0; 4096];
+            while let Ok(length @ 1..) = errors.read(&mut part) {
+                kept.lock()
+                    .expect("no panic")
+                    .push_str(&String::from_utf8_lossy(&part[..length]));
+            }
+        });
+        let (tell, address) = tokio::sync::oneshot::channel();
+        thread::spawn(move || {
+            let mut lines = output.lines().map_while(Result::ok);
+            let address = lines.next().expect("it says something");
+            let address = address.strip_prefix("listening on http://");
+            let address: SocketAddr = address.expect("it listens").parse().expect("an address");
+            tell.send(address).expect("the test waits for it");
+            // To its end, or its next words would break the pipe.
+            lines.for_each(drop);
+        });
+        Self {
+            process,
+            address: address.await.expect("it starts"),
+            log,
+        }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Request {
+        Request {
+            address: self.address,
+            path: path.to_owned(),
+        }
+    }
+
+    pub(crate) async fn status(&self) -> serde_json::Value {
+        let body = self
+            .get("/status")
+            .send()
+            .await
+            .expect("it answers")
+            .0
+            .into_body();
+        serde_json::from_slice(&body.collect().await.expect("whole").to_bytes()).expect("JSON")
+    }
+
+    /// Waits until it says that of its store.
+    pub(crate) async fn until_store(&self, state: &str) {
+        while self.status().await["store"] != state {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub(crate) async fn websocket(&self) -> WebSocket {
+        let mut stream = TcpStream::connect(self.address).await.expect("it listens");
+        let upgrade = format!(
+            "GET /ws HTTP/1.1\r\nhost: {}\r\nx-api-key: me\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+            self.address
+        );
+        stream.write_all(upgrade.as_bytes()).await.expect("open");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a response"));
+        }
+        assert!(
+            head.starts_with(b"HTTP/1.1 101"),
+            "{}",
+            String::from_utf8_lossy(&head)
+        );
+        WebSocket(stream)
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().expect("no panic").clone()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        // It fails only if the process has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Asks it to end, and returns its exit code.
+    pub(crate) async fn terminate(&mut self) -> Option<i32> {
+        self.signal(Signal::SIGTERM);
+        loop {
+            if let Some(status) = self.process.try_wait().expect("a child") {
+                return status.code();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.process.id().try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("it runs");
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            eprintln!("the log of {}:\n{}", self.address, self.log());
+        }
+    }
+}
+
+/// Runs the example with options that it refuses. Returns its exit code and what it said.
+pub(crate) fn run_to_end(options: &[&str]) -> (Option<i32>, String) {
+    let output = command(options).output().expect("the example runs");
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+/// The example stands beside the folder of the tests.
+fn command(options: &[&str]) -> Command {
+    let mut path: PathBuf = std::env::current_exe().expect("a path");
+    path.pop();
+    path.set_file_name("examples");
+    let path = path.join("axum");
+    assert!(
+        path.exists(),
+        "the example is not there: `cargo test` builds it, or `cargo build --example axum`"
+    );
+    let mut command = Command::new(path);
+    command
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A GET request on a connection of its own.
+pub(crate) struct Request {
+    address: SocketAddr,
+    pub(crate) path: String,
+}
+
+impl Request {
+    pub(crate) async fn send(&self) -> Result<(Response<Incoming>, Connection), BoxError> {
+        let stream = TcpStream::connect(self.address).await?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let connection = Connection(tokio::spawn(async move {
+            // The request's own error says more.
+            let _ = connection.await;
+        }));
+        let request = hyper::Request::get(&self.path)
+            .header("host", self.address.to_string())
+            .header("x-api-key", "me")
+            .body(Empty::<Bytes>::new())?;
+        Ok((sender.send_request(request).await?, connection))
+    }
+
+    pub(crate) async fn status(self) -> u16 {
+        self.send().await.expect("it answers").0.status().as_u16()
+    }
+}
+
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Dropping it closes the connection, as a client does that leaves.
+pub(crate) struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A WebSocket for short texts.
+pub(crate) struct WebSocket(TcpStream);
+
+impl WebSocket {
+    /// Sends a text, masked with zeros, and returns the text that comes back.
+    pub(crate) async fn echo(&mut self, text: &str) -> String {
+        let length = u8::try_from(text.len()).expect("a short text");
+        let mut frame = vec![0x81, 0x80 | length, 0, 0, 0, 0];
+        frame.extend_from_slice(text.as_bytes());
+        self.0.write_all(&frame).await.expect("open");
+        let mut answer = vec![0; text.len() + 2];
+        self.0.read_exact(&mut answer).await.expect("an answer");
+        String::from_utf8(answer.split_off(2)).expect("text")
+    }
+}

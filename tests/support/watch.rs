@@ -1,0 +1,246 @@
+//! What tests watch: streams as their clients see them, and the ledger as the store has it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use http_body_util::BodyExt;
+use tokio::{sync::watch, task::JoinHandle};
+
+use super::{redis_server::RedisServer, replica::Request};
+
+/// Streams opened by clients of a test.
+#[derive(Clone)]
+pub(crate) struct Streams(Arc<watch::Sender<Seen>>);
+
+/// What the clients saw.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// The clients, in the order in which they got their first event.
+    pub(crate) order: Vec<usize>,
+    pub(crate) most_at_once: usize,
+    /// From the first event to the last.
+    pub(crate) lasted: Duration,
+    began: Option<Instant>,
+    at_once: usize,
+    events: BTreeMap<usize, usize>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::default()))
+    }
+}
+
+impl Streams {
+    /// Sends a request and reads the response to its end. Dropping or aborting the task closes the connection.
+    pub(crate) fn open(&self, number: usize, request: Request) -> JoinHandle<Result<(), String>> {
+        let streams = self.clone();
+        tokio::spawn(async move { streams.read(number, request).await })
+    }
+
+    async fn read(&self, number: usize, request: Request) -> Result<(), String> {
+        // The slot goes with the last event, and the next stream's first event may overtake that on its way here. So a
+        // stream counts until its last event but one.
+        let chunks = request
+            .path
+            .split_once("chunks=")
+            .map(|(_, rest)| rest.split('&').next());
+        let chunks = chunks
+            .flatten()
+            .map(|chunks| chunks.parse::<usize>().expect("a number"));
+        let last = chunks.map(|chunks| format!("data: {}\n\n", chunks - 1));
+        let (response, _connection) = request.send().await.map_err(|error| error.to_string())?;
+        if response.status() != 200 {
+            return Err(response.status().to_string());
+        }
+        let (mut entered, mut inside) = (false, None);
+        let mut body = response.into_body();
+        let mut text = String::new();
+        while let Some(frame) = body.frame().await {
+            let data = frame
+                .map_err(|error| error.to_string())?
+                .into_data()
+                .unwrap_or_default();
+            text += &String::from_utf8_lossy(&data);
+            let events = text.matches("\n\n").count();
+            self.0.send_modify(|seen| {
+                seen.events.insert(number, events);
+            });
+            if last.is_some() && !entered {
+                (entered, inside) = (true, Some(Inside::enter(&self.0, number)));
+            }
+            if last
+                .as_ref()
+                .is_some_and(|last| text.ends_with(last.as_str()))
+            {
+                inside = None;
+            }
+        }
+        drop(inside);
+        Ok(())
+    }
+
+    pub(crate) async fn until_started(&self, number: usize) {
+        let mut seen = self.0.subscribe();
+        seen.wait_for(|seen| seen.order.contains(&number))
+            .await
+            .expect("the sender is here");
+    }
+
+    pub(crate) fn events(&self, number: usize) -> usize {
+        self.0.borrow().events.get(&number).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.0.borrow().clone()
+    }
+}
+
+/// A stream between its first and its last event.
+struct Inside(Arc<watch::Sender<Seen>>);
+
+impl Inside {
+    fn enter(seen: &Arc<watch::Sender<Seen>>, number: usize) -> Self {
+        seen.send_modify(|seen| {
+            seen.began.get_or_insert_with(Instant::now);
+            seen.order.push(number);
+            seen.at_once += 1;
+            seen.most_at_once = seen.most_at_once.max(seen.at_once);
+        });
+        Self(seen.clone())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.send_modify(|seen| {
+            seen.at_once -= 1;
+            seen.lasted = seen.began.map_or(Duration::ZERO, |began| began.elapsed());
+        });
+    }
+}
+
+/// Looks at the ledgers all the time, from a thread of its own.
+pub(crate) struct Ledger {
+    now: watch::Receiver<Counts>,
+    over: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+    most: Arc<Mutex<Counts>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    holders: usize,
+    waiters: usize,
+}
+
+/// What the watch saw.
+pub(crate) struct Watched {
+    pub(crate) most_holders: usize,
+}
+
+/// Holders whose lease has not ended, and waiters, over all ledgers of the example, at one moment.
+const COUNT: &str = "
+    local time = redis.call('TIME')
+    local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
+    local holders, waiters = 0, 0
+    for _, key in ipairs(redis.call('KEYS', 'demo:*')) do
+      holders = holders + redis.call('ZCOUNT', key, '(' .. string.format('%.0f', now_ms), '(2251799813685248')
+      waiters = waiters + redis.call('ZCOUNT', key, '-inf', '(0')
+    end
+    return {holders, waiters}";
+
+impl Ledger {
+    pub(crate) fn watch(server: &RedisServer) -> Self {
+        let (tell, now) = watch::channel(Counts::default());
+        let (over, most) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Mutex::new(Counts::default())),
+        );
+        let (ended, kept, port) = (over.clone(), most.clone(), server.port());
+        let thread = thread::spawn(move || {
+            let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+            let mut connection = client.get_connection().expect("the server is up");
+            while !ended.load(Ordering::Relaxed) {
+                let counted = redis::cmd("EVAL")
+                    .arg(COUNT)
+                    .arg(0)
+                    .query::<(usize, usize)>(&mut connection);
+                let Ok((holders, waiters)) = counted else {
+                    return;
+                };
+                let mut most = kept.lock().expect("no panic");
+                most.holders = most.holders.max(holders);
+                tell.send_replace(Counts { holders, waiters });
+            }
+        });
+        Self {
+            now,
+            over,
+            thread: Some(thread),
+            most,
+        }
+    }
+
+    /// Waits until that many hold or wait.
+    pub(crate) async fn until_members(&self, members: usize) {
+        let mut now = self.now.clone();
+        now.wait_for(|now| now.holders + now.waiters == members)
+            .await
+            .expect("the watch goes on");
+    }
+
+    pub(crate) async fn until_holders(&self, holders: usize) {
+        let mut now = self.now.clone();
+        now.wait_for(|now| now.holders == holders)
+            .await
+            .expect("the watch goes on");
+    }
+
+    pub(crate) fn finish(self) -> Watched {
+        let most_holders = self.most.lock().expect("no panic").holders;
+        Watched { most_holders }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to report.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How often scripts were run so far.
+pub(crate) fn script_calls(server: &RedisServer) -> usize {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let calls = |line: &str| {
+        line.split_once("calls=")?
+            .1
+            .split(',')
+            .next()?
+            .parse::<usize>()
+            .ok()
+    };
+    stats
+        .lines()
+        .filter(|line| line.starts_with("cmdstat_evalsha:"))
+        .filter_map(calls)
+        .sum()
+}
+
+/// Waits until nothing is left in the store.
+pub(crate) async fn until_empty(server: &RedisServer) {
+    while server.cli(&["DBSIZE"]) != "0" {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
