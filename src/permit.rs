@@ -41,6 +41,11 @@ impl Permit {
         }
     }
 
+    /// What tells of a loss without holding the slot.
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
     /// is shut down.
     ///

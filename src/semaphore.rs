@@ -142,6 +142,10 @@ impl Semaphore {
 pub struct Acquire(Request);
 
 impl Acquire {
+    pub(crate) fn new(request: Request) -> Self {
+        Self(request)
+    }
+
     /// The place in the line when it was joined: 1 at the head. `None` if it is not in line.
     pub fn place(&self) -> Option<u32> {
         self.0.place()

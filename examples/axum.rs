@@ -1,0 +1,303 @@
+//! Streams, short requests and WebSockets of an axum server, under one cap that all its replicas share.
+//!
+//! ```sh
+//! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
+//! ```
+//!
+//! Start it again with `--listen 127.0.0.1:3001`, and both keep to the limit together.
+
+use std::{
+    convert::Infallible, future::IntoFuture, io::IsTerminal, net::SocketAddr, process::ExitCode,
+    time::Duration,
+};
+
+use axum::{
+    Extension, Json, Router,
+    extract::{
+        Query, State,
+        ws::{Message, WebSocket, WebSocketUpgrade},
+    },
+    response::{IntoResponse, Response, Sse, sse::Event},
+    routing::get,
+    serve::ListenerExt,
+};
+use clap::Parser;
+use futures_util::{StreamExt, stream};
+use serde::Deserialize;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tower_turnstile::{
+    ConfigError, ConfigErrorKind, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost, OnUnavailable,
+    Slot,
+};
+use tracing_subscriber::EnvFilter;
+
+/// How long open streams may go on after a signal, and how long their connections may take to close.
+const GRACE: Duration = Duration::from_secs(2);
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// A server whose streams are capped across all replicas that share a store.
+#[derive(Parser)]
+struct Options {
+    /// Address to listen on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:3000")]
+    listen: SocketAddr,
+    /// memory: or redis://host:port
+    #[arg(long, default_value = "memory:")]
+    store: String,
+    /// Requests, streams and WebSockets at a time, for each x-api-key
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
+    limit: u32,
+    /// How long a request may wait for a slot; 0s refuses at once
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    max_wait: Duration,
+    /// How many requests may wait, for each x-api-key
+    #[arg(long, default_value_t = 1_000)]
+    max_waiters: u32,
+    /// How long a slot outlives a replica that crashed
+    #[arg(long, default_value = "10s", value_parser = some_time)]
+    lease: Duration,
+    /// How long a request may wait for the store
+    #[arg(long, default_value = "500ms", value_parser = some_time)]
+    store_timeout: Duration,
+    /// What a stream does whose slot is lost
+    #[arg(long, default_value = "continue", value_parser = ["continue", "abort"])]
+    on_lost: String,
+    /// What happens while the store is down
+    #[arg(long, default_value = "local", value_parser = ["local", "allow", "reject"])]
+    on_unavailable: String,
+    /// Prefix of all keys in the store
+    #[arg(long, default_value = "demo")]
+    namespace: String,
+}
+
+impl Options {
+    fn on_lost(&self) -> OnLost {
+        match self.on_lost.as_str() {
+            "abort" => OnLost::Abort,
+            _ => OnLost::Continue,
+        }
+    }
+
+    fn on_unavailable(&self) -> OnUnavailable {
+        match self.on_unavailable.as_str() {
+            "allow" => OnUnavailable::Allow,
+            "reject" => OnUnavailable::Reject,
+            _ => OnUnavailable::Local(self.limit),
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let result = match Options::try_parse() {
+        Ok(options) => run(options).await,
+        Err(help) if !help.use_stderr() => help.exit(),
+        Err(error) => Err(first_paragraph(&error)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Serves until a signal comes. An error names the option to mend.
+async fn run(options: Options) -> Result<(), String> {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+
+    let limiter = Limiter::builder()
+        .namespace(&options.namespace)
+        .lease(options.lease)
+        .store_timeout(options.store_timeout)
+        .connect(&options.store)
+        .await
+        .map_err(|error| format!("{}: {error}", blamed(&error)))?;
+    let layer = layer(&limiter, &options)?;
+    let listener = TcpListener::bind(options.listen)
+        .await
+        .map_err(|error| format!("--listen {}: {error}", options.listen))?;
+    let address = listener.local_addr().map_err(|error| error.to_string())?;
+
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
+
+    let listen_to = |kind| signal(kind).map_err(|error| error.to_string());
+    let mut interrupt = listen_to(SignalKind::interrupt())?;
+    let mut terminate = listen_to(SignalKind::terminate())?;
+    let (phase, now) = watch::channel(Phase::Open);
+    let demo = Demo {
+        limiter: limiter.clone(),
+        on_lost: options.on_lost(),
+        now: now.clone(),
+    };
+    let server =
+        axum::serve(listener, app(layer, demo)).with_graceful_shutdown(until(now, Phase::Closing));
+    let server = tokio::spawn(server.into_future());
+    println!("listening on http://{address}");
+    println!("try: curl -N -H 'x-api-key: me' 'http://{address}/stream?chunks=20&every=100'");
+
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    phase.send_replace(Phase::Closing);
+    let report = limiter.shutdown(GRACE).await;
+    tracing::info!(?report, "shut down");
+    phase.send_replace(Phase::Over);
+    let _ = timeout(CLOSE, server).await;
+    Ok(())
+}
+
+fn layer(limiter: &Limiter, options: &Options) -> Result<LimitLayer, String> {
+    let limit = Limit::try_concurrent("streams", options.limit)
+        .map_err(|error| format!("--limit: {error}"))?
+        .wait_up_to(options.max_wait)
+        .max_waiters(options.max_waiters)
+        .on_unavailable(options.on_unavailable());
+    let layer = limiter
+        .try_layer(limit.by_header("x-api-key"))
+        .map_err(|error| format!("--max-wait, --max-waiters: {error}"))?;
+    Ok(layer.on_lost(options.on_lost()))
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+struct Demo {
+    limiter: Limiter,
+    on_lost: OnLost,
+    now: watch::Receiver<Phase>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+enum Phase {
+    Open,
+    /// No new connections and no new slots.
+    Closing,
+    /// What is still open ends.
+    Over,
+}
+
+async fn until(mut now: watch::Receiver<Phase>, phase: Phase) {
+    let _ = now.wait_for(|now| *now >= phase).await;
+}
+
+fn app(layer: LimitLayer, demo: Demo) -> Router {
+    Router::new()
+        .route("/stream", get(stream).post(stream))
+        .route("/work", get(work).post(work))
+        .route("/ws", get(socket))
+        .route_layer(layer)
+        .route("/free", get(async || "ok"))
+        .route("/status", get(status))
+        .with_state(demo)
+}
+
+/// What a request asks for; times in milliseconds.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Ask {
+    chunks: u64,
+    every: u64,
+    ms: u64,
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self {
+            chunks: 20,
+            every: 100,
+            ms: 100,
+        }
+    }
+}
+
+/// `data: 1`, `data: 2` and so on: the first at once, then one each `every`.
+async fn stream(State(demo): State<Demo>, Query(ask): Query<Ask>) -> impl IntoResponse {
+    let mut ticks = interval(Duration::from_millis(ask.every.max(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let numbers = stream::unfold((1, ticks), move |(number, mut ticks)| async move {
+        if number > ask.chunks {
+            return None;
+        }
+        ticks.tick().await;
+        let event = Event::default().data(number.to_string());
+        Some((Ok::<_, Infallible>(event), (number + 1, ticks)))
+    });
+    Sse::new(numbers.take_until(until(demo.now, Phase::Over)))
+}
+
+async fn work(Query(ask): Query<Ask>) -> &'static str {
+    sleep(Duration::from_millis(ask.ms)).await;
+    "done"
+}
+
+/// The response ends with its 101; the slot goes with the conversation.
+async fn socket(
+    State(demo): State<Demo>,
+    Extension(slot): Extension<Slot>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let hold = slot.hold();
+    upgrade.on_upgrade(async move |mut socket| {
+        tokio::select! {
+            () = echo(&mut socket) => {}
+            () = until(demo.now, Phase::Over) => {}
+            () = slot.lost(), if demo.on_lost == OnLost::Abort => {}
+        }
+        let _ = socket.send(Message::Close(None)).await;
+        drop(hold);
+    })
+}
+
+async fn echo(socket: &mut WebSocket) {
+    while let Some(Ok(message)) = socket.recv().await {
+        let is_said = matches!(message, Message::Text(_) | Message::Binary(_));
+        if is_said && socket.send(message).await.is_err() {
+            break;
+        }
+    }
+}
+
+async fn status(State(demo): State<Demo>) -> Json<serde_json::Value> {
+    let status = demo.limiter.status();
+    Json(serde_json::json!({
+        "held": status.held,
+        "waiting": status.waiting,
+        "store": if status.store_up { "up" } else { "down" },
+    }))
+}
+
+fn some_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("it must be longer than that".to_owned()),
+        time => time.map_err(|error| error.to_string()),
+    }
+}
+
+/// The options that such an error is about.
+fn blamed(error: &ConfigError) -> &'static str {
+    match error.kind() {
+        ConfigErrorKind::Value => "--lease, --store-timeout, --namespace",
+        _ => "--store",
+    }
+}
+
+/// What clap says in its first paragraph, in one line.
+fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let text = text.trim_start_matches("error: ");
+    let words = text.split("\n\n").take(1).flat_map(str::split_whitespace);
+    words.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,185 @@
+//! The layer: made by a limiter, and its settings.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode, request::Parts};
+use tower_layer::Layer;
+
+use super::{gate::Gate, refusal::Refusal, scope::Scope, service::Limited};
+use crate::{error::ConfigError, limiter::Limiter};
+
+/// Puts a limit before a service. Made by [`Limiter::layer`].
+///
+/// | setting | default |
+/// | --- | --- |
+/// | [`on_lost`](Self::on_lost) | [`OnLost::Continue`] |
+/// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
+/// | [`limited_status`](Self::limited_status) | 429 if the scope has keys, 503 if all callers share the limit |
+/// | [`unavailable_status`](Self::unavailable_status) | 503 |
+/// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]) |
+///
+/// See the [module's documentation](super) for examples.
+#[derive(Clone, Debug)]
+#[must_use = "a layer does nothing until it is put on a service"]
+pub struct LimitLayer {
+    gate: Arc<Gate>,
+}
+
+/// What becomes of a response whose slot is lost: its lease has ended in the store, and somebody else may have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// It goes on, over the limit. The handler can see it in its [`Slot`](super::Slot).
+    #[default]
+    Continue,
+    /// It ends: no more frames are taken from the service's body, which is dropped, and the client sees an error
+    /// ([`LostError`](super::LostError)) in place of the end. If there is no response head yet, the call to the
+    /// service is dropped, as if the client had left, and the request is refused ([`RefusalKind::Lost`]).
+    ///
+    /// [`RefusalKind::Lost`]: super::RefusalKind::Lost
+    Abort,
+}
+
+/// When the slot of a request is given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseAt {
+    /// When the response body has ended, failed or been dropped.
+    #[default]
+    BodyEnd,
+    /// When the response head is there. For limits on the work before the first byte, such as a search whose result
+    /// is then sent at the client's pace. The body cannot lose its slot any more.
+    Head,
+}
+
+impl Limiter {
+    /// A layer that takes a slot for each request. The scope is a [`Limit`](crate::Limit), with or without keys.
+    ///
+    /// # Panics
+    ///
+    /// If a value of the limit is out of range, or this limiter knows another limit of the same name and different
+    /// values. [`Limiter::try_layer`] returns that as an error.
+    #[track_caller]
+    pub fn layer(&self, scope: impl Into<Scope>) -> LimitLayer {
+        match self.try_layer(scope) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`layer`](Self::layer), for limits from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// If a value of the limit is out of range, or this limiter knows another limit of the same name and different
+    /// values.
+    pub fn try_layer(&self, scope: impl Into<Scope>) -> Result<LimitLayer, ConfigError> {
+        let scope = scope.into();
+        let number = self.register(scope.limit())?;
+        let limited_status = if scope.is_shared() {
+            StatusCode::SERVICE_UNAVAILABLE
+        } else {
+            StatusCode::TOO_MANY_REQUESTS
+        };
+        let gate = Gate {
+            limiter: self.clone(),
+            number,
+            scope,
+            on_lost: OnLost::default(),
+            release_at: ReleaseAt::default(),
+            limited_status,
+            unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
+            refuse: None,
+        };
+        Ok(LimitLayer {
+            gate: Arc::new(gate),
+        })
+    }
+}
+
+impl LimitLayer {
+    /// What becomes of a response whose slot is lost. Default: [`OnLost::Continue`].
+    ///
+    /// Abort keeps to the limit whatever happens to this process, and breaks responses when the store is gone for a
+    /// whole lease.
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.gate_mut().on_lost = on_lost;
+        self
+    }
+
+    /// When slots are given back. Default: [`ReleaseAt::BodyEnd`].
+    pub fn release_at(mut self, release_at: ReleaseAt) -> Self {
+        self.gate_mut().release_at = release_at;
+        self
+    }
+
+    /// The status of a refusal because the limit was reached. Default: 429 if the scope has keys, since the limit is
+    /// then the caller's own; 503 if all callers share it.
+    ///
+    /// # Panics
+    ///
+    /// If the status is not 400 to 599.
+    #[track_caller]
+    pub fn limited_status(mut self, status: StatusCode) -> Self {
+        self.gate_mut().limited_status = refusing(status);
+        self
+    }
+
+    /// The status of any other refusal: store out of order, shutting down, slot lost. Default: 503.
+    ///
+    /// # Panics
+    ///
+    /// If the status is not 400 to 599.
+    #[track_caller]
+    pub fn unavailable_status(mut self, status: StatusCode) -> Self {
+        self.gate_mut().unavailable_status = refusing(status);
+        self
+    }
+
+    /// Builds refusals in your own form, from the reason and the head of the request.
+    ///
+    /// The [`Refusal`] is put in the extensions of whatever is returned. A closure that only adds to the default can
+    /// start from [`Refusal::to_response`].
+    ///
+    /// ```
+    /// use http::Response;
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// let layer = Limiter::in_memory()
+    ///     .layer(Limit::concurrent("chat", 5).by_header("x-api-key"))
+    ///     .refuse_with(|refusal, head| {
+    ///         let mut response = Response::new(format!("{} is busy, come back later", head.uri.path()));
+    ///         *response.status_mut() = refusal.status();
+    ///         response
+    ///     });
+    /// ```
+    pub fn refuse_with<B: Into<Bytes>>(
+        mut self,
+        refuse: impl Fn(&Refusal, &Parts) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        let refuse = move |refusal: &Refusal, head: &Parts| refuse(refusal, head).map(Into::into);
+        self.gate_mut().refuse = Some(Arc::new(refuse));
+        self
+    }
+
+    /// Services that were layered before keep the settings of then.
+    fn gate_mut(&mut self) -> &mut Gate {
+        Arc::make_mut(&mut self.gate)
+    }
+}
+
+#[track_caller]
+fn refusing(status: StatusCode) -> StatusCode {
+    let refuses = status.is_client_error() || status.is_server_error();
+    assert!(refuses, "{status} is no status for a refusal");
+    status
+}
+
+impl<S> Layer<S> for LimitLayer {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Limited::new(inner, self.gate.clone())
+    }
+}

@@ -1,0 +1,123 @@
+//! The slot of a request, as its handler sees it.
+
+use std::{
+    fmt, iter,
+    sync::{Arc, Weak},
+};
+
+use futures_util::future::select_all;
+
+use crate::{keeper::Lease, permit::Permit};
+
+/// The slot that a request runs in, found in the request's extensions.
+///
+/// It does not own the slot: keeping it, or a request that carries it, never delays the release. To use the slot for
+/// longer than the response, as a WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s
+/// it stands for all their slots at once.
+///
+/// ```
+/// use axum::Extension;
+/// use tower_turnstile::Slot;
+///
+/// async fn report(Extension(slot): Extension<Slot>) -> &'static str {
+///     tokio::select! {
+///         answer = work() => answer,
+///         () = slot.lost() => "somebody else may run in our place: better to stop here",
+///     }
+/// }
+/// # async fn work() -> &'static str { "done" }
+/// ```
+#[derive(Clone)]
+pub struct Slot {
+    permit: Weak<Permit>,
+    lease: Arc<Lease>,
+    /// Of the layer around the one that made this slot.
+    outer: Option<Arc<Slot>>,
+}
+
+impl Slot {
+    pub(super) fn new(permit: &Arc<Permit>, outer: Option<Slot>) -> Self {
+        Self {
+            permit: Arc::downgrade(permit),
+            lease: permit.lease().clone(),
+            outer: outer.map(Arc::new),
+        }
+    }
+
+    /// Keeps the slot for as long as the returned [`Hold`] lives. `None` if it was given back already.
+    ///
+    /// Any number of holds may be taken; the slot returns when the response and all holds are gone.
+    pub fn hold(&self) -> Option<Hold> {
+        let permits = self.all().map(|slot| slot.permit.upgrade());
+        permits.collect::<Option<_>>().map(Hold)
+    }
+
+    /// Whether the slot was lost while it was held: its lease has ended in the store, and somebody else may run in
+    /// its place. Once over, it stays over.
+    pub fn is_lost(&self) -> bool {
+        self.all().any(|slot| slot.lease.is_lost())
+    }
+
+    /// Completes when the slot is lost. If it is given back first, never.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future changes nothing.
+    pub async fn lost(&self) {
+        select_all(self.all().map(|slot| Box::pin(slot.lease.lost()))).await;
+    }
+
+    /// This slot and those around it.
+    fn all(&self) -> impl Iterator<Item = &Slot> {
+        iter::successors(Some(self), |slot| slot.outer.as_deref())
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("lost", &self.is_lost())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a [`Slot`] after its response has ended. Dropping it gives the slot back, if the response is gone too.
+///
+/// Nothing ends a task that holds a lost slot: a long-lived holder should watch [`lost`](Self::lost).
+///
+/// ```
+/// use axum::{Extension, extract::ws::WebSocketUpgrade, response::Response};
+/// use tower_turnstile::Slot;
+///
+/// async fn socket(Extension(slot): Extension<Slot>, upgrade: WebSocketUpgrade) -> Response {
+///     // The response ends with its 101, the conversation does not.
+///     let hold = slot.hold();
+///     upgrade.on_upgrade(async move |mut socket| {
+///         while let Some(Ok(message)) = socket.recv().await {
+///             if socket.send(message).await.is_err() {
+///                 break;
+///             }
+///         }
+///         drop(hold);
+///     })
+/// }
+/// ```
+#[derive(Debug)]
+#[must_use = "dropping a hold gives its slot back"]
+pub struct Hold(Vec<Arc<Permit>>);
+
+impl Hold {
+    /// As [`Slot::is_lost`].
+    pub fn is_lost(&self) -> bool {
+        self.0.iter().any(|permit| permit.is_lost())
+    }
+
+    /// Completes when the slot is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future changes nothing.
+    pub async fn lost(&self) {
+        select_all(self.0.iter().map(|permit| Box::pin(permit.lost()))).await;
+    }
+}

@@ -1,0 +1,92 @@
+//! `Send`, `Sync` and `Unpin` of every public type and future.
+
+use std::{convert::Infallible, future::Ready, rc::Rc};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+use tower::util::BoxCloneService;
+use tower_turnstile::{
+    Acquire, AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Hold, Key, Limit,
+    LimitLayer, Limiter, OnLost, OnUnavailable, Permit, Refusal, RefusalKind, ReleaseAt, Scope,
+    Semaphore, ShutdownReport, Slot, Status, Usage,
+    layer::{Limited, LostError, ResponseBody, ResponseFuture},
+};
+
+macro_rules! assert_values {
+    ($($type:ty),+ $(,)?) => {
+        $(assert_impl_all!($type: Send, Sync, Unpin, Clone, std::fmt::Debug);)+
+    };
+}
+
+assert_values!(
+    AcquireError,
+    AcquireErrorKind,
+    ConfigError,
+    ConfigErrorKind,
+    Key,
+    Limit,
+    LimitLayer,
+    Limiter,
+    OnLost,
+    OnUnavailable,
+    Refusal,
+    RefusalKind,
+    ReleaseAt,
+    Scope,
+    Semaphore,
+    ShutdownReport,
+    Slot,
+    Status,
+    Usage,
+);
+
+assert_impl_all!(AcquireError: std::error::Error);
+assert_impl_all!(ConfigError: std::error::Error);
+assert_impl_all!(LostError: std::error::Error, Send, Sync, Unpin);
+assert_impl_all!(Acquire: Send, Sync, Unpin, std::fmt::Debug);
+
+// A slot has one owner.
+assert_impl_all!(Permit: Send, Sync, Unpin, std::fmt::Debug);
+assert_not_impl_any!(Permit: Clone);
+assert_impl_all!(Hold: Send, Sync, Unpin, std::fmt::Debug);
+assert_not_impl_any!(Hold: Clone);
+
+/// A service over plain data, and one that stays on its thread.
+type Answer<B> = Result<Response<B>, Infallible>;
+type Plain<Q> = tower::util::ServiceFn<fn(Request<Q>) -> Ready<Answer<Full<Bytes>>>>;
+type Local = tower::util::ServiceFn<fn(Request<()>) -> Ready<Answer<Rc<Full<Bytes>>>>>;
+
+assert_impl_all!(Limited<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
+assert_impl_all!(ResponseFuture<Plain<()>, ()>: Send, Unpin, std::fmt::Debug);
+assert_not_impl_any!(ResponseFuture<Plain<Rc<()>>, Rc<()>>: Send);
+assert_not_impl_any!(ResponseFuture<Local, ()>: Send);
+assert_impl_all!(ResponseBody<Full<Bytes>>: Send, Sync, Unpin, std::fmt::Debug);
+assert_impl_all!(ResponseBody<hyper::body::Incoming>: Send, Sync, Unpin);
+assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
+
+fn send_sync<T: Send + Sync>(_: T) {}
+
+/// Compiled, never run.
+#[allow(dead_code)]
+fn futures(limiter: &Limiter, permit: &Permit, slot: &Slot, hold: &Hold) {
+    send_sync(permit.lost());
+    send_sync(slot.lost());
+    send_sync(hold.lost());
+    fn send<T: Send>(_: T) {}
+    send(Limiter::connect("memory:"));
+    send(limiter.shutdown(std::time::Duration::ZERO));
+}
+
+/// A layered service goes where services are boxed.
+#[test]
+fn layered_services_can_be_boxed() {
+    use tower::Layer;
+
+    let plain = tower::service_fn(|_: Request<()>| {
+        std::future::ready(Answer::Ok(Response::new(Full::<Bytes>::default())))
+    });
+    let layer = Limiter::in_memory().layer(Limit::concurrent("one", 1));
+    let _: BoxCloneService<Request<()>, _, Infallible> = BoxCloneService::new(layer.layer(plain));
+}

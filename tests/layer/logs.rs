@@ -1,0 +1,84 @@
+//! What the layer tells an operator, and what it keeps to itself.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::Request;
+use http_body_util::BodyExt;
+use tower::Layer;
+use tower_turnstile::{Limiter, OnLost};
+use tracing::{Level, subscriber::DefaultGuard};
+
+use crate::support::{ONE, Script, get, send, serve};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Records all events of this thread.
+    fn record(&self) -> DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || log.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    fn lines_with(&self, part: &str) -> Vec<String> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = text.lines().filter(|line| line.contains(part));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn refusal_is_logged_without_its_key() {
+    let log = Log::default();
+    let _recording = log.record();
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE.by_header("x-key"));
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let request = || {
+        let request = Request::get("/").header("x-key", "canary");
+        request.body(()).unwrap()
+    };
+    let _first = send(&service, request()).await;
+    assert!(log.lines_with("refused").is_empty());
+    let _second = send(&service, request()).await;
+    let refused = log.lines_with("refused");
+    assert_eq!(refused.len(), 1);
+    for part in ["DEBUG", "limit=\"one\"", "kind=Full"] {
+        assert!(refused[0].contains(part), "{refused:?}");
+    }
+    assert!(log.lines_with("canary").is_empty());
+}
+
+#[tokio::test]
+async fn aborted_response_is_a_warning() {
+    let log = Log::default();
+    let _recording = log.record();
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let service = layer.layer(serve(Script::of(["a"])));
+    let response = send(&service, get("/")).await;
+    limiter.shutdown(Duration::ZERO).await;
+    response.collect().await.unwrap_err();
+    let aborted = log.lines_with("aborted");
+    assert_eq!(aborted.len(), 1);
+    assert!(aborted[0].contains("WARN") && aborted[0].contains("limit=\"one\""));
+}

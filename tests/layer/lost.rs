@@ -1,0 +1,145 @@
+//! A slot that is lost while its request is in progress.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use tokio_test::{assert_pending, assert_ready, task};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{Limiter, OnLost, Refusal, RefusalKind, Slot, layer::LostError};
+
+use crate::support::{ONE, Script, get, held, send, serve};
+
+/// Marks what is held as lost.
+async fn lose_all(limiter: &Limiter) {
+    limiter.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn continue_goes_on_and_tells() {
+    let limiter = Limiter::in_memory();
+    let echo = service_fn(async |request: Request<()>| {
+        let mut response = Response::new(Script::of(["a", "b"]));
+        let slot = request.extensions().get::<Slot>().cloned();
+        response.extensions_mut().insert(slot.expect("a slot"));
+        Ok::<_, Infallible>(response)
+    });
+    let service = limiter.layer(ONE).layer(echo);
+    let mut response = send(&service, get("/")).await;
+    let slot = response.extensions().get::<Slot>().unwrap().clone();
+    response.body_mut().frame().await.unwrap().unwrap();
+    assert!(!slot.is_lost());
+    lose_all(&limiter).await;
+    slot.lost().await;
+    assert!(slot.is_lost());
+    assert_eq!(response.collect().await.unwrap().to_bytes(), "b");
+    assert!(slot.is_lost());
+}
+
+#[tokio::test]
+async fn abort_takes_no_frame_after_the_loss() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let service = layer.layer(serve(Script::of(["a", "b"]).of_length(2)));
+    let mut body = send(&service, get("/")).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    lose_all(&limiter).await;
+    let error = body.frame().await.unwrap().unwrap_err();
+    assert!(error.is::<LostError>());
+    assert!(body.frame().await.is_none());
+    assert!(body.is_end_stream());
+    assert_eq!(body.size_hint().exact(), Some(0));
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn abort_wakes_a_body_that_waits() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let mut body = send(&service, get("/")).await.into_body();
+    let mut frame = task::spawn(body.frame());
+    assert_pending!(frame.poll());
+    lose_all(&limiter).await;
+    assert!(frame.is_woken());
+    let error = assert_ready!(frame.poll()).unwrap().unwrap_err();
+    assert!(error.is::<LostError>());
+}
+
+#[tokio::test]
+async fn abort_leaves_a_body_alone_that_has_released() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).on_lost(OnLost::Abort);
+    let service = layer.layer(serve(Full::from("all")));
+    let mut body = send(&service, get("/")).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    lose_all(&limiter).await;
+    assert!(body.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn abort_drops_the_handler_and_refuses() {
+    struct Watched(Arc<AtomicBool>);
+
+    impl Drop for Watched {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    let limiter = Limiter::in_memory();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let watched = dropped.clone();
+    let hangs = service_fn(move |_: Request<()>| {
+        let watched = Watched(watched.clone());
+        async move {
+            let _watched = watched;
+            std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>().await
+        }
+    });
+    let layer = limiter
+        .layer(ONE)
+        .on_lost(OnLost::Abort)
+        .refuse_with(|refusal, head| {
+            let mut response = Response::new(head.uri.path().to_owned());
+            *response.status_mut() = refusal.status();
+            response
+        });
+    let mut call = task::spawn(layer.layer(hangs).oneshot(get("/slow")));
+    assert_pending!(call.poll());
+    lose_all(&limiter).await;
+    assert!(call.is_woken());
+    let response = assert_ready!(call.poll()).unwrap();
+    assert!(dropped.load(Ordering::SeqCst));
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let refusal = response.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.kind(), RefusalKind::Lost);
+    assert_eq!(
+        response.into_body().collect().await.unwrap().to_bytes(),
+        "/slow"
+    );
+}
+
+#[tokio::test]
+async fn continue_lets_the_handler_finish() {
+    let limiter = Limiter::in_memory();
+    let losing = limiter.clone();
+    let service = limiter.layer(ONE).layer(service_fn(move |_: Request<()>| {
+        let limiter = losing.clone();
+        async move {
+            lose_all(&limiter).await;
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
+        }
+    }));
+    let response = send(&service, get("/")).await;
+    assert_eq!(response.collect().await.unwrap().to_bytes(), "done");
+}

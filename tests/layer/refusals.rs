@@ -1,0 +1,185 @@
+//! The answers to requests that get no slot.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tokio_test::{assert_pending, task};
+use tower::{Layer, ServiceExt};
+use tower_turnstile::{Key, Limit, LimitLayer, Limiter, Refusal, RefusalKind};
+
+use crate::support::{ONE, SOON, get, send, serve, take};
+
+type Answer = Response<tower_turnstile::layer::ResponseBody<Full<Bytes>>>;
+
+async fn answer(layer: LimitLayer) -> Answer {
+    send(&layer.layer(serve(Full::from("served"))), get("/path")).await
+}
+
+fn kind(answer: &Answer) -> RefusalKind {
+    answer
+        .extensions()
+        .get::<Refusal>()
+        .expect("a refusal")
+        .kind()
+}
+
+async fn problem(answer: Answer) -> serde_json::Value {
+    assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    let retry_after = answer.headers()["retry-after"].to_str().unwrap();
+    assert!(retry_after.parse::<u64>().unwrap() >= 1);
+    let status = answer.status();
+    let json = answer.into_body().collect().await.unwrap().to_bytes();
+    let problem = serde_json::from_slice::<serde_json::Value>(&json).unwrap();
+    assert_eq!(problem["status"], status.as_u16());
+    assert!(problem["title"].is_string() && problem["detail"].is_string());
+    problem
+}
+
+#[tokio::test]
+async fn a_callers_own_limit_is_429() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let answer = answer(limiter.layer(ONE.by_header("x-key"))).await;
+    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(kind(&answer), RefusalKind::Full);
+    let problem = problem(answer).await;
+    let kind = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+    assert_eq!(problem["type"], kind);
+    assert_eq!(problem["violated-policies"], serde_json::json!(["one"]));
+}
+
+#[tokio::test]
+async fn a_shared_limit_is_503() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let answer = answer(limiter.layer(ONE)).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+    assert_eq!(problem(answer).await["type"], kind);
+}
+
+#[tokio::test]
+async fn shutdown_is_503_even_for_a_callers_own_limit() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE.by_header("x-key"));
+    limiter.shutdown(Duration::ZERO).await;
+    let answer = answer(layer).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(kind(&answer), RefusalKind::ShutDown);
+    problem(answer).await;
+}
+
+#[tokio::test]
+async fn shutdown_refuses_those_who_wait() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let layer = limiter.layer(ONE.wait_up_to(SOON));
+    let mut waiting = task::spawn(layer.layer(serve(Full::from("served"))).oneshot(get("/")));
+    assert_pending!(waiting.poll());
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(waiting.is_woken());
+    assert_eq!(kind(&waiting.await.unwrap()), RefusalKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_in_vain_is_told() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let wait = Duration::from_millis(1_500);
+    let answer = answer(limiter.layer(ONE.wait_up_to(wait).by_header("x-key"))).await;
+    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+    let refusal = answer.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.kind(), RefusalKind::TimedOut);
+    assert!(refusal.waited() >= wait);
+    assert_eq!((refusal.in_use(), refusal.limit().name()), (1, "one"));
+    assert_eq!(
+        problem(answer).await["detail"],
+        "none of 1 slots came free in 1.5s"
+    );
+}
+
+#[tokio::test]
+async fn a_full_line_is_told() {
+    let limiter = Limiter::in_memory();
+    let short = Limit::concurrent("short", 1)
+        .wait_up_to(SOON)
+        .max_waiters(1);
+    let semaphore = limiter.semaphore(&short, Key::SHARED);
+    let _permit = semaphore.acquire().await.unwrap();
+    let mut waiting = task::spawn(semaphore.acquire());
+    assert_pending!(waiting.poll());
+    let answer = answer(limiter.layer(short)).await;
+    assert_eq!(kind(&answer), RefusalKind::LineFull);
+    assert_eq!(answer.extensions().get::<Refusal>().unwrap().waiting(), 1);
+    problem(answer).await;
+}
+
+#[tokio::test]
+async fn statuses_can_be_set() {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    let layer = limiter
+        .layer(ONE)
+        .limited_status(StatusCode::TOO_MANY_REQUESTS)
+        .unavailable_status(StatusCode::BAD_GATEWAY);
+    let full = answer(layer.clone()).await;
+    assert_eq!(full.status(), StatusCode::TOO_MANY_REQUESTS);
+    problem(full).await;
+    drop(permit);
+    limiter.shutdown(Duration::ZERO).await;
+    let shut = answer(layer).await;
+    assert_eq!(shut.status(), StatusCode::BAD_GATEWAY);
+    problem(shut).await;
+}
+
+#[test]
+#[should_panic(expected = "200 OK is no status for a refusal")]
+fn a_status_that_refuses_nothing_panics() {
+    let _ = Limiter::in_memory()
+        .layer(ONE)
+        .limited_status(StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_closure_builds_the_response() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let layer = limiter.layer(ONE).refuse_with(|refusal, head| {
+        let mut response = refusal
+            .to_response()
+            .map(|_| format!("{} is busy", head.uri));
+        response
+            .headers_mut()
+            .insert("x-busy", refusal.limit().max().into());
+        response
+    });
+    let answer = answer(layer).await;
+    assert_eq!(answer.headers()["x-busy"], "1");
+    assert_eq!(kind(&answer), RefusalKind::Full);
+    assert_eq!(
+        answer.into_body().collect().await.unwrap().to_bytes(),
+        "/path is busy"
+    );
+}
+
+#[tokio::test]
+async fn a_hostile_name_stays_json() {
+    let limiter = Limiter::in_memory();
+    let hostile = Limit::try_concurrent("a\"b\\c\n\u{1}ü", 1).unwrap();
+    let _permit = limiter
+        .semaphore(&hostile, Key::SHARED)
+        .acquire()
+        .await
+        .unwrap();
+    let problem = problem(answer(limiter.layer(&hostile)).await).await;
+    assert_eq!(problem["violated-policies"][0], hostile.name());
+}
+
+#[test]
+fn a_limit_out_of_range_is_an_error() {
+    let limiter = Limiter::in_memory();
+    let endless = ONE.wait_up_to(Duration::MAX);
+    assert!(limiter.try_layer(endless).is_err());
+}

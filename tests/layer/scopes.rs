@@ -1,0 +1,116 @@
+//! Which requests share a limit.
+
+use bytes::Bytes;
+use http::{HeaderName, Request, StatusCode};
+use http_body_util::Full;
+use tokio::sync::oneshot;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, ServiceExt};
+use tower_turnstile::{Limiter, Scope};
+
+use crate::support::{ONE, Script, get, held, send, serve};
+
+/// Sends these requests at once and tells which were admitted.
+async fn admitted<const N: usize>(
+    scope: impl Into<Scope>,
+    requests: [Request<()>; N],
+) -> [bool; N] {
+    let layer = Limiter::in_memory().layer(scope);
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let mut responses = Vec::new();
+    for request in requests {
+        responses.push(send(&service, request).await);
+    }
+    std::array::from_fn(|index| responses[index].status() == StatusCode::OK)
+}
+
+fn with_key(key: &[u8]) -> Request<()> {
+    Request::get("/").header("x-key", key).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn a_limit_by_itself_is_shared() {
+    assert_eq!(admitted(ONE, [get("/a"), get("/b")]).await, [true, false]);
+    assert_eq!(admitted(&ONE, [get("/a"), get("/b")]).await, [true, false]);
+}
+
+#[tokio::test]
+async fn header_values_are_counted_apart() {
+    let requests = [b"a", b"b", b"a"].map(|key| with_key(key));
+    assert_eq!(
+        admitted(ONE.by_header("X-Key"), requests).await,
+        [true, true, false]
+    );
+    let requests = [&b"\xff"[..], b"\xfe", b"\xff"].map(with_key);
+    let name = HeaderName::from_static("x-key");
+    assert_eq!(
+        admitted(ONE.by_header(name), requests).await,
+        [true, true, false]
+    );
+}
+
+#[tokio::test]
+async fn requests_without_the_header_share_one_key() {
+    let requests = [get("/"), get("/"), with_key(b""), with_key(b"a")];
+    let admitted = admitted(ONE.by_header("x-key"), requests).await;
+    assert_eq!(admitted, [true, false, false, true]);
+}
+
+#[test]
+#[should_panic(expected = "the key of limit `one` is no valid header name")]
+fn a_bad_header_name_panics() {
+    let _ = ONE.by_header("x key");
+}
+
+#[tokio::test]
+async fn closure_sees_the_head() {
+    let scope = ONE.by_key(|head| Some(head.uri.path().to_owned()));
+    let requests = [get("/a"), get("/b"), get("/a")];
+    assert_eq!(admitted(scope, requests).await, [true, true, false]);
+}
+
+#[tokio::test]
+async fn no_key_is_not_limited() {
+    let free = |path: &str| (path != "/free").then_some("key");
+    let paths = ["/free", "/free", "/a", "/a"];
+    let expected = [true, true, true, false];
+    let scope = ONE.by_key(move |head| free(head.uri.path()));
+    assert_eq!(admitted(scope, paths.map(get)).await, expected);
+    let scope = ONE.by_key_async(move |head| std::future::ready(free(head.uri.path())));
+    assert_eq!(admitted(scope, paths.map(get)).await, expected);
+}
+
+#[tokio::test]
+async fn no_slot_is_shown_without_a_limit() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE.by_key(|_| None::<u64>));
+    let service = layer.layer(tower::service_fn(async |request: Request<()>| {
+        assert!(
+            request
+                .extensions()
+                .get::<tower_turnstile::Slot>()
+                .is_none()
+        );
+        Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::default()))
+    }));
+    service.oneshot(get("/")).await.unwrap();
+}
+
+#[tokio::test]
+async fn request_takes_no_slot_before_its_key_is_known() {
+    let limiter = Limiter::in_memory();
+    let (tell, told) = oneshot::channel::<&str>();
+    let told = std::sync::Mutex::new(Some(told));
+    let layer = limiter.layer(ONE.by_key_async(move |_| {
+        let told = told.lock().unwrap().take().unwrap();
+        async { told.await.ok() }
+    }));
+    let mut service = layer.layer(serve(Script::of([]).then_waits()));
+    let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
+    assert_pending!(call.poll());
+    assert_eq!(held(&limiter), 0);
+    tell.send("key").unwrap();
+    let response = call.await.unwrap();
+    assert_eq!(held(&limiter), 1);
+    drop(response);
+}

@@ -1,0 +1,119 @@
+//! The slot as handlers see it.
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{Limit, Limiter, ReleaseAt, Slot};
+
+use crate::support::{ONE, get, held, send, soon};
+
+/// Answers at once and leaves its slot in the response.
+fn shows_slot()
+-> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible> + Clone {
+    service_fn(async |mut request: Request<()>| {
+        let mut response = Response::new(Full::from("body"));
+        response
+            .extensions_mut()
+            .extend(std::mem::take(request.extensions_mut()));
+        Ok(response)
+    })
+}
+
+fn slot(response: &Response<impl Sized>) -> Slot {
+    response.extensions().get::<Slot>().expect("a slot").clone()
+}
+
+#[tokio::test]
+async fn slot_does_not_own() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let slot = slot(&response);
+    let watch = slot.clone();
+    let mut lost = task::spawn(watch.lost());
+    assert_pending!(lost.poll());
+    drop(response);
+    assert_eq!(held(&limiter), 0);
+    assert!(slot.hold().is_none());
+    assert!(!slot.is_lost());
+    assert_pending!(lost.poll());
+}
+
+#[tokio::test]
+async fn hold_outlives_the_response() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(ONE).layer(shows_slot());
+    let response = send(&service, get("/")).await;
+    let (first, second) = (
+        slot(&response).hold().unwrap(),
+        slot(&response).hold().unwrap(),
+    );
+    drop(response);
+    drop(first);
+    assert_eq!(held(&limiter), 1);
+    let refused = send(&service, get("/")).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    drop(second);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn hold_that_ends_first_leaves_the_slot_to_the_response() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    drop(slot(&response).hold());
+    assert_eq!(held(&limiter), 1);
+    drop(response);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn hold_outlives_a_release_at_the_head() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).release_at(ReleaseAt::Head);
+    let holds = service_fn(async |request: Request<()>| {
+        let mut response = Response::new(Full::<Bytes>::default());
+        let hold = request.extensions().get::<Slot>().and_then(Slot::hold);
+        response
+            .extensions_mut()
+            .insert(std::sync::Arc::new(hold.expect("a slot")));
+        Ok::<_, Infallible>(response)
+    });
+    let response = layer.layer(holds).oneshot(get("/")).await.unwrap();
+    assert_eq!(held(&limiter), 1);
+    drop(response);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn hold_is_told_of_a_loss() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let hold = slot(&response).hold().unwrap();
+    drop(response);
+    assert!(!hold.is_lost());
+    let mut lost = task::spawn(hold.lost());
+    assert_pending!(lost.poll());
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(lost.is_woken());
+    soon(lost).await;
+    assert!(hold.is_lost());
+}
+
+#[tokio::test]
+async fn slot_under_two_layers_stands_for_both() {
+    const TWO: Limit = Limit::concurrent("two", 2);
+    let limiter = Limiter::in_memory();
+    let service = limiter
+        .layer(TWO)
+        .layer(limiter.layer(ONE).layer(shows_slot()));
+    let response = send(&service, get("/")).await;
+    let hold = slot(&response).hold().unwrap();
+    drop(response);
+    assert_eq!(held(&limiter), 2);
+    drop(hold);
+    assert_eq!(held(&limiter), 0);
+}

@@ -1,0 +1,145 @@
+//! Bodies, services and requests for the tests.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    future::{Future, ready},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use tower::{BoxError, Service, ServiceExt, service_fn};
+use tower_turnstile::{Key, Limit, Limiter, Permit};
+
+pub(crate) const ONE: Limit = Limit::concurrent("one", 1);
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// Gives its frames, then waits for ever, fails or ends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Script {
+    frames: VecDeque<Result<Bytes, HeaderMap>>,
+    then: Then,
+    /// Tells that it has ended as soon as it has, not only when it is asked for the next frame.
+    tells_end: bool,
+    length: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Then {
+    #[default]
+    End,
+    Fail,
+    Wait,
+}
+
+impl Script {
+    pub(crate) fn of<const N: usize>(frames: [&'static str; N]) -> Self {
+        let frames = frames.map(|frame| Ok(Bytes::from_static(frame.as_bytes())));
+        Self {
+            frames: frames.into(),
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn trailers(mut self, name: &'static str, value: &'static str) -> Self {
+        let trailers = HeaderMap::from_iter([(
+            http::HeaderName::from_static(name),
+            http::HeaderValue::from_static(value),
+        )]);
+        self.frames.push_back(Err(trailers));
+        self
+    }
+
+    pub(crate) fn then_fails(mut self) -> Self {
+        self.then = Then::Fail;
+        self
+    }
+
+    pub(crate) fn then_waits(mut self) -> Self {
+        self.then = Then::Wait;
+        self
+    }
+
+    pub(crate) fn tells_end(mut self) -> Self {
+        self.tells_end = true;
+        self
+    }
+
+    pub(crate) fn of_length(mut self, length: u64) -> Self {
+        self.length = Some(length);
+        self
+    }
+}
+
+impl Body for Script {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match (self.frames.pop_front(), self.then) {
+            (Some(Ok(data)), _) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            (Some(Err(trailers)), _) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            (None, Then::End) => Poll::Ready(None),
+            (None, Then::Fail) => Poll::Ready(Some(Err("the script fails".into()))),
+            (None, Then::Wait) => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.tells_end && self.then == Then::End && self.frames.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length.map(SizeHint::with_exact).unwrap_or_default()
+    }
+}
+
+/// A service that always gives this body.
+pub(crate) fn serve<Q, B: Clone + Send>(
+    body: B,
+) -> impl Service<Request<Q>, Response = Response<B>, Error = Infallible, Future: Send> + Clone {
+    service_fn(move |_| ready(Ok(Response::new(body.clone()))))
+}
+
+/// What comes of one request.
+pub(crate) async fn send<S>(service: &S, request: Request<()>) -> S::Response
+where
+    S: Service<Request<()>, Error: std::fmt::Debug> + Clone,
+{
+    service.clone().oneshot(request).await.unwrap()
+}
+
+pub(crate) fn get(path: &str) -> Request<()> {
+    Request::get(path).body(()).unwrap()
+}
+
+pub(crate) fn held(limiter: &Limiter) -> usize {
+    limiter.status().held
+}
+
+pub(crate) async fn take(limiter: &Limiter) -> Permit {
+    limiter
+        .semaphore(&ONE, Key::SHARED)
+        .acquire()
+        .await
+        .unwrap()
+}
+
+/// Waits until the one slot is free.
+pub(crate) async fn freed(limiter: &Limiter) {
+    let patient = ONE.wait_up_to(SOON);
+    let permit = limiter.semaphore(&patient, Key::SHARED).acquire().await;
+    drop(permit.expect("the slot comes free"));
+}
+
+/// Fails rather than hangs.
+pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(SOON, future).await.expect("in time")
+}

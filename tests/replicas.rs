@@ -1,0 +1,506 @@
+//! Several real processes of `examples/axum` on one real Redis: what a service owner would see.
+//!
+//! Each test names the guarantees that it checks. They run one at a time, since some are about load.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{
+    redis_server::RedisServer,
+    replica::{Replica, run_to_end},
+    watch::{Ledger, Streams, script_calls, until_empty},
+};
+use tokio::time::{sleep, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// One process test at a time, each with a runtime of its own.
+fn alone(test: impl Future<Output = ()>) {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        timeout(Duration::from_secs(120), test)
+            .await
+            .expect("in time")
+    });
+}
+
+async fn replicas(server: &RedisServer, count: usize, options: &[&str]) -> Vec<Replica> {
+    let mut replicas = Vec::new();
+    for _ in 0..count {
+        replicas.push(Replica::start(&server.url(), options).await);
+    }
+    replicas
+}
+
+/// G1, G3, G4, G5: three replicas, limit 4, 40 clients.
+#[test]
+fn three_replicas_share_one_cap_in_arrival_order() {
+    alone(async {
+        let server = RedisServer::start();
+        let replicas = replicas(&server, 3, &["--limit", "4"]).await;
+        let watch = Ledger::watch(&server);
+        let streams = Streams::default();
+        let mut clients = Vec::new();
+        for number in 0..40 {
+            let replica = &replicas[number % 3];
+            clients.push(streams.open(number, replica.get("/stream?chunks=5&every=100")));
+            watch.until_members(number + 1).await;
+        }
+        for client in clients {
+            client
+                .await
+                .expect("no panic")
+                .expect("every client is served");
+        }
+        let seen = streams.seen();
+        for (place, number) in seen.order.iter().enumerate() {
+            // Four are admitted almost at once, and their first events take ways of their own.
+            assert!(place.abs_diff(*number) < 4, "G3: {:?}", seen.order);
+        }
+        assert!(
+            seen.most_at_once <= 4,
+            "G1: {} streams at once, as the clients saw it",
+            seen.most_at_once
+        );
+        let ledger = watch.finish();
+        assert!(
+            ledger.most_holders <= 4,
+            "G1: {} holders in the ledger",
+            ledger.most_holders
+        );
+        // 40 streams of 0.4 s, four at a time, take 4 s.
+        assert!(
+            seen.lasted < Duration::from_millis(5_500),
+            "G4: took {:?}",
+            seen.lasted
+        );
+        until_empty(&server).await;
+    });
+}
+
+/// G3: with one slot, the order is exact.
+#[test]
+fn replicas_take_turns_in_arrival_order() {
+    alone(async {
+        let server = RedisServer::start();
+        let replicas = replicas(&server, 3, &["--limit", "1"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let mut clients = Vec::new();
+        for number in 0..20 {
+            let replica = &replicas[number * 7 % 3];
+            clients.push(streams.open(number, replica.get("/stream?chunks=3&every=25")));
+            watch.until_members(number + 1).await;
+        }
+        for client in clients {
+            client
+                .await
+                .expect("no panic")
+                .expect("every client is served");
+        }
+        assert_eq!(streams.seen().order, (0..20).collect::<Vec<_>>(), "G3");
+    });
+}
+
+/// G5: slots of a killed replica are back within the lease, and handed on at once when it ends.
+#[test]
+fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
+    alone(async {
+        let server = RedisServer::start();
+        let mut replicas = replicas(&server, 2, &["--limit", "4", "--lease", "3s"]).await;
+        let streams = Streams::default();
+        let watch = Ledger::watch(&server);
+        let held: Vec<_> = (0..4)
+            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=50")))
+            .collect();
+        watch.until_holders(4).await;
+        let waiting: Vec<_> = (4..8)
+            .map(|number| streams.open(number, replicas[1].get("/stream?chunks=2&every=10")))
+            .collect();
+        watch.until_members(8).await;
+        replicas[0].kill();
+        let killed = Instant::now();
+        for client in waiting {
+            client.await.expect("no panic").expect("served");
+        }
+        let took = killed.elapsed();
+        assert!(
+            took < Duration::from_millis(3_500),
+            "G5: {took:?} after the kill, with a lease of 3 s"
+        );
+        assert!(watch.finish().most_holders <= 4, "G1");
+        for client in held {
+            client.await.expect("no panic").expect_err("cut off");
+        }
+    });
+}
+
+/// G4: a hundred dead waiters at the head of the line cost one waiter time-to-live, not one each.
+#[test]
+fn dead_waiters_do_not_delay_the_one_behind_them_one_by_one() {
+    alone(async {
+        let server = RedisServer::start();
+        let mut replicas = replicas(&server, 3, &["--limit", "1"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=20"));
+        watch.until_holders(1).await;
+        let _dead: Vec<_> = (1..=100)
+            .map(|number| streams.open(number, replicas[1].get("/work?ms=1")))
+            .collect();
+        watch.until_members(101).await;
+        let last = streams.open(101, replicas[2].get("/work?ms=1"));
+        watch.until_members(102).await;
+        replicas[1].kill();
+        let killed = Instant::now();
+        holder.abort();
+        last.await.expect("no panic").expect("served");
+        let took = killed.elapsed();
+        // The waiter TTL is 5 s; G4 allows twice that.
+        assert!(took < Duration::from_secs(10), "G4: {took:?}");
+    });
+}
+
+/// G5: a client that leaves frees its slot, or its place, within a second.
+#[test]
+fn clients_that_leave_give_back_slots_and_places() {
+    alone(async {
+        let server = RedisServer::start();
+        let replicas = replicas(&server, 2, &["--limit", "1"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=20"));
+        watch.until_holders(1).await;
+        let head = streams.open(1, replicas[1].get("/work?ms=1"));
+        watch.until_members(2).await;
+        let next = streams.open(2, replicas[0].get("/stream?chunks=1000&every=20"));
+        watch.until_members(3).await;
+        head.abort();
+        timeout(SECOND, watch.until_members(2))
+            .await
+            .expect("G5: the place is free within a second");
+        holder.abort();
+        timeout(SECOND, watch.until_members(1))
+            .await
+            .expect("G5: the slot is free within a second");
+        timeout(SECOND, streams.until_started(2))
+            .await
+            .expect("G4: and handed on");
+        next.abort();
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+    });
+}
+
+/// G2: a replica that was stopped for two leases sends at most one more event on each of its old streams.
+#[test]
+fn a_stopped_replica_aborts_its_streams_when_it_wakes() {
+    alone(async {
+        let server = RedisServer::start();
+        let replicas = replicas(
+            &server,
+            2,
+            &["--limit", "2", "--lease", "2s", "--on-lost", "abort"],
+        )
+        .await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let old: Vec<_> = (0..2)
+            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
+            .collect();
+        watch.until_holders(2).await;
+        streams.until_started(0).await;
+        streams.until_started(1).await;
+        let new: Vec<_> = (2..4)
+            .map(|number| streams.open(number, replicas[1].get("/stream?chunks=200&every=50")))
+            .collect();
+        watch.until_members(4).await;
+        replicas[0].pause();
+        // What was in flight when it was stopped has arrived by then.
+        sleep(Duration::from_millis(300)).await;
+        let before = [streams.events(0), streams.events(1)];
+        sleep(Duration::from_millis(3_700)).await;
+        assert_eq!([streams.events(0), streams.events(1)], before);
+        replicas[0].resume();
+        for (number, client) in old.into_iter().enumerate() {
+            client
+                .await
+                .expect("no panic")
+                .expect_err("G2: the stream ends in an error");
+            let late = streams.events(number) - before[number];
+            assert!(late <= 1, "G2: {late} events after the lease was over");
+        }
+        for client in new {
+            client.abort();
+        }
+        assert!(watch.finish().most_holders <= 2, "G1");
+    });
+}
+
+/// G8: with the store gone, requests are decided by policy within the store timeout; with the store back, the cap is
+/// shared again.
+#[test]
+fn an_outage_is_decided_by_policy_and_ends_unaided() {
+    for (policy, status, at_once) in [("local", 200, 1), ("allow", 200, 3), ("reject", 503, 0)] {
+        alone(async move {
+            let mut server = RedisServer::start();
+            let options = [
+                "--limit",
+                "1",
+                "--max-wait",
+                "5s",
+                "--store-timeout",
+                "300ms",
+                "--on-unavailable",
+                policy,
+            ];
+            let replicas = replicas(&server, 2, &options).await;
+            assert_eq!(replicas[0].get("/work?ms=1").status().await, 200);
+            server.stop();
+            let stopped = Instant::now();
+            assert_eq!(
+                replicas[0].get("/work?ms=1").status().await,
+                status,
+                "{policy}"
+            );
+            let took = stopped.elapsed();
+            assert!(
+                took < Duration::from_millis(600),
+                "G8: {took:?} with a store timeout of 300 ms"
+            );
+            assert_eq!(replicas[0].status().await["store"], "down");
+            let streams = Streams::default();
+            let clients: Vec<_> = (0..3)
+                .map(|number| streams.open(number, replicas[0].get("/stream?chunks=3&every=100")))
+                .collect();
+            for client in clients {
+                assert_eq!(
+                    client.await.expect("no panic").is_ok(),
+                    status == 200,
+                    "{policy}"
+                );
+            }
+            assert_eq!(streams.seen().most_at_once, at_once, "{policy}");
+
+            server.restart();
+            for replica in &replicas {
+                timeout(5 * SECOND, replica.until_store("up"))
+                    .await
+                    .expect("G8: by itself");
+            }
+            let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+            let shared: Vec<_> = (0..6)
+                .map(|number| {
+                    streams.open(
+                        number,
+                        replicas[number % 2].get("/stream?chunks=2&every=50"),
+                    )
+                })
+                .collect();
+            for client in shared {
+                client.await.expect("no panic").expect("served");
+            }
+            assert_eq!(streams.seen().most_at_once, 1, "G1: one cap for both again");
+            assert!(watch.finish().most_holders <= 1, "G1");
+        });
+    }
+}
+
+/// G8: a store that stands still is an outage too, and what it was sent in the meantime leaves nothing behind (G6).
+#[test]
+fn a_store_that_stands_still_is_an_outage() {
+    alone(async {
+        let server = RedisServer::start();
+        let options = [
+            "--limit",
+            "1",
+            "--store-timeout",
+            "300ms",
+            "--on-unavailable",
+            "reject",
+        ];
+        let replica = Replica::start(&server.url(), &options).await;
+        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+        server.pause();
+        let asked = Instant::now();
+        assert_eq!(replica.get("/work?ms=1").status().await, 503);
+        assert!(
+            asked.elapsed() < Duration::from_millis(600),
+            "G8: {:?}",
+            asked.elapsed()
+        );
+        let asked = Instant::now();
+        assert_eq!(replica.get("/work?ms=1").status().await, 503);
+        assert!(
+            asked.elapsed() < Duration::from_millis(100),
+            "the breaker spares the next one the wait"
+        );
+        server.resume();
+        timeout(5 * SECOND, replica.until_store("up"))
+            .await
+            .expect("G8: by itself");
+        timeout(5 * SECOND, until_empty(&server))
+            .await
+            .expect("G6: no ghost");
+        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+    });
+}
+
+/// Held streams survive a restart of a store that forgets: they are adopted, and count again.
+#[test]
+fn a_store_that_forgot_is_told_again() {
+    alone(async {
+        let mut server = RedisServer::start();
+        let replicas = replicas(&server, 2, &["--limit", "2", "--max-wait", "0s"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let _held: Vec<_> = (0..2)
+            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
+            .collect();
+        watch.until_holders(2).await;
+        drop(watch);
+        server.stop();
+        server.restart();
+        let watch = Ledger::watch(&server);
+        timeout(5 * SECOND, watch.until_holders(2))
+            .await
+            .expect("adopted");
+        assert_eq!(
+            replicas[1].get("/work?ms=1").status().await,
+            429,
+            "they count for others"
+        );
+        assert!(streams.events(0) > 0 && streams.events(1) > 0);
+    });
+}
+
+/// G7, and the cost of waiting: 60 waiters on three replicas cost a few calls a second.
+#[test]
+fn waiting_costs_the_store_next_to_nothing() {
+    alone(async {
+        let server = RedisServer::start();
+        let replicas = replicas(&server, 3, &["--limit", "1"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let holder = streams.open(0, replicas[0].get("/stream?chunks=1000&every=50"));
+        watch.until_holders(1).await;
+        let waiters: Vec<_> = (1..=60)
+            .map(|number| streams.open(number, replicas[number % 3].get("/work?ms=1")))
+            .collect();
+        watch.until_members(61).await;
+        drop(watch);
+        let before = script_calls(&server);
+        sleep(5 * SECOND).await;
+        let calls = script_calls(&server) - before;
+        // A poll a second for each replica, one roll call each, renewals of one slot.
+        assert!((5..=25).contains(&calls), "{calls} calls in 5 s");
+        holder.abort();
+        for waiter in waiters {
+            waiter.await.expect("no panic").expect("served");
+        }
+    });
+}
+
+/// G5: SIGTERM gives back every slot and refuses who waits; the process ends with 0 within a few seconds.
+#[test]
+fn a_graceful_shutdown_leaves_nothing_behind() {
+    alone(async {
+        let server = RedisServer::start();
+        let mut replicas = replicas(&server, 2, &["--limit", "2"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let held: Vec<_> = (0..2)
+            .map(|number| streams.open(number, replicas[0].get("/stream?chunks=1000&every=20")))
+            .collect();
+        watch.until_holders(2).await;
+        let refused = tokio::spawn({
+            let request = replicas[0].get("/work?ms=1");
+            async move { request.status().await }
+        });
+        watch.until_members(3).await;
+        let elsewhere = streams.open(2, replicas[1].get("/work?ms=1"));
+        watch.until_members(4).await;
+        let asked = Instant::now();
+        assert_eq!(replicas[0].terminate().await, Some(0));
+        assert!(asked.elapsed() < 5 * SECOND, "{:?}", asked.elapsed());
+        assert_eq!(refused.await.expect("no panic"), 503);
+        elsewhere
+            .await
+            .expect("no panic")
+            .expect("the other replica goes on");
+        for client in held {
+            let _ = client.await.expect("no panic");
+        }
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+    });
+}
+
+/// A WebSocket holds its slot until it closes.
+#[test]
+fn a_websocket_holds_its_slot_to_the_end() {
+    alone(async {
+        let server = RedisServer::start();
+        let replica = Replica::start(&server.url(), &["--limit", "1", "--max-wait", "0s"]).await;
+        let mut socket = replica.websocket().await;
+        assert_eq!(socket.echo("hello").await, "hello");
+        assert_eq!(replica.get("/work?ms=1").status().await, 429);
+        assert_eq!(replica.get("/free").status().await, 200);
+        drop(socket);
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+    });
+}
+
+/// A bad option is one clear line that names it, and exit code 2.
+#[test]
+fn bad_options_are_refused_in_one_line() {
+    let server = RedisServer::start();
+    server.cli(&["CONFIG", "SET", "requirepass", "right"]);
+    let wrong_password = server.url().replace("redis://", "redis://:canary-51c2@");
+    for (options, named) in [
+        (&["--limit", "0"][..], "--limit"),
+        (&["--lease", "0s"], "--lease"),
+        (&["--lease", "1s", "--store-timeout", "1s"], "--lease"),
+        (&["--max-wait", "soon"], "--max-wait"),
+        (&["--on-lost", "panic"], "--on-lost"),
+        (&["--store", "http://127.0.0.1"], "--store"),
+        (&["--store", "redis://127.0.0.1:port"], "--store"),
+        (&["--store", &wrong_password], "--store"),
+        (&["--listen", "127.0.0.1:99999"], "--listen"),
+        (&["--listen", "nowhere"], "--listen"),
+        (&["--colour", "red"], "--colour"),
+    ] {
+        let (code, errors) = run_to_end(options);
+        assert_eq!(code, Some(2), "{options:?}: {errors}");
+        assert_eq!(
+            errors.trim_end().lines().count(),
+            1,
+            "{options:?}: {errors}"
+        );
+        assert!(errors.contains(named), "{options:?}: {errors}");
+        assert!(!errors.contains("canary"), "{errors}");
+    }
+}
+
+/// A store that cannot be reached at the start is one warning, and the policy applies.
+#[test]
+fn a_service_starts_while_its_store_is_down() {
+    alone(async {
+        let mut server = RedisServer::start();
+        let url = server.url();
+        server.stop();
+        let replica = Replica::start(&url, &["--on-unavailable", "local"]).await;
+        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+        assert_eq!(replica.status().await["store"], "down");
+        let log = replica.log();
+        assert_eq!(
+            log.lines().filter(|line| line.contains("WARN")).count(),
+            1,
+            "{log}"
+        );
+        server.restart();
+        timeout(5 * SECOND, replica.until_store("up"))
+            .await
+            .expect("by itself");
+    });
+}
