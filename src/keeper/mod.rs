@@ -10,8 +10,9 @@
 //! | `core` | the state machine: lines, and where to find the one that needs something |
 //! | `turn` | a permit's way through it: asked for, collected, released |
 //! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
+//! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `send` | collects the work of many lines into one exchange (group commit) |
-//! | `receive`, `answer` | replies, wake-ups and failures, and what they mean to a line |
+//! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
 //! | `outage` | the breaker, policies, and the way back |
 //! | `clock`, `lease` | conservative local deadlines |
@@ -22,6 +23,7 @@
 //! `not_after`, and the request goes on under a new name.
 
 mod answer;
+mod change;
 mod clock;
 mod core;
 mod driver;
@@ -33,6 +35,7 @@ mod receive;
 mod request;
 mod send;
 mod shared;
+mod silence;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Core, Ctx, answer::Fate, clock::StoreClock, entry::Seen, outage::Breaker, send::InFlight,
+    Core, Ctx, clock::StoreClock, entry::Seen, outage::Breaker, send::InFlight, silence::Fate,
 };
 use crate::{
     ledger::{Reply, Wake},

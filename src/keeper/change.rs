@@ -1,0 +1,169 @@
+//! What can happen to an entry of a line: granted, refused, given up, lost, asked again.
+
+use tokio::time::Instant;
+
+use super::{
+    Ctx,
+    clock::local_deadline,
+    entry::{Entry, Release, Seen, State},
+    line::{Line, earliest},
+};
+use crate::{error::AcquireErrorKind, ledger::Seq};
+
+impl Line {
+    /// Changes an entry's state, and everything that is counted or listed by it.
+    pub(super) fn set(&mut self, ctx: &mut Ctx, seq: Seq, state: State) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        if let State::Waiting { ticket, .. } = entry.state {
+            self.queue.remove(&ticket);
+        }
+        ctx.counts.forget(entry.state);
+        ctx.counts.add(state);
+        let expires = (entry.wait_until(), entry.lease.line, seq);
+        match state {
+            State::Asking(_) => {}
+            State::Waiting { ticket, .. } => {
+                self.queue.insert(ticket, seq);
+                ctx.expiries.insert(expires);
+            }
+            State::WaitingHere | State::Checking => drop(ctx.expiries.insert(expires)),
+            State::Held { .. } | State::Refused(_) => {
+                ctx.expiries.remove(&expires);
+                ctx.wakers.extend(entry.waker.take());
+            }
+        }
+        entry.state = state;
+    }
+
+    /// Takes an entry out of the line, without a word to any ledger.
+    pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
+        let entry = self.entries.remove(&seq)?;
+        if let State::Waiting { ticket, .. } = entry.state {
+            self.queue.remove(&ticket);
+        }
+        ctx.counts.forget(entry.state);
+        ctx.expiries
+            .remove(&(entry.wait_until(), entry.lease.line, seq));
+        Some(entry)
+    }
+
+    /// Puts a name on the release list if the store may know it, unless an answer that will tell is still to come.
+    pub(super) fn retire(&mut self, seq: Seq) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        if !entry.open && (entry.in_store || entry.not_after_us > 0) {
+            let not_after_us = entry.not_after_us;
+            self.work.release.push(Release { seq, not_after_us });
+            (entry.in_store, entry.not_after_us) = (false, 0);
+        }
+    }
+
+    /// Gives a request that is not under way a new name, to ask with from the start.
+    pub(super) fn rename(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Seq> {
+        self.retire(seq);
+        let mut entry = self.remove(ctx, seq)?;
+        let new = ctx.next_seq();
+        entry.lease.rename(new);
+        (entry.state, entry.renewing, entry.held_since) = (State::Asking(None), false, None);
+        ctx.counts.add(entry.state);
+        self.entries.insert(new, entry);
+        Some(new)
+    }
+
+    /// Asks the store under a new name, at the end of the line.
+    pub(super) fn ask_again(&mut self, ctx: &mut Ctx, seq: Seq) {
+        if let Some(new) = self.rename(ctx, seq) {
+            self.work.acquire.push_back(new);
+        }
+    }
+
+    /// The store says that a slot is held, `counted` from then, `until_ms`.
+    pub(super) fn granted(
+        &mut self,
+        ctx: &mut Ctx,
+        seq: Seq,
+        counted: Seen,
+        until_ms: u64,
+        now: Instant,
+    ) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            // Given up in the meantime, or a ghost of an exchange that ran late.
+            self.work.release.push(Release {
+                seq,
+                not_after_us: 0,
+            });
+            return;
+        };
+        entry.in_store = true;
+        if !entry.wanted {
+            return self.give_up(ctx, seq);
+        }
+        let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
+        let renew_at = Some(ctx.renew_at(counted.sent, until));
+        match entry.state {
+            State::Refused(_) => self.retire(seq),
+            State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
+            State::Held { .. } => {
+                entry.state = State::Held { renew_at };
+                self.timers.lease = earliest(self.timers.lease, renew_at);
+            }
+            // There must be time to renew it.
+            _ if until <= now + ctx.settings.store_timeout => {
+                self.set(ctx, seq, State::Checking);
+                self.renew(seq);
+            }
+            _ => {
+                entry.lease.hold(Some(until));
+                entry.held_since = Some(now);
+                self.set(ctx, seq, State::Held { renew_at });
+                self.timers.lease = earliest(self.timers.lease, renew_at);
+            }
+        }
+    }
+
+    /// Admits a request without the store's word.
+    pub(super) fn admit(&mut self, ctx: &mut Ctx, seq: Seq) {
+        if let Some(entry) = self.entries.get(&seq) {
+            entry.lease.hold(None);
+            self.set(ctx, seq, State::Held { renew_at: None });
+        }
+    }
+
+    /// Refuses a request, and takes back what any ledger may have of it.
+    pub(super) fn refuse(&mut self, ctx: &mut Ctx, seq: Seq, kind: AcquireErrorKind) {
+        self.set(ctx, seq, State::Refused(kind));
+        self.retire(seq);
+        self.release_here(ctx, seq);
+    }
+
+    /// Its user is gone: an entry leaves now, or when the exchange that may put it into the store is answered.
+    pub(super) fn give_up(&mut self, ctx: &mut Ctx, seq: Seq) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        if entry.open {
+            entry.wanted = false;
+            entry.waker = None;
+        } else {
+            self.retire(seq);
+            self.remove(ctx, seq);
+        }
+        self.release_here(ctx, seq);
+    }
+
+    /// A held permit is over. If nobody has taken it yet, its request goes on.
+    pub(super) fn lose(&mut self, ctx: &mut Ctx, seq: Seq) {
+        match self.entries.get(&seq) {
+            Some(entry) if entry.taken || entry.open => {
+                entry.lease.lose();
+                ctx.counts.lost += 1;
+                self.give_up(ctx, seq);
+            }
+            Some(_) => self.ask_again(ctx, seq),
+            None => {}
+        }
+    }
+}

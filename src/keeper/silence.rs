@@ -1,0 +1,100 @@
+//! What it means to a line to have no answer.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Ctx,
+    entry::{Release, State},
+    line::{Line, earliest},
+    send::Note,
+};
+use crate::ledger::{Ask, Batch};
+
+/// What becomes of the requests of an exchange without an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// The connection failed, and the store may be fine: they ask again.
+    Unknown,
+    /// The store is down: the policy decides.
+    Down,
+    /// The store, or this ledger, refuses to work.
+    Refused,
+}
+
+impl Line {
+    /// The batch may have run, or may run until `not_after_us`; with 0 it certainly has not let anybody in.
+    pub(super) fn unanswered(
+        &mut self,
+        ctx: &mut Ctx,
+        batch: &Batch,
+        note: Note,
+        not_after_us: u64,
+        fate: Fate,
+        now: Instant,
+    ) {
+        let pause = ctx.settings.poll_interval;
+        for release in note.releases {
+            match fate {
+                Fate::Unknown => self.work.release.push(release),
+                _ => self.repeat_release(ctx, release, pause, now),
+            }
+        }
+        for seq in batch.renew.iter().chain(&batch.adopt) {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.renewing = false;
+            if std::mem::take(&mut entry.open) {
+                entry.not_after_us = entry.not_after_us.max(not_after_us);
+            }
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Held { .. } if fate == Fate::Unknown => self.renew(*seq),
+                State::Held { .. } => {
+                    let renew_at = Some(now + pause);
+                    entry.state = State::Held { renew_at };
+                    self.timers.lease = earliest(self.timers.lease, renew_at);
+                }
+                _ => {}
+            }
+        }
+        let mut again = Vec::new();
+        for Ask { seq, .. } in &batch.acquire {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.open = false;
+            entry.not_after_us = entry.not_after_us.max(not_after_us);
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Refused(_) => self.retire(*seq),
+                State::Asking(_) if fate == Fate::Unknown => again.extend(self.rename(ctx, *seq)),
+                State::Asking(_) => {
+                    self.decide_without_store(ctx, *seq, fate == Fate::Refused, now)
+                }
+                _ => {}
+            }
+        }
+        for seq in again.into_iter().rev() {
+            self.work.acquire.push_front(seq);
+        }
+        if !self.queue.is_empty() {
+            self.timers.poll = Some(now + pause);
+        }
+    }
+
+    /// Releases a name once more after a pause.
+    pub(super) fn repeat_release(
+        &mut self,
+        ctx: &Ctx,
+        release: Release,
+        pause: Duration,
+        now: Instant,
+    ) {
+        self.later.push(release);
+        let at = now + pause.min(ctx.settings.poll_interval);
+        self.timers.release = earliest(self.timers.release, Some(at));
+    }
+}
