@@ -67,9 +67,16 @@ impl StoreErrorKind {
 
     /// Reads the words of a Redis server. What it does not know is no outage: that would open the gate.
     pub(crate) fn of_server(words: &str) -> Self {
-        // An error from within a script has its code behind a prefix in Redis 6, and none when it is of permissions.
+        let has = |part| words.contains(part);
+        // Errors within a script: of permissions without a code, others in Redis 6 with the code behind a prefix.
+        if has("user executing the script") || has("ACL failure in script") {
+            return Self::Permission;
+        }
+        if has("max number of clients") {
+            return Self::Outage;
+        }
         let codes = words.split(|character: char| !character.is_ascii_uppercase());
-        let kind = codes.filter_map(|code| match code {
+        let mut kinds = codes.filter_map(|code| match code {
             "NOAUTH" | "WRONGPASS" => Some(Self::Credentials),
             "NOPERM" => Some(Self::Permission),
             "WRONGTYPE" | "CROSSSLOT" | "MOVED" | "ASK" | "NOPROTO" | "DENIED" => {
@@ -79,16 +86,7 @@ impl StoreErrorKind {
             | "OOM" | "READONLY" | "TRYAGAIN" => Some(Self::Outage),
             _ => None,
         });
-        let has = |part| words.contains(part);
-        kind.into_iter().next().unwrap_or_else(|| {
-            if has("max number of clients") {
-                Self::Outage
-            } else if has("user executing the script") {
-                Self::Permission
-            } else {
-                Self::Misconfigured
-            }
-        })
+        kinds.next().unwrap_or(Self::Misconfigured)
     }
 }
 

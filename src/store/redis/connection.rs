@@ -40,6 +40,10 @@ struct LinkState {
 }
 
 impl Link {
+    fn is_usable(&self) -> bool {
+        !self.state.cut.load(Relaxed)
+    }
+
     /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
     /// finds the script by its digest, and none falls behind for want of it.
     pub(super) fn is_first(&self) -> bool {
@@ -78,7 +82,7 @@ impl Connector {
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
         let _turn = self.turn.lock().await;
         let current = self.current().clone();
-        if let Some(link) = current.filter(|link| !link.state.cut.load(Relaxed)) {
+        if let Some(link) = current.filter(Link::is_usable) {
             return Ok(link);
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
@@ -138,6 +142,11 @@ impl Connector {
                 );
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_connected(&self) -> bool {
+        self.current().as_ref().is_some_and(Link::is_usable)
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Link>> {
