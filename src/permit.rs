@@ -46,6 +46,12 @@ impl Permit {
         &self.lease
     }
 
+    /// Sees to it that the leases are looked after.
+    pub(crate) fn attend(&self) {
+        // Without a runtime nobody does; the deadline holds all the same.
+        let _ = self.shared.start_driver();
+    }
+
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
     /// is shut down.
     ///
@@ -53,7 +59,7 @@ impl Permit {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        self.lease.lost().await;
+        self.lease.lost(|| self.attend()).await;
     }
 
     /// Whether the permit is lost. Once over, it stays over.

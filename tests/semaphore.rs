@@ -458,6 +458,114 @@ fn waiters_of_another_runtime_survive_the_one_with_the_task() {
     );
 }
 
+fn current_thread() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+/// A runtime may end before the limiter's task was polled even once.
+#[test]
+fn a_runtime_that_ends_at_once_leaves_the_limiter_usable() {
+    let server = RedisServer::start();
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let first = current_thread();
+    let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&limit, "key");
+    first.block_on(async { start(&mut semaphore.acquire()) });
+    drop(first);
+    let second = current_thread();
+    drop(
+        second
+            .block_on(async {
+                tokio::time::timeout(PATIENT, semaphore.acquire())
+                    .await
+                    .expect("answered")
+            })
+            .expect("free"),
+    );
+    second.block_on(until_free(&semaphore));
+}
+
+/// A runtime that was shut down cannot run the limiter's task: that is an error, at once.
+#[test]
+fn a_runtime_that_is_gone_is_an_error() {
+    let server = RedisServer::start();
+    let gone = current_thread();
+    let handle = gone.handle().clone();
+    drop(gone);
+    current_thread().block_on(async {
+        let limiter = Limiter::builder()
+            .runtime(handle)
+            .connect(&server.url())
+            .await
+            .expect("up");
+        let semaphore = limiter.semaphore(&Limit::concurrent("a", 3), "key");
+        let error = tokio::time::timeout(PATIENT, semaphore.acquire())
+            .await
+            .expect("at once")
+            .expect_err("gone");
+        assert_eq!(
+            (error.kind(), error.limit()),
+            (AcquireErrorKind::NoRuntime, 3)
+        );
+    });
+}
+
+/// The runtime with the limiter's task has ended: a shutdown on another one tells the store all the same.
+#[test]
+fn a_shutdown_on_another_runtime_gives_everything_back() {
+    let server = RedisServer::start();
+    let (first, second) = (current_thread(), current_thread());
+    let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let permit = first.block_on(semaphore.acquire()).expect("free");
+    drop(first);
+    drop(permit);
+    let report = second.block_on(limiter.shutdown(Duration::MAX));
+    assert_eq!(report.lost, 0);
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+}
+
+/// A permit tells of its loss although the runtime that looked after it has ended.
+#[test]
+fn a_loss_is_told_on_another_runtime() {
+    let mut server = RedisServer::start();
+    let (first, second) = (current_thread(), current_thread());
+    let lease = Duration::from_millis(400);
+    let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
+    let limiter = first.block_on(builder.connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let permit = first.block_on(semaphore.acquire()).expect("free");
+    drop(first);
+    server.stop();
+    second.block_on(async {
+        tokio::time::timeout(PATIENT, permit.lost())
+            .await
+            .expect("told")
+    });
+    assert!(permit.is_lost());
+}
+
+/// A limiter that starts without its store notices by itself when it is there.
+#[tokio::test]
+async fn a_limiter_that_starts_first_finds_its_store() {
+    let mut server = RedisServer::start();
+    server.stop();
+    let limiter = Limiter::connect(&server.url())
+        .await
+        .expect("that is no error");
+    assert!(!limiter.status().store_up);
+    server.restart();
+    let up = async {
+        while !limiter.status().store_up {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, up).await.expect("noticed");
+}
+
 #[test]
 fn without_a_runtime_there_is_an_error_and_no_panic() {
     let server = RedisServer::start();

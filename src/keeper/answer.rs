@@ -80,7 +80,10 @@ impl Line {
             }
         }
         for seq in stale.into_iter().rev() {
-            self.work.acquire.push_front(seq);
+            match ctx.down {
+                Some(refused) => self.decide_without_store(ctx, seq, refused),
+                None => self.work.acquire.push_front(seq),
+            }
         }
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms, now);
@@ -100,7 +103,14 @@ impl Line {
         };
         entry.renewing = false;
         match (entry.state, standing) {
-            (State::Held { .. }, _) if entry.held_since.is_some_and(|since| at.sent < since) => {}
+            (State::Held { .. } | State::Checking, _)
+                if entry.held_since.is_some_and(|since| at.sent < since) =>
+            {
+                // It speaks of a time before. One that is being checked has to be asked for again.
+                if matches!(entry.state, State::Checking) {
+                    self.renew(seq);
+                }
+            }
             // The store has lost it, or has gone back to an older copy.
             (State::Held { .. }, _) => self.work.adopt.push_back(seq),
             (State::Waiting { .. } | State::Checking, Standing::Waiting { ticket }) => {
@@ -151,7 +161,7 @@ impl Line {
         let State::Asking(_) = entry.state else {
             // A wake-up came first, or it was refused meanwhile: a late 'waiting' changes nothing.
             if matches!(entry.state, State::Refused(_)) {
-                self.retire(seq);
+                self.retire(ctx, seq);
             }
             return false;
         };

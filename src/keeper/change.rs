@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{
     Ctx,
     clock::local_deadline,
-    entry::{Entry, Release, Seen, State},
+    entry::{Entry, Seen, State},
     line::{Line, earliest},
 };
 use crate::{error::AcquireErrorKind, ledger::Seq};
@@ -28,7 +28,9 @@ impl Line {
                 self.queue.insert(ticket, seq);
                 ctx.expiries.insert(expires);
             }
-            State::WaitingHere | State::Checking => drop(ctx.expiries.insert(expires)),
+            State::WaitingHere => drop(ctx.expiries.insert(expires)),
+            // Its slot is there: only the store's word is missing, and that has its own time limit.
+            State::Checking => drop(ctx.expiries.remove(&expires)),
             State::Held { .. } | State::Refused(_) => {
                 ctx.expiries.remove(&expires);
                 ctx.wakers.extend(entry.waker.take());
@@ -50,20 +52,19 @@ impl Line {
     }
 
     /// Puts a name on the release list if the store may know it, unless an answer that will tell is still to come.
-    pub(super) fn retire(&mut self, seq: Seq) {
+    pub(super) fn retire(&mut self, ctx: &Ctx, seq: Seq) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
         if !entry.open && (entry.in_store || entry.not_after_us > 0) {
-            let not_after_us = entry.not_after_us;
-            self.work.release.push(Release { seq, not_after_us });
+            self.work.release.push(ctx.release(seq, entry.not_after_us));
             (entry.in_store, entry.not_after_us) = (false, 0);
         }
     }
 
     /// Gives a request that is not under way a new name, to ask with from the start.
     pub(super) fn rename(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Seq> {
-        self.retire(seq);
+        self.retire(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_seq();
         entry.lease.rename(new);
@@ -73,10 +74,17 @@ impl Line {
         Some(new)
     }
 
-    /// Asks the store under a new name, at the end of the line.
+    /// Asks the store under a new name, at the end of the line; or the policy, if the store is down.
     pub(super) fn ask_again(&mut self, ctx: &mut Ctx, seq: Seq) {
-        if let Some(new) = self.rename(ctx, seq) {
-            self.work.acquire.push_back(new);
+        let Some(new) = self.rename(ctx, seq) else {
+            return;
+        };
+        if let Some(entry) = self.entries.get_mut(&new) {
+            entry.asking_since = ctx.now;
+        }
+        match ctx.down {
+            Some(refused) => self.decide_without_store(ctx, new, refused),
+            None => self.work.acquire.push_back(new),
         }
     }
 
@@ -91,10 +99,7 @@ impl Line {
     ) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             // Given up in the meantime, or a ghost of an exchange that ran late.
-            self.work.release.push(Release {
-                seq,
-                not_after_us: 0,
-            });
+            self.work.release.push(ctx.release(seq, 0));
             return;
         };
         entry.in_store = true;
@@ -104,7 +109,7 @@ impl Line {
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
         let renew_at = Some(ctx.renew_at(counted.sent, until));
         match entry.state {
-            State::Refused(_) => self.retire(seq),
+            State::Refused(_) => self.retire(ctx, seq),
             State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held { .. } => {
                 entry.state = State::Held { renew_at };
@@ -112,6 +117,7 @@ impl Line {
             }
             // There must be time to renew it.
             _ if until <= now + ctx.settings.store_timeout => {
+                entry.held_since = Some(now);
                 self.set(ctx, seq, State::Checking);
                 self.renew(seq);
             }
@@ -135,7 +141,7 @@ impl Line {
     /// Refuses a request, and takes back what any ledger may have of it.
     pub(super) fn refuse(&mut self, ctx: &mut Ctx, seq: Seq, kind: AcquireErrorKind) {
         self.set(ctx, seq, State::Refused(kind));
-        self.retire(seq);
+        self.retire(ctx, seq);
         self.release_here(ctx, seq);
     }
 
@@ -146,24 +152,25 @@ impl Line {
         };
         if entry.open {
             entry.wanted = false;
-            entry.waker = None;
+            ctx.old_wakers.extend(entry.waker.take());
         } else {
-            self.retire(seq);
-            self.remove(ctx, seq);
+            self.retire(ctx, seq);
+            let removed = self.remove(ctx, seq);
+            ctx.old_wakers.extend(removed.and_then(|entry| entry.waker));
         }
         self.release_here(ctx, seq);
     }
 
-    /// A held permit is over. If nobody has taken it yet, its request goes on.
+    /// A held permit is over. If nobody has taken it yet, its request goes on, once it is known where it stands.
     pub(super) fn lose(&mut self, ctx: &mut Ctx, seq: Seq) {
         match self.entries.get(&seq) {
-            Some(entry) if entry.taken || entry.open => {
+            Some(entry) if entry.taken => {
                 entry.lease.lose();
                 ctx.counts.lost += 1;
                 self.give_up(ctx, seq);
             }
-            Some(_) => self.ask_again(ctx, seq),
-            None => {}
+            Some(entry) if !entry.open => self.ask_again(ctx, seq),
+            _ => {}
         }
     }
 }

@@ -11,7 +11,12 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    Settings, clock::StoreClock, entry::State, line::Line, outage::Breaker, send::InFlight,
+    Settings,
+    clock::StoreClock,
+    entry::{Release, State},
+    line::Line,
+    outage::Breaker,
+    send::InFlight,
 };
 use crate::{
     error::{ConfigError, ConfigErrorKind},
@@ -20,6 +25,10 @@ use crate::{
     limit::Limit,
     store::{StoreError, StoreErrorKind},
 };
+
+/// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
+/// promoted and nobody here knows it.
+const FORGET_AFTER: u32 = 10;
 
 /// The state machine.
 pub(crate) struct Core {
@@ -56,6 +65,12 @@ pub(super) struct Ctx {
     pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
     /// To be woken once the lock is free.
     pub(super) wakers: Vec<Waker>,
+    /// To be dropped then: a waker may own anything, such as a permit.
+    pub(super) old_wakers: Vec<Waker>,
+    /// Whether the store is down, and if so, whether by its own word.
+    pub(super) down: Option<bool>,
+    /// The time of the latest step that was told it.
+    pub(super) now: Instant,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,6 +102,15 @@ impl Ctx {
     pub(super) fn next_seq(&mut self) -> Seq {
         self.last_seq += 1;
         self.last_seq
+    }
+
+    pub(super) fn release(&self, seq: Seq, not_after_us: u64) -> Release {
+        let forget_at = self.now + FORGET_AFTER * self.settings.lease;
+        Release {
+            seq,
+            not_after_us,
+            forget_at,
+        }
     }
 
     /// A third of the way from `sent` to the deadline.
@@ -125,6 +149,9 @@ impl Core {
                 complained: None,
                 expiries: BTreeSet::new(),
                 wakers: Vec::new(),
+                old_wakers: Vec::new(),
+                down: None,
+                now,
             },
             limits: Vec::new(),
             lines: Slab::new(),
@@ -135,7 +162,7 @@ impl Core {
             in_flight: Vec::new(),
             exchanges: 0,
             clock: None,
-            breaker: Breaker::Up { failed: None },
+            breaker: Breaker::new(),
             closing: false,
             orphaned: false,
         }
@@ -168,8 +195,12 @@ impl Core {
         &self.ctx.settings
     }
 
-    pub(crate) fn take_wakers(&mut self) -> Vec<Waker> {
-        std::mem::take(&mut self.ctx.wakers)
+    /// Those to wake, and those to drop.
+    pub(crate) fn take_wakers(&mut self) -> (Vec<Waker>, Vec<Waker>) {
+        let Ctx {
+            wakers, old_wakers, ..
+        } = &mut self.ctx;
+        (std::mem::take(wakers), std::mem::take(old_wakers))
     }
 
     /// The numbers of the exchanges under way.
@@ -187,13 +218,13 @@ impl Core {
         for number in self.unanswered() {
             self.on_failure(number, &error, false, now);
         }
-        let entries = self
-            .lines
-            .iter_mut()
-            .flat_map(|(_, line)| line.entries.values_mut());
-        self.ctx
-            .wakers
-            .extend(entries.filter_map(|entry| entry.waker.take()));
+        for (_, line) in &mut self.lines {
+            for entry in line.entries.values_mut() {
+                self.ctx.wakers.extend(entry.waker.take());
+                // Whoever waits for its loss looks after it now.
+                entry.lease.stir();
+            }
+        }
     }
 
     /// No limiter is left to ask for more.

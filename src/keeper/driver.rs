@@ -18,8 +18,8 @@ use crate::{
 const STOOD_STILL: Duration = Duration::from_millis(100);
 
 /// Runs until nothing is left to do for a keeper that nobody uses, or until its runtime ends.
-pub(super) async fn run(shared: Arc<Shared>, store: Option<Arc<dyn Store>>) {
-    let _gone = Gone(shared.clone());
+pub(super) async fn run(gone: Gone, store: Option<Arc<dyn Store>>) {
+    let shared = &gone.0;
     // Kept here so that the channel stays open without a store.
     let (tell, mut events) = mpsc::channel(MAX_EVENTS);
     if let Some(store) = &store {
@@ -96,8 +96,8 @@ async fn rest(until: Option<Instant>) {
     }
 }
 
-/// Tells the keeper when the task ends, however it ends.
-struct Gone(Arc<Shared>);
+/// Tells the keeper when the task ends, however it ends, even if it was never polled.
+pub(super) struct Gone(pub(super) Arc<Shared>);
 
 impl Drop for Gone {
     fn drop(&mut self) {

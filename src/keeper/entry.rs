@@ -30,7 +30,7 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// It lives in the store's ledger, not only in this process's.
     pub(super) in_store: bool,
-    /// When this process learned that it holds a slot: an answer to an earlier question says nothing against it.
+    /// When this process learned that it has a slot: an answer to an earlier question says nothing against it.
     pub(super) held_since: Option<Instant>,
     /// An exchange that puts it into the store's ledger has not been answered.
     pub(super) open: bool,
@@ -43,6 +43,8 @@ pub(super) struct Entry {
     /// Its request has got its permit.
     pub(super) taken: bool,
     pub(super) asked: Instant,
+    /// When it began to ask the store that it asks now: it has `store_timeout` from then.
+    pub(super) asking_since: Instant,
     /// Zero: it does not wait.
     pub(super) wait: Duration,
     pub(super) place: u32,
@@ -93,4 +95,6 @@ pub(super) struct Release {
     pub(super) seq: Seq,
     /// An exchange that might put it into the ledger runs until this store time; 0 if there is none.
     pub(super) not_after_us: u64,
+    /// Many leases from now whatever the store had of it has ended.
+    pub(super) forget_at: Instant,
 }

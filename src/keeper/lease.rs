@@ -65,6 +65,11 @@ impl Lease {
         moved.is_ok()
     }
 
+    /// Makes whoever waits for the loss look again.
+    pub(super) fn stir(&self) {
+        self.over.notify_waiters();
+    }
+
     /// Ends it, whatever the deadline.
     pub(super) fn lose(&self) {
         self.until_us.store(LOST, Ordering::Release);
@@ -73,9 +78,17 @@ impl Lease {
 
     /// It is given back: unless it was over by then, it is never lost any more.
     pub(super) fn return_at(&self, now: Instant) {
-        if !self.is_over(now) {
-            self.hold(None);
-        }
+        let now = self.us(now);
+        let returned = |until| match until {
+            LOST => None,
+            FOREVER => Some(FOREVER),
+            until if now >= until => Some(LOST),
+            _ => Some(FOREVER),
+        };
+        // `None` leaves it as it is: lost.
+        let _ = self
+            .until_us
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, returned);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -110,12 +123,15 @@ impl Lease {
         }
     }
 
-    pub(crate) async fn lost(&self) {
+    /// Completes when it is over. `attend` sees to it that somebody will tell: the keeper's driver may have gone with
+    /// its runtime.
+    pub(crate) async fn lost(&self, attend: impl Fn()) {
         loop {
             let over = self.over.notified();
             if self.is_lost() {
                 return;
             }
+            attend();
             over.await;
         }
     }

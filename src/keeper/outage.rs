@@ -24,13 +24,33 @@ const LONGEST_PROBE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Breaker {
-    /// `failed`: when an exchange failed that nothing has made good yet.
-    Up { failed: Option<Instant> },
+    Up {
+        /// When an exchange failed that nothing has made good yet.
+        failed: Option<Instant>,
+        /// The pause before the next probe but one, should it go down: a store that answers probes and does no work
+        /// is asked ever more rarely.
+        pause: Duration,
+    },
     Down {
         refused: bool,
         probe_at: Instant,
         pause: Duration,
     },
+}
+
+impl Breaker {
+    pub(super) fn new() -> Self {
+        Self::Up {
+            failed: None,
+            pause: FIRST_PROBE,
+        }
+    }
+
+    fn pause(self) -> Duration {
+        match self {
+            Self::Up { pause, .. } | Self::Down { pause, .. } => pause,
+        }
+    }
 }
 
 impl Core {
@@ -49,37 +69,38 @@ impl Core {
         now: Instant,
     ) {
         match self.breaker {
-            Breaker::Up { failed }
+            Breaker::Up { failed, .. }
                 if timed_out || refused || failed.is_some_and(|failed| sent >= failed) =>
             {
                 self.go_down(refused, why, now);
             }
-            Breaker::Up { failed } => {
-                self.breaker = Breaker::Up {
-                    failed: failed.or(Some(now)),
-                }
+            Breaker::Up { failed, pause } => {
+                let failed = failed.or(Some(now));
+                self.breaker = Breaker::Up { failed, pause };
             }
             Breaker::Down {
                 refused: was_refused,
-                pause,
                 ..
-            } => {
-                if refused && !was_refused {
-                    return self.go_down(refused, why, now);
-                }
-                let pause = (pause * 2).min(LONGEST_PROBE);
-                self.breaker = Breaker::Down {
-                    refused,
-                    probe_at: now + self.ctx.jittered(pause),
-                    pause,
-                };
+            } if refused && !was_refused => self.go_down(refused, why, now),
+            Breaker::Down { .. } => {
+                self.stay_down(refused, now);
+                self.each_line(|line, _| line.forget(now));
             }
         }
     }
 
-    pub(super) fn note_success(&mut self) {
+    /// `worked`: it did more than tell the time.
+    pub(super) fn note_success(&mut self, worked: bool) {
         let was_down = !self.store_is_up();
-        self.breaker = Breaker::Up { failed: None };
+        let pause = match worked {
+            true => FIRST_PROBE,
+            false => self.breaker.pause(),
+        };
+        self.breaker = Breaker::Up {
+            failed: None,
+            pause,
+        };
+        self.ctx.down = None;
         if was_down {
             tracing::info!("the store is back");
             self.each_line(|line, ctx| line.return_to_store(ctx));
@@ -99,13 +120,18 @@ impl Core {
                 "the store is down: each limit's policy applies"
             );
         }
-        let probe_at = now + self.ctx.jittered(FIRST_PROBE);
+        self.stay_down(refused, now);
+        self.each_line(|line, ctx| line.leave_store(ctx, refused));
+    }
+
+    fn stay_down(&mut self, refused: bool, now: Instant) {
+        let pause = self.breaker.pause();
+        self.ctx.down = Some(refused);
         self.breaker = Breaker::Down {
             refused,
-            probe_at,
-            pause: FIRST_PROBE,
+            probe_at: now + self.ctx.jittered(pause),
+            pause: (pause * 2).min(LONGEST_PROBE),
         };
-        self.each_line(|line, ctx| line.leave_store(ctx, refused, now));
     }
 
     pub(super) fn each_line(&mut self, mut change: impl FnMut(&mut Line, &mut Ctx)) {
@@ -119,10 +145,11 @@ impl Core {
 
 impl Line {
     /// Lets the policy decide on everybody who waits. One who is refused by the store is refused here too.
-    fn leave_store(&mut self, ctx: &mut Ctx, refused: bool, now: Instant) {
+    pub(super) fn leave_store(&mut self, ctx: &mut Ctx, refused: bool) {
         if refused {
             self.local = None;
         }
+        self.work.inquiries.clear();
         let mut waiters: Vec<Seq> = self.queue.values().copied().collect();
         let elsewhere = |state| match state {
             State::Checking => true,
@@ -137,18 +164,12 @@ impl Line {
         );
         waiters.extend(self.work.acquire.drain(..));
         for seq in waiters {
-            self.decide_without_store(ctx, seq, refused, now);
+            self.decide_without_store(ctx, seq, refused);
         }
     }
 
     /// What becomes of one request that the store cannot be asked about.
-    pub(super) fn decide_without_store(
-        &mut self,
-        ctx: &mut Ctx,
-        seq: Seq,
-        refused: bool,
-        now: Instant,
-    ) {
+    pub(super) fn decide_without_store(&mut self, ctx: &mut Ctx, seq: Seq, refused: bool) {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
@@ -168,7 +189,7 @@ impl Line {
             OnUnavailable::Local(_) => {
                 self.keep_ledger(ctx);
                 if let Some(new) = self.rename(ctx, seq) {
-                    self.acquire_here(ctx, new, now);
+                    self.acquire_here(ctx, new);
                 }
             }
         }
@@ -194,13 +215,13 @@ impl Line {
         }
     }
 
-    pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq, now: Instant) {
+    pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq) {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
         let ask = Ask {
             seq,
-            wait: entry.wait_until() > now,
+            wait: entry.wait_until() > ctx.now,
         };
         let standing = self.run_here(
             ctx,
@@ -256,6 +277,12 @@ impl Line {
             self.admit(ctx, promotion.seq);
         }
         reply.acquired.first().copied()
+    }
+
+    /// Drops releases that are not worth repeating any more.
+    fn forget(&mut self, now: Instant) {
+        self.work.release.retain(|release| release.forget_at > now);
+        self.later.retain(|release| release.forget_at > now);
     }
 
     /// The store is back: waiters queue there again.

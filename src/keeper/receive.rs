@@ -18,6 +18,7 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 impl Core {
     /// An exchange was answered.
     pub(crate) fn on_reply(&mut self, number: u64, reply: Reply, now: Instant) {
+        self.ctx.now = now;
         let Some(InFlight {
             sent,
             exchange,
@@ -60,7 +61,7 @@ impl Core {
         match outage {
             Some(error) if self.store_is_up() => self.go_down(false, &error.message, now),
             Some(_) => {}
-            None => self.note_success(),
+            None => self.note_success(!exchange.batches.is_empty()),
         }
     }
 
@@ -72,6 +73,7 @@ impl Core {
         timed_out: bool,
         now: Instant,
     ) {
+        self.ctx.now = now;
         let Some(InFlight {
             sent,
             exchange,
@@ -109,6 +111,7 @@ impl Core {
 
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
+        self.ctx.now = now;
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };

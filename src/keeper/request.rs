@@ -7,11 +7,15 @@ use std::{
 };
 
 use super::{Lease, Shared, turn::Taken};
-use crate::{error::AcquireError, key::Key};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    key::Key,
+};
 
 /// A request for a permit; what the public future is made of.
 pub(crate) struct Request {
     shared: Arc<Shared>,
+    limit: usize,
     stage: Stage,
 }
 
@@ -24,11 +28,7 @@ pub(crate) struct Granted {
 }
 
 enum Stage {
-    New {
-        limit: usize,
-        key: Key,
-        wait: Duration,
-    },
+    New { key: Key, wait: Duration },
     Asked(Arc<Lease>),
     Done,
 }
@@ -37,7 +37,8 @@ impl Request {
     pub(super) fn new(shared: Arc<Shared>, limit: usize, key: Key, wait: Duration) -> Self {
         Self {
             shared,
-            stage: Stage::New { limit, key, wait },
+            limit,
+            stage: Stage::New { key, wait },
         }
     }
 
@@ -49,13 +50,17 @@ impl Request {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
-        let shared = &self.shared;
+        let (shared, limit) = (&self.shared, self.limit);
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
+        assert!(
+            !matches!(stage, Stage::Done),
+            "`Acquire` polled after completion"
+        );
         let asked = shared.with(|core, now| {
             let lease = match stage {
-                Stage::New { limit, key, wait } => core.submit(limit, key, wait, now)?,
+                Stage::New { key, wait } => core.submit(limit, key, wait, now)?,
                 Stage::Asked(lease) => lease,
-                Stage::Done => panic!("`Acquire` polled after completion"),
+                Stage::Done => return Err(core.refusal(limit, AcquireErrorKind::ShutDown)),
             };
             let answer = core.collect(&lease, cx.waker(), now);
             Ok((lease, answer))
@@ -63,7 +68,7 @@ impl Request {
         let (lease, answer) = asked?;
         if let Err(kind) = shared.start_driver() {
             shared.release(&lease);
-            return Poll::Ready(Err(AcquireError::new(kind, 0)));
+            return Poll::Ready(Err(shared.with(|core, _| core.refusal(limit, kind))));
         }
         match answer {
             Some(answer) => Poll::Ready(answer.map(|Taken { waited, place }| {

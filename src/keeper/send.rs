@@ -189,7 +189,7 @@ impl Line {
                     wait: !entry.wait.is_zero(),
                 });
                 // A request that has spent part of its time on an exchange that failed does not get all of it again.
-                let patience = (entry.asked + ctx.settings.store_timeout)
+                let patience = (entry.asking_since + ctx.settings.store_timeout)
                     .max(now + ctx.settings.store_timeout / 8);
                 *deadline = patience.min(*deadline);
                 *room -= 1;

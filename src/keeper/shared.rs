@@ -16,7 +16,7 @@ use super::{Core, Lease, Request, Settings, driver, send::Outgoing};
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
-    limit::Limit,
+    limit::{Limit, MAX_WAIT},
     status::{ShutdownReport, Status, Usage},
     store::{Store, StoreError},
 };
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     /// Hears from the store for the first time. That it cannot be reached is no error: then the policies apply.
-    pub(crate) async fn greet(&self) -> Result<(), StoreError> {
+    pub(crate) async fn greet(self: &Arc<Self>) -> Result<(), StoreError> {
         let Some(store) = &self.store else {
             return Ok(());
         };
@@ -82,7 +82,12 @@ impl Shared {
                 Ok(())
             }
             Err((error, _)) => Err(error),
-        })
+        })?;
+        if !self.status().store_up {
+            // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
+            let _ = self.start_driver();
+        }
+        Ok(())
     }
 
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
@@ -112,9 +117,11 @@ impl Shared {
         told.await.map_err(|_| AcquireErrorKind::Unavailable)
     }
 
-    pub(crate) async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+    pub(crate) async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
+        // Without it nobody tells the store. If there is no runtime, leases have to end by themselves.
+        let _ = self.start_driver();
         let (refused, held) = self.with(|core, _| (core.close(), core.status().held));
-        let until = Instant::now() + deadline;
+        let until = Instant::now() + deadline.min(MAX_WAIT);
         self.wait_for(until, |core| core.status().held == 0).await;
         let lost = self.with(|core, _| core.lose_all());
         let store_timeout = self.lock().core.settings().store_timeout;
@@ -151,7 +158,7 @@ impl Shared {
         let mut locked = self.lock();
         let Locked { core, driver, .. } = &mut *locked;
         let result = step(core, driver, now);
-        let wakers = core.take_wakers();
+        let (wakers, old_wakers) = core.take_wakers();
         let closing = core.is_closing();
         let nudge = locked.wants_nudge(now);
         drop(locked);
@@ -162,6 +169,7 @@ impl Shared {
             self.changed.notify_waiters();
         }
         wakers.into_iter().for_each(Waker::wake);
+        drop(old_wakers);
         result
     }
 
@@ -178,8 +186,12 @@ impl Shared {
         };
         locked.driver = Driver::Running;
         drop(locked);
-        runtime.spawn(driver::run(self.clone(), self.store.clone()));
-        Ok(())
+        let driver = driver::run(driver::Gone(self.clone()), self.store.clone());
+        match runtime.spawn(driver).is_finished() {
+            // The runtime has been shut down, and has dropped the task.
+            true => Err(AcquireErrorKind::NoRuntime),
+            false => Ok(()),
+        }
     }
 
     /// What the driver has to send now, and when to come back if nothing happens. `None`: it may end.
@@ -202,13 +214,14 @@ impl Shared {
 
     /// The driver ended, or was dropped with its runtime: what it had under way will not be answered.
     pub(super) fn driver_is_gone(&self) {
+        // First of all, so that nobody who is woken by this asks over the old connection.
+        if let Some(store) = &self.store {
+            store.disconnect();
+        }
         self.with_driver(|core, driver, now| {
             *driver = Driver::Absent;
             core.abandon(now);
         });
-        if let Some(store) = &self.store {
-            store.disconnect();
-        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Locked> {

@@ -41,14 +41,17 @@ impl Line {
                 _ => self.repeat_release(ctx, release, pause, now),
             }
         }
+        for seq in &batch.adopt {
+            if let Some(entry) = self.entries.get_mut(seq) {
+                entry.open = false;
+                entry.not_after_us = entry.not_after_us.max(not_after_us);
+            }
+        }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
             entry.renewing = false;
-            if std::mem::take(&mut entry.open) {
-                entry.not_after_us = entry.not_after_us.max(not_after_us);
-            }
             match entry.state {
                 _ if !entry.wanted => self.give_up(ctx, *seq),
                 State::Held { .. } if fate == Fate::Unknown => self.renew(*seq),
@@ -69,16 +72,21 @@ impl Line {
             entry.not_after_us = entry.not_after_us.max(not_after_us);
             match entry.state {
                 _ if !entry.wanted => self.give_up(ctx, *seq),
-                State::Refused(_) => self.retire(*seq),
+                State::Refused(_) => self.retire(ctx, *seq),
                 State::Asking(_) if fate == Fate::Unknown => again.extend(self.rename(ctx, *seq)),
-                State::Asking(_) => {
-                    self.decide_without_store(ctx, *seq, fate == Fate::Refused, now)
+                // One that was woken before its answer came stands as it did, while the store may be fine.
+                State::Checking if fate == Fate::Unknown => {}
+                State::Asking(_) | State::Checking => {
+                    self.decide_without_store(ctx, *seq, fate == Fate::Refused)
                 }
                 _ => {}
             }
         }
         for seq in again.into_iter().rev() {
             self.work.acquire.push_front(seq);
+        }
+        if fate == Fate::Refused {
+            self.leave_store(ctx, true);
         }
         if !self.queue.is_empty() {
             self.timers.poll = Some(now + pause);

@@ -506,3 +506,111 @@ fn renewals_are_chunked_and_early() {
             .all(|lease| lasts(&world, lease) > LEASE * 9 / 10)
     );
 }
+
+/// G8: a waiter that has waited long has all of `store_timeout` when it has to ask again.
+#[test]
+fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let (_holder, _waiter) = (world.ask(0, PATIENT), world.ask(0, PATIENT));
+    world.settle();
+    world.pass(Duration::from_millis(900));
+    world.ledgers.clear();
+    let now = world.local();
+    world.keepers[0].on_connected();
+    for _ in 0..4 {
+        let outgoing = world.send(0);
+        assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
+        let reply = world.run(&outgoing);
+        world.answer(0, &outgoing, reply);
+        if world.ledger() == (1, 1) {
+            return;
+        }
+    }
+    panic!("the waiter did not queue again");
+}
+
+/// G8: a store that answers probes and does no work is asked ever more rarely.
+#[test]
+fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Local(9)),
+    );
+    let _lease = world.ask(0, PATIENT);
+    let mut failures = 0;
+    for _ in 0..600 {
+        world.pass(Duration::from_millis(10));
+        let now = world.local();
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            if outgoing.exchange.batches.is_empty() {
+                let reply = world.run(&outgoing);
+                world.answer(0, &outgoing, reply);
+            } else {
+                failures += 1;
+                world.fail(0, &outgoing, true);
+            }
+        }
+    }
+    assert!((5..=12).contains(&failures), "{failures} times in 6 s");
+}
+
+/// G8: a grant that nobody came for is lost during an outage; its request is for the policy then.
+#[test]
+fn a_request_that_comes_too_late_for_its_grant_is_answered_without_the_store() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject),
+    );
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.pass(LEASE / 2);
+    let sent = world.send(0);
+    world.fail(0, &sent, true);
+    world.pass(LEASE);
+    assert_eq!(
+        refused(world.collect(0, &lease)),
+        Some(AcquireErrorKind::Unavailable)
+    );
+}
+
+/// G5: the same while it is being adopted: it is asked for again when the answer is there.
+#[test]
+fn a_request_that_comes_too_late_for_its_adoption_is_answered() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.ledgers.clear();
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    let reply = world.run(&renewal);
+    world.answer(0, &renewal, reply);
+    let adoption = world.send(0);
+    assert_eq!(adoption.exchange.batches[0].adopt.len(), 1);
+    let reply = world.run(&adoption);
+    world.pass(LEASE);
+    assert!(
+        world.collect(0, &lease).is_none(),
+        "its lease is over, and its name in doubt"
+    );
+    world.answer(0, &adoption, reply);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    world.release(0, &lease);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+}
+
+/// G8: a question about usage does not outlast the store.
+#[test]
+fn an_inquiry_ends_with_the_store() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let _leases = [world.ask(0, PATIENT)];
+    let sent = world.send(0);
+    let now = world.local();
+    let mut told = world.keepers[0].inquire(0, Key::from("other"), now);
+    world.fail(0, &sent, true);
+    assert_eq!(
+        told.try_recv(),
+        Err(tokio::sync::oneshot::error::TryRecvError::Closed)
+    );
+}

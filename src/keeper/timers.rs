@@ -27,6 +27,7 @@ impl Core {
 
     /// Does what is due.
     pub(crate) fn on_time(&mut self, now: Instant) {
+        self.ctx.now = now;
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now
         {
@@ -69,7 +70,8 @@ impl Line {
             else {
                 continue;
             };
-            if !entry.wanted {
+            // What is not wanted, or will be told by an answer, is no concern of this.
+            if !entry.wanted || (entry.open && !entry.taken) {
                 continue;
             }
             let deadline = entry.lease.deadline();

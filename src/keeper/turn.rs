@@ -5,8 +5,9 @@ use std::{sync::Arc, task::Waker, time::Duration};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Core, Lease,
+    Core, Ctx, Lease,
     entry::{Entry, State},
+    line::Line,
     outage::Breaker,
 };
 use crate::{
@@ -33,9 +34,9 @@ impl Core {
         wait: Duration,
         now: Instant,
     ) -> Result<Arc<Lease>, AcquireError> {
+        self.ctx.now = now;
         if self.closing {
-            let max = self.limits[limit].max();
-            return Err(AcquireError::new(AcquireErrorKind::ShutDown, max));
+            return Err(self.refusal(limit, AcquireErrorKind::ShutDown));
         }
         let index = self.line(limit, key, now);
         let seq = self.ctx.next_seq();
@@ -56,20 +57,23 @@ impl Core {
                 wanted: true,
                 taken: false,
                 asked: now,
+                asking_since: now,
                 wait,
                 place: 0,
                 waker: None,
             },
         );
         match self.breaker {
-            _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq, now),
-            Breaker::Down { refused, .. } => {
-                line.decide_without_store(&mut self.ctx, seq, refused, now)
-            }
+            _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq),
+            Breaker::Down { refused, .. } => line.decide_without_store(&mut self.ctx, seq, refused),
             Breaker::Up { .. } => line.work.acquire.push_back(seq),
         }
         self.settle(index);
         Ok(lease)
+    }
+
+    pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
+        AcquireError::new(kind, self.limits[limit].max())
     }
 
     /// The answer to a request, once there is one. A refused entry is gone then; a held one stays until it is released.
@@ -79,40 +83,21 @@ impl Core {
         waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
-        let line = &mut self.lines[lease.line];
-        let held = |entry: &Entry| entry.is_held();
+        self.ctx.now = now;
+        let line = self.lines.get_mut(lease.line)?;
+        let held = |entry: &Entry| entry.is_held() && !entry.open;
         if line.entries.get(&lease.seq()).is_some_and(held) && lease.is_over(now) {
             // Nobody came for it in time.
             line.lose(&mut self.ctx, lease.seq());
-            self.settle(lease.line);
         }
-        let line = &mut self.lines[lease.line];
-        let entry = line.entries.get_mut(&lease.seq())?;
-        let waited = now.saturating_duration_since(entry.asked);
-        match entry.state {
-            State::Held { .. } => {
-                entry.taken = true;
-                let place = entry.place;
-                Some(Ok(Taken { waited, place }))
-            }
-            State::Refused(kind) => {
-                let error = line.error(kind, waited);
-                line.give_up(&mut self.ctx, lease.seq());
-                self.settle(lease.line);
-                Some(Err(error))
-            }
-            _ => {
-                match &mut entry.waker {
-                    Some(old) => old.clone_from(waker),
-                    none => *none = Some(waker.clone()),
-                }
-                None
-            }
-        }
+        let answer = line.answer(&mut self.ctx, lease, waker, now);
+        self.settle(lease.line);
+        answer
     }
 
     /// A permit, or a request, is no longer wanted.
     pub(crate) fn release(&mut self, lease: &Lease, now: Instant) {
+        self.ctx.now = now;
         lease.return_at(now);
         if let Some(line) = self.lines.get_mut(lease.line) {
             line.give_up(&mut self.ctx, lease.seq());
@@ -191,5 +176,36 @@ impl Core {
     /// Whether nothing is left to be told to the store, or to be expected from it.
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty() && (self.ready.is_empty() || !self.store_is_up())
+    }
+}
+
+impl Line {
+    fn answer(
+        &mut self,
+        ctx: &mut Ctx,
+        lease: &Lease,
+        waker: &Waker,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        let entry = self.entries.get_mut(&lease.seq())?;
+        let waited = now.saturating_duration_since(entry.asked);
+        match entry.state {
+            State::Held { .. } if !lease.is_over(now) => {
+                entry.taken = true;
+                let place = entry.place;
+                Some(Ok(Taken { waited, place }))
+            }
+            State::Refused(kind) => {
+                let error = self.error(kind, waited);
+                self.give_up(ctx, lease.seq());
+                Some(Err(error))
+            }
+            _ => {
+                if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+                    ctx.old_wakers.extend(entry.waker.replace(waker.clone()));
+                }
+                None
+            }
+        }
     }
 }

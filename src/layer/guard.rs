@@ -52,8 +52,8 @@ impl Guard {
                 return Poll::Ready(Some(output));
             }
             let lost = self.lost.get_or_insert_with(|| {
-                let lease = permit.lease().clone();
-                Box::pin(async move { lease.lost().await })
+                let permit = permit.clone();
+                Box::pin(async move { permit.lost().await })
             });
             if lost.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;

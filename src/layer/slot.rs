@@ -64,7 +64,15 @@ impl Slot {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        select_all(self.all().map(|slot| Box::pin(slot.lease.lost()))).await;
+        let lost = self.all().map(|slot| {
+            let attend = || {
+                if let Some(permit) = slot.permit.upgrade() {
+                    permit.attend();
+                }
+            };
+            Box::pin(slot.lease.lost(attend))
+        });
+        select_all(lost).await;
     }
 
     /// This slot and those around it.
