@@ -29,12 +29,13 @@ use redis::{
     io::tcp::TcpSettings,
 };
 use redis_server::RedisServer;
-use tokio::{runtime::Runtime, task::JoinSet};
-use tower_turnstile::{Limit, Limiter, Semaphore};
+use tokio::{runtime::Runtime, sync::SemaphorePermit, task::JoinSet};
+use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
 
 /// More than there are tasks: nobody has to wait.
 const LIMIT: u32 = 1_000;
 const LEASE: Duration = Duration::from_secs(30);
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What is done: by so many tasks, each with the next key at random.
 struct Work {
@@ -96,6 +97,54 @@ fn main() {
         }
         report(work, &contenders);
     }
+    alone(&server, &runtime, rounds);
+}
+
+/// One request now and then, as with little load: how long it takes to acquire.
+fn alone(server: &RedisServer, runtime: &Runtime, rounds: usize) {
+    let mut contenders = runtime.block_on(contenders(server, &WORKS[0]));
+    // One command of the floor is the least that an acquire takes.
+    contenders.retain(Contender::is_remote);
+    let mut times = vec![Vec::new(); contenders.len()];
+    for round in 0..rounds {
+        for turn in 0..contenders.len() {
+            let number = (turn + round) % contenders.len();
+            let acquire = acquire_now_and_then(contenders[number].semaphore.clone());
+            let time = runtime.block_on(runtime.spawn(acquire));
+            times[number].push(1e6 * time.expect("no panic").as_secs_f64());
+        }
+    }
+    println!();
+    println!(
+        "{:<36}{:>18}{:>16}",
+        "1 task, a pause before each", "acquire", "ours takes"
+    );
+    for (contender, its) in contenders.iter().zip(&times) {
+        let time = Spread::of(its.iter().copied());
+        let ratio = Spread::of(times[0].iter().zip(its).map(|(ours, its)| ours / its));
+        println!(
+            "  {:<34}{:>9.1} us ± {:>2.0} %{:>8.2}x ± {:.2}",
+            contender.name,
+            time.median,
+            100.0 * time.around / time.median,
+            ratio.median,
+            ratio.around,
+        );
+    }
+}
+
+/// The median of some.
+async fn acquire_now_and_then(semaphore: Arc<Contestant>) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..50 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let start = Instant::now();
+        let held = semaphore.acquire(0).await;
+        times.push(start.elapsed());
+        semaphore.release(held).await;
+    }
+    times.sort();
+    times[times.len() / 2]
 }
 
 struct Contender {
@@ -110,9 +159,10 @@ struct Contender {
 
 enum Contestant {
     Ours(Limiter, Vec<Semaphore>),
+    InMemory(Vec<Semaphore>),
     /// Listing 11.8 of Redis in Action to acquire, ZREM to release.
     Seed(Baseline),
-    /// A script that does nothing, twice.
+    /// A script that does nothing, for each step.
     Floor(Baseline),
     /// Our own script, called for each step by itself.
     OneByOne(Baseline),
@@ -122,17 +172,22 @@ enum Contestant {
 /// The first is ours, and the others are compared with it.
 async fn contenders(server: &RedisServer, work: &Work) -> Vec<Contender> {
     const HOT: Limit = Limit::concurrent("hot", LIMIT);
-    let ours = |limiter: Limiter| {
+    let semaphores = |limiter: &Limiter| {
         let keys = 0..work.keys as u64;
-        let semaphores = keys.map(|key| limiter.semaphore(&HOT, key)).collect();
-        Contestant::Ours(limiter, semaphores)
+        keys.map(|key| limiter.semaphore(&HOT, key)).collect()
     };
-    let shared = Limiter::builder().lease(LEASE).connect(&server.url()).await;
-    let shared = shared.expect("the server is up");
+    let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
+    let shared = settings
+        .connect(&server.url())
+        .await
+        .expect("the server is up");
     let tokio = (0..work.keys).map(|_| tokio::sync::Semaphore::new(LIMIT as usize));
     let baseline = async |name, script| Baseline::new(server, work, name, script).await;
     [
-        ("tower-turnstile", ours(shared)),
+        (
+            "tower-turnstile",
+            Contestant::Ours(shared.clone(), semaphores(&shared)),
+        ),
         (
             "its script, a call for each step",
             Contestant::OneByOne(baseline("one-by-one", EXCHANGE).await),
@@ -142,10 +197,13 @@ async fn contenders(server: &RedisServer, work: &Work) -> Vec<Contender> {
             Contestant::Seed(baseline("seed", SEED).await),
         ),
         (
-            "EVALSHA 'return 1', twice",
+            "EVALSHA 'return 1' for each step",
             Contestant::Floor(baseline("floor", "return 1").await),
         ),
-        ("tower-turnstile, in memory", ours(Limiter::in_memory())),
+        (
+            "tower-turnstile, in memory",
+            Contestant::InMemory(semaphores(&Limiter::in_memory())),
+        ),
         ("tokio::sync::Semaphore", Contestant::Tokio(tokio.collect())),
     ]
     .map(|(name, semaphore)| Contender {
@@ -179,6 +237,11 @@ impl Contender {
         self.rates.push(self.pairs as f64 / took.as_secs_f64());
     }
 
+    /// Else it stays in this process, and is there for scale only.
+    fn is_remote(&self) -> bool {
+        !self.semaphore.commands().is_empty()
+    }
+
     async fn run(&self, work: &Work) -> Duration {
         let (keys, each) = (work.keys, self.pairs / work.tasks);
         let start = Instant::now();
@@ -188,7 +251,8 @@ impl Contender {
             tasks.spawn(async move {
                 let mut random = fastrand::Rng::with_seed(task as u64);
                 for _ in 0..each {
-                    semaphore.pair(random.usize(..keys)).await;
+                    let held = semaphore.acquire(random.usize(..keys)).await;
+                    semaphore.release(held).await;
                 }
             });
         }
@@ -200,14 +264,37 @@ impl Contender {
     }
 }
 
+/// A slot of one of the contestants.
+enum Held<'a> {
+    Ours(Permit),
+    Tokio(SemaphorePermit<'a>),
+    /// By this name, under this key.
+    ByName(usize, String),
+}
+
 impl Contestant {
-    async fn pair(&self, key: usize) {
+    async fn acquire(&self, key: usize) -> Held<'_> {
         match self {
-            Self::Ours(_, semaphores) => drop(semaphores[key].acquire().await.expect("a slot")),
-            Self::Seed(seed) => seed.listing_11_8(key).await,
-            Self::Floor(floor) => floor.nothing_twice(key).await,
-            Self::OneByOne(script) => script.exchanges(key).await,
-            Self::Tokio(semaphores) => drop(semaphores[key].acquire().await.expect("open")),
+            Self::Ours(_, semaphores) | Self::InMemory(semaphores) => {
+                Held::Ours(semaphores[key].acquire().await.expect("a slot"))
+            }
+            Self::Tokio(semaphores) => Held::Tokio(semaphores[key].acquire().await.expect("open")),
+            Self::Seed(seed) => Held::ByName(key, seed.listing_11_8(key).await),
+            Self::Floor(floor) => Held::ByName(key, floor.nothing(key).await),
+            Self::OneByOne(script) => Held::ByName(key, script.exchange_of(key, None).await),
+        }
+    }
+
+    async fn release(&self, held: Held<'_>) {
+        match (self, held) {
+            (Self::Seed(seed), Held::ByName(key, id)) => seed.zrem(key, &id).await,
+            (Self::Floor(floor), Held::ByName(key, _)) => drop(floor.nothing(key).await),
+            (Self::OneByOne(script), Held::ByName(key, name)) => {
+                drop(script.exchange_of(key, Some(name)).await);
+            }
+            (_, Held::Ours(permit)) => drop(permit),
+            (_, Held::Tokio(permit)) => drop(permit),
+            (_, Held::ByName(..)) => unreachable!("these have a command for it"),
         }
     }
 
@@ -224,7 +311,7 @@ impl Contestant {
         match self {
             Self::Ours(..) | Self::Floor(_) | Self::OneByOne(_) => &["evalsha", "eval"],
             Self::Seed(_) => &["evalsha", "zrem"],
-            Self::Tokio(_) => &[],
+            Self::InMemory(_) | Self::Tokio(_) => &[],
         }
     }
 }
@@ -254,8 +341,8 @@ impl Baseline {
         let address = url.into_connection_info().expect("a URL");
         let address = address.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         let client = Client::open(address).expect("a URL");
-        // A response timeout would cost a timer for each command.
-        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        // As ours: nobody waits for the store without end.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(STORE_TIMEOUT));
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         let mut redis = connection.await.expect("the server is up");
         let load = redis::cmd("SCRIPT").arg("LOAD").arg(script).to_owned();
@@ -270,7 +357,7 @@ impl Baseline {
         }
     }
 
-    async fn listing_11_8(&self, key: usize) {
+    async fn listing_11_8(&self, key: usize) -> String {
         let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
         let id = format!("{:032x}", fastrand::u128(..));
         let mut acquire = self.script(key);
@@ -280,35 +367,41 @@ impl Baseline {
             .arg(now.as_secs_f64())
             .arg(&id);
         assert_ne!(self.send(acquire).await, Value::Nil, "a slot is free");
+        id
+    }
+
+    async fn zrem(&self, key: usize, id: &str) {
         let mut release = redis::cmd("ZREM");
-        release.arg(&self.keys[key]).arg(&id);
+        release.arg(&self.keys[key]).arg(id);
         assert_eq!(self.send(release).await, Value::Int(1), "it was held");
     }
 
-    async fn nothing_twice(&self, key: usize) {
-        for _ in 0..2 {
-            assert_eq!(self.send(self.script(key)).await, Value::Int(1));
-        }
+    async fn nothing(&self, key: usize) -> String {
+        assert_eq!(self.send(self.script(key)).await, Value::Int(1));
+        String::new()
     }
 
-    async fn exchanges(&self, key: usize) {
-        let name = self.names.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{name:010}");
-        for (releases, asks) in [(0, "0"), (1, "")] {
-            let mut exchange = self.script(key);
-            exchange.arg("a-replica-of-the-service").arg(30_000);
-            exchange
-                .arg(5_000)
-                .arg(6_500)
-                .arg(u64::MAX / 2048)
-                .arg("wake:");
-            exchange.arg(LIMIT).arg(1_000).arg(0);
-            exchange.arg(releases).arg(0).arg(0).arg(asks).arg(&name);
-            let Value::Array(reply) = self.send(exchange).await else {
-                panic!("the script's reply is a list");
-            };
-            assert!(matches!(reply[2], Value::Array(_)), "{reply:?}");
-        }
+    /// One exchange that releases this permit, or acquires a new one.
+    async fn exchange_of(&self, key: usize, held: Option<String>) -> String {
+        let (releases, asks) = if held.is_some() { (1, "") } else { (0, "0") };
+        let name = held.unwrap_or_else(|| {
+            let name = self.names.fetch_add(1, Ordering::Relaxed);
+            format!("{name:010}")
+        });
+        let mut exchange = self.script(key);
+        exchange.arg("a-replica-of-the-service").arg(30_000);
+        exchange
+            .arg(5_000)
+            .arg(6_500)
+            .arg(u64::MAX / 2048)
+            .arg("wake:");
+        exchange.arg(LIMIT).arg(1_000).arg(0);
+        exchange.arg(releases).arg(0).arg(0).arg(asks).arg(&name);
+        let Value::Array(reply) = self.send(exchange).await else {
+            panic!("the script's reply is a list");
+        };
+        assert!(matches!(reply[2], Value::Array(_)), "{reply:?}");
+        name
     }
 
     fn script(&self, key: usize) -> Cmd {
@@ -382,8 +475,7 @@ fn report(work: &Work, contenders: &[Contender]) {
             commands_us,
             processor_us,
         } = contender.cost;
-        // Those that stay in this process are there for scale only.
-        if commands_us > 0.0 {
+        if contender.is_remote() {
             let ours = contenders[0].rates.iter();
             let ratio = Spread::of(ours.zip(&contender.rates).map(|(ours, its)| ours / its));
             let pairs = (contender.pairs * contender.rates.len()) as f64;
