@@ -11,6 +11,7 @@ use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
 };
+use tracing::Instrument;
 
 use super::{Core, Lease, Request, Settings, driver, send::Outgoing};
 use crate::{
@@ -185,8 +186,11 @@ impl Shared {
             None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime)?,
         };
         locked.driver = Driver::Running;
+        // An application may have several limiters: this tells whose store it is.
+        let namespace = &*locked.core.settings().namespace;
+        let span = tracing::info_span!("turnstile", namespace);
         drop(locked);
-        let driver = driver::run(driver::Gone(self.clone()), self.store.clone());
+        let driver = driver::run(driver::Gone(self.clone()), self.store.clone()).instrument(span);
         match runtime.spawn(driver).is_finished() {
             // The runtime has been shut down, and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
