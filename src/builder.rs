@@ -80,7 +80,8 @@ impl LimiterBuilder {
     /// How long a replica's waiters keep their places when nothing is heard of it, and the longest first lease of a
     /// waiter that is granted a slot. Default: 5 s.
     ///
-    /// Longer: places survive longer silences. Shorter: the waiters of a crashed replica are in nobody's way sooner.
+    /// Longer: places survive longer silences. Shorter: the waiters of a crashed replica are in nobody's way sooner:
+    /// within twice this time, if `store_timeout` is at most a third of it.
     pub fn waiter_ttl(mut self, waiter_ttl: Duration) -> Self {
         self.waiter_ttl = waiter_ttl;
         self
@@ -117,7 +118,8 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, the URL cannot be used, or the store refuses the credentials or a permission.
+    /// If a setting is out of range, the URL cannot be used, or the store refuses the credentials or the namespace. A
+    /// command that the store's user may not run shows at the first request: it is refused, whatever the policy.
     pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
         if url == "memory:" {
             return self.in_memory();
@@ -135,7 +137,7 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, or the store refuses the credentials or a permission.
+    /// As [`connect`](Self::connect), but for the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
         self.on_client(client).await

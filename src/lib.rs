@@ -111,8 +111,9 @@
 //!
 //! An error that only people can mend is no outage: wrong credentials, a missing permission, a key of another type.
 //! It is logged as an error, and requests are refused ([`AcquireErrorKind::Misconfigured`]) whatever the policy, for a
-//! gate must not open by a typing error. [`Limiter::connect`] fails if it meets one. It does not fail if the store
-//! cannot be reached: a service can start while its store is down.
+//! gate must not open by a typing error. [`Limiter::connect`] fails if it meets one, which it does for credentials and
+//! a namespace that is not permitted. It does not fail if the store cannot be reached: a service can start while its
+//! store is down.
 //!
 //! # Lost leases
 //!
@@ -166,8 +167,8 @@
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
-//! | `redis` | yes | [`Limiter::connect`] understands `redis://` and `valkey://` |
-//! | `tls` | | and `rediss://`, by rustls; the application installs a crypto provider |
+//! | `redis` | yes | the store in Redis 6.2 or later, or Valkey: `redis://`, `valkey://`, `unix://` |
+//! | `tls` | | and with TLS, `rediss://` or `valkeys://`, by rustls; the application installs a crypto provider |
 //!
 //! Without features there is the store in memory. Events are told through [`tracing`](https://docs.rs/tracing):
 //! refusals at debug level, losses and outages as warnings, misconfigurations as errors; never with a key or a

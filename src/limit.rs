@@ -23,7 +23,7 @@ const MAX_NAME_LEN: usize = 128;
 /// ```
 ///
 /// All replicas should use the same values. While they differ, as in a rollout, the largest limit holds. Within one
-/// process two limits of one name and different values are an error.
+/// process two limits of one name and different values are an error; only the wait may differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     name: Cow<'static, str>,
