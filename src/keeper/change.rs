@@ -16,7 +16,10 @@ impl Line {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        if let State::Waiting { ticket, .. } = entry.state {
+        // A ticket is used again if the line was empty and the store's clock stood still, or was stepped back.
+        if let State::Waiting { ticket, .. } = entry.state
+            && self.queue.get(&ticket) == Some(&seq)
+        {
             self.queue.remove(&ticket);
         }
         ctx.counts.forget(entry.state);
@@ -42,7 +45,9 @@ impl Line {
     /// Takes an entry out of the line, without a word to any ledger.
     pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
         let entry = self.entries.remove(&seq)?;
-        if let State::Waiting { ticket, .. } = entry.state {
+        if let State::Waiting { ticket, .. } = entry.state
+            && self.queue.get(&ticket) == Some(&seq)
+        {
             self.queue.remove(&ticket);
         }
         ctx.counts.forget(entry.state);
