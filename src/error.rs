@@ -1,6 +1,8 @@
 //! Errors: what a user configured wrongly, and why a permit was not given.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, time::Duration};
+
+use crate::{limit::Limit, status::Quota};
 
 /// What a service or body may fail with.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -56,10 +58,15 @@ impl Error for ConfigError {}
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
+    pub(crate) limit_name: Cow<'static, str>,
+    pub(crate) limit: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
-    pub(crate) limit: u32,
+    pub(crate) place: Option<u32>,
     pub(crate) waited: Duration,
+    pub(crate) retry_after: Option<Duration>,
+    /// How the limits stand that it was under, as far as this process had heard.
+    pub(crate) quotas: Vec<Quota>,
 }
 
 /// The reason of an [`AcquireError`].
@@ -72,6 +79,8 @@ pub enum AcquireErrorKind {
     LineFull,
     /// No slot came free within the wait.
     TimedOut,
+    /// The rate has given as many as it may, and would give the next one only after the wait.
+    TooSoon,
     /// The store is down or too slow, and the limit's policy is to reject.
     Unavailable,
     /// The store refuses to work: credentials, permissions, or a key of another type. The log has its words.
@@ -82,14 +91,31 @@ pub enum AcquireErrorKind {
     NoRuntime,
 }
 
+/// Why a slot was over before its response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostErrorKind {
+    /// It was lost: its lease was not renewed in time, or the limiter was shut down.
+    Lost,
+    /// It was held for as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
+    HeldTooLong,
+    /// Nobody read the response for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
+    Idle,
+}
+
 impl AcquireError {
-    pub(crate) fn new(kind: AcquireErrorKind, limit: u32) -> Self {
+    /// With nothing known but the limit.
+    pub(crate) fn new(kind: AcquireErrorKind, limit: &Limit) -> Self {
         Self {
             kind,
+            limit_name: limit.shared_name(),
+            limit: limit.max(),
             in_use: 0,
             waiting: 0,
-            limit,
+            place: None,
             waited: Duration::ZERO,
+            retry_after: None,
+            quotas: Vec::new(),
         }
     }
 
@@ -98,12 +124,25 @@ impl AcquireError {
         self.kind
     }
 
-    /// Whether the limit was reached: no slot, no place in the line, or none in time.
+    /// Whether the limit was reached: no slot, no place in the line, none in time, or too soon for the rate.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
-            AcquireErrorKind::Full | AcquireErrorKind::LineFull | AcquireErrorKind::TimedOut
+            AcquireErrorKind::Full
+                | AcquireErrorKind::LineFull
+                | AcquireErrorKind::TimedOut
+                | AcquireErrorKind::TooSoon
         )
+    }
+
+    /// The name of the limit that refused.
+    pub fn limit_name(&self) -> &str {
+        &self.limit_name
+    }
+
+    /// The limit's value for this key.
+    pub fn limit(&self) -> u32 {
+        self.limit
     }
 
     /// Slots in use across all replicas when this process last heard.
@@ -116,14 +155,20 @@ impl AcquireError {
         self.waiting
     }
 
-    /// The limit.
-    pub fn limit(&self) -> u32 {
-        self.limit
+    /// The place in the line when the wait ended, as far as this process had heard: 1 at the head. `None` if the
+    /// caller was not in line.
+    pub fn place(&self) -> Option<u32> {
+        self.place
     }
 
     /// How long the caller waited.
     pub fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// When it is worth to try again: exact for a rate, an estimate for slots. `None` if nobody knows.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 }
 
@@ -141,6 +186,7 @@ impl fmt::Display for AcquireError {
                 "no slot of {} came free in {:?}",
                 self.limit, self.waited
             ),
+            AcquireErrorKind::TooSoon => write!(f, "the rate `{}` is used up", self.limit_name),
             AcquireErrorKind::Unavailable => f.write_str("the store of the limit is unavailable"),
             AcquireErrorKind::Misconfigured => {
                 f.write_str("the store of the limit is misconfigured")

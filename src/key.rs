@@ -23,7 +23,7 @@ const MAX_RAW_LEN: usize = 64;
 /// let tenant_and_region = Key::from_parts(["acme", "eu"]);
 /// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Bytes);
 
 impl Key {
@@ -54,6 +54,11 @@ impl Key {
             .iter()
             .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
         format!("{namespace}:{{{bits:032x}}}")
+    }
+
+    /// The name of this key's state at a rate.
+    pub(crate) fn rate_name(&self, namespace: &str, limit_name: &str) -> String {
+        self.ledger_name(namespace, limit_name) + ":rate"
     }
 
     fn from_raw(raw: &[u8]) -> Option<Self> {

@@ -135,7 +135,7 @@
 //! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
 //! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). |
 //! | **G6** no ghosts | A message that is late or lost or repeated leaves no holder or waiter behind that its process does not know of. | |
-//! | **G7** bounded | Lines, waits, key lengths, messages, the store's work in one call: everything has a limit. All keys in the store expire. | How long a response takes is not limited here: use a timeout. |
+//! | **G7** bounded | Lines, waits, key lengths, messages, the store's work in one call: everything has a limit. All keys in the store expire. | How long a response takes is not limited by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
 //! | **G8** outage | Nobody waits for a store that is down or slow for longer than `store_timeout`. | |
 //! | **G9** transparent | The service's errors, readiness, frames, trailers and size hints are unchanged. | The error type of bodies is [`BoxError`]. |
 //!
@@ -156,12 +156,16 @@
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 a key | at most 100,000; without a wait there is no line |
 //! | [`on_unavailable`](Limit::on_unavailable) | limit | `Local(limit)` | |
-//! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
+//! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
 //! | [`release_at`](LimitLayer::release_at) | layer | `BodyEnd` | |
+//! | [`max_hold`](LimitLayer::max_hold) | layer | none | 1 ms to 30 days |
+//! | [`idle`](LimitLayer::idle) | layer | none | 1 ms to 30 days |
 //! | [`limited_status`](LimitLayer::limited_status) | layer | 429 with keys, 503 without | |
 //! | [`unavailable_status`](LimitLayer::unavailable_status) | layer | 503 | |
 //! | [`refuse_with`](LimitLayer::refuse_with) | layer | problem details in JSON | |
+//! | [`read_ahead`](LimitLayer::read_ahead) | layer | off; if on, 64 KiB | at most 16 MiB, in memory for each waiting request |
+//! | [`ipv6_prefix`](ClientAddress::ipv6_prefix) | client address | 64 bits | |
 //!
 //! # Features
 //!
@@ -206,14 +210,19 @@ pub use status::{ShutdownReport, Status, Usage};
 
 // What is limited, and for whom.
 pub use key::Key;
-pub use limit::{Limit, MAX_LIMIT, MAX_WAIT, MAX_WAITERS, OnUnavailable};
+pub use limit::{
+    Class, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode, OnUnavailable,
+};
 
 // One slot of it.
 pub use permit::Permit;
 pub use semaphore::{Acquire, Semaphore};
 
 // The same for requests.
-pub use layer::{Hold, LimitLayer, OnLost, Refusal, RefusalKind, ReleaseAt, Scope, Slot};
+pub use layer::{
+    ClientAddress, Hold, LimitLayer, MAX_HOLD, OnLost, PeerAddress, Policy, ReadAheadLayer,
+    Refusal, RefusalKind, ReleaseAt, Scope, Slot,
+};
 
 // What goes wrong.
 pub use error::{AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind};

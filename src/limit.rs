@@ -1,8 +1,12 @@
 //! Limits: how much, how long to wait, and what to do without a store.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
-use crate::error::{ConfigError, ConfigErrorKind};
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+    ledger::Rate,
+};
 
 /// The largest limit: a ledger of a million holders is still fast.
 pub const MAX_LIMIT: u32 = 1_000_000;
@@ -10,9 +14,13 @@ pub const MAX_LIMIT: u32 = 1_000_000;
 pub const MAX_WAITERS: u32 = 100_000;
 /// The longest wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest period of a rate.
+pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
+/// The most limits that one request is under.
+pub const MAX_SCOPES: usize = 16;
 const MAX_NAME_LEN: usize = 128;
 
-/// A cap on how many permits of one name and key are held at once, across all replicas.
+/// A cap on how many permits of one name and key are held at once, or given in a period, across all replicas.
 ///
 /// ```
 /// use std::time::Duration;
@@ -24,13 +32,66 @@ const MAX_NAME_LEN: usize = 128;
 ///
 /// All replicas should use the same values. While they differ, as in a rollout, the largest limit holds. Within one
 /// process two limits of one name and different values are an error; only the wait may differ.
+///
+/// # Rates
+///
+/// [`Limit::rate`] counts beginnings: so many in a period, and a [burst](Limit::burst) of them at once. It holds
+/// nothing. With a wait, a request that comes too soon reserves the next free time and goes on then.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_turnstile::Limit;
+/// static OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(10);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     name: Cow<'static, str>,
     max: u32,
+    /// Of a rate.
+    refill: Option<Refill>,
     wait: Duration,
     max_waiters: u32,
     on_unavailable: OnUnavailable,
+    mode: Mode,
+    class: Option<Class>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Refill {
+    period: Duration,
+    /// `None`: as much as in a period.
+    burst: Option<u32>,
+}
+
+/// How many callers share one key of a limit.
+///
+/// A request that needs slots under several limits takes them in this order, the narrow ones first, so that one which
+/// has to wait for its own caller's slot does not keep others from slots that all share. All replicas have to agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Class {
+    /// A key is one caller.
+    Caller,
+    /// A key is a group of callers: a customer, a plan.
+    Tenant,
+    /// A key is a route, or a group of routes.
+    Route,
+    /// All share one key.
+    Global,
+}
+
+/// Whether a limit is enforced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// It is.
+    #[default]
+    Enforce,
+    /// It only looks on: it decides, counts and tells, and admits whoever it would have refused or made wait. These
+    /// take no slot, as if they had been refused. For trying a limit on real traffic.
+    Shadow,
+    /// It is not asked.
+    Off,
 }
 
 /// What a limit does while its store cannot be reached.
@@ -89,14 +150,100 @@ impl Limit {
         Ok(Self::new(name, max))
     }
 
+    /// At most `count` permits in each `period` for each key, and a [burst](Self::burst) of as many at once.
+    ///
+    /// The algorithm is GCRA (a leaky bucket as a meter): over any time `t` at most `count x t / period + burst` are
+    /// given, on the store's clock, exact to the microsecond.
+    ///
+    /// # Panics
+    ///
+    /// If the name is empty or too long (128 bytes), `count` is 0 or above [`MAX_LIMIT`], or the period is shorter
+    /// than 1 ms or longer than [`MAX_PERIOD`]; in a `const` or `static` that is a compile error. For values from
+    /// outside there is [`Limit::try_rate`].
+    #[must_use]
+    pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
+        assert!(
+            period.as_micros() >= 1_000,
+            "the period of a rate is at least 1 ms"
+        );
+        assert!(
+            period.as_micros() <= MAX_PERIOD.as_micros(),
+            "the period of a rate is at most 24 h"
+        );
+        let mut limit = Self::concurrent(name, count);
+        limit.refill = Some(Refill {
+            period,
+            burst: None,
+        });
+        limit
+    }
+
+    /// As [`Limit::rate`], for values from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the name is empty or too long (128 bytes), or a value is out of range.
+    pub fn try_rate(
+        name: impl Into<Cow<'static, str>>,
+        count: u32,
+        period: Duration,
+    ) -> Result<Self, ConfigError> {
+        let mut limit = Self::try_concurrent(name, count)?;
+        if period < Duration::from_millis(1) || period > MAX_PERIOD {
+            let name = limit.name;
+            return Err(value_error(format!(
+                "the period of rate `{name}` is {period:?}: it must be 1 ms to {MAX_PERIOD:?}"
+            )));
+        }
+        limit.refill = Some(Refill {
+            period,
+            burst: None,
+        });
+        Ok(limit)
+    }
+
     const fn new(name: Cow<'static, str>, max: u32) -> Self {
         Self {
             name,
             max,
+            refill: None,
             wait: Duration::ZERO,
             max_waiters: 1_000,
             on_unavailable: OnUnavailable::Local(max),
+            mode: Mode::Enforce,
+            class: None,
         }
+    }
+
+    /// How many a rate gives at once to a key that has been idle. Default: as many as in a period. At least 1.
+    ///
+    /// Over a period after a pause that makes up to `count + burst`. With 1 they are spaced evenly.
+    ///
+    /// # Panics
+    ///
+    /// If the limit is no rate.
+    #[must_use]
+    pub const fn burst(mut self, burst: u32) -> Self {
+        match &mut self.refill {
+            Some(refill) => refill.burst = Some(burst),
+            None => panic!("only a rate has a burst"),
+        }
+        self
+    }
+
+    /// How many callers share a key of it, which says when its slots are taken by a request that needs several.
+    /// Default: [`Class::Caller`], and [`Class::Global`] for [`Key::SHARED`](crate::Key::SHARED).
+    #[must_use]
+    pub const fn class(mut self, class: Class) -> Self {
+        self.class = Some(class);
+        self
+    }
+
+    /// Whether it is enforced. Default: [`Mode::Enforce`].
+    #[must_use]
+    pub const fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
     }
 
     /// How long a request may wait in line for a slot. Default: zero, it is refused at once. At most [`MAX_WAIT`].
@@ -128,9 +275,46 @@ impl Limit {
         &self.name
     }
 
-    /// The most permits at once.
+    pub(crate) fn shared_name(&self) -> Cow<'static, str> {
+        self.name.clone()
+    }
+
+    /// The most permits at once; of a rate, the most in a period.
     pub fn max(&self) -> u32 {
         self.max
+    }
+
+    /// The period of a rate.
+    pub fn period(&self) -> Option<Duration> {
+        self.refill.map(|refill| refill.period)
+    }
+
+    /// The rate, with another count for a key that has one of its own; `None` if this is no rate.
+    pub(crate) fn to_rate(&self, count: u32) -> Option<Rate> {
+        let refill = self.refill?;
+        Some(Rate::new(
+            count,
+            refill.period,
+            refill.burst.unwrap_or(count),
+        ))
+    }
+
+    pub(crate) fn current_mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether a request under it alone is one for one slot.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.refill.is_none() && self.mode == Mode::Enforce
+    }
+
+    pub(crate) fn class_of(&self, key: &Key) -> Class {
+        let by_key = if *key == Key::SHARED {
+            Class::Global
+        } else {
+            Class::Caller
+        };
+        self.class.unwrap_or(by_key)
     }
 
     /// The longest wait.
@@ -161,6 +345,14 @@ impl Limit {
                 self.max_waiters
             )));
         }
+        if let Some(rate) = self.to_rate(self.max)
+            && !rate.is_exact()
+        {
+            return Err(value_error(format!(
+                "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
+                rate.burst
+            )));
+        }
         match self.on_unavailable {
             OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(value_error(format!(
                 "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
@@ -169,10 +361,51 @@ impl Limit {
         }
     }
 
+    /// Whether this can become the other one while it is in use.
+    pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
+        let name = &self.name;
+        let what = if self.refill.is_some() != other.refill.is_some() {
+            "counts permits at once, or in a period"
+        } else if self.class != other.class {
+            "is narrow or wide"
+        } else {
+            return Ok(());
+        };
+        let message = format!("whether limit `{name}` {what} cannot change while it is in use");
+        Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
     /// Whether both say the same of their ledgers; how long one use of a limit waits is its own affair.
     pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
-        (self.max, self.max_waiters, self.on_unavailable)
-            == (other.max, other.max_waiters, other.on_unavailable)
+        let ledger = |limit: &Limit| {
+            (
+                limit.max,
+                limit.refill,
+                limit.max_waiters,
+                limit.on_unavailable,
+                limit.mode,
+                limit.class,
+            )
+        };
+        ledger(self) == ledger(other)
+    }
+}
+
+/// Whether a request may be under all of these.
+pub(crate) fn check_together<'a>(
+    limits: impl IntoIterator<Item = &'a Limit>,
+) -> Result<(), ConfigError> {
+    let mut names = BTreeSet::new();
+    for limit in limits {
+        if !names.insert(limit.name()) {
+            return Err(value_error(format!("limit `{}` comes twice", limit.name())));
+        }
+    }
+    match names.len() {
+        1..=MAX_SCOPES => Ok(()),
+        count => Err(value_error(format!(
+            "a request is under 1 to {MAX_SCOPES} limits, not {count}"
+        ))),
     }
 }
 

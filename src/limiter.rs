@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     builder::LimiterBuilder,
     error::{AcquireErrorKind, ConfigError},
-    keeper::{Request, Shared},
+    keeper::{Demand, Request, Shared},
     key::Key,
     limit::Limit,
     status::{ShutdownReport, Status, Usage},
@@ -90,14 +90,29 @@ impl Limiter {
         self.0.0.shutdown(deadline).await
     }
 
+    /// Gives the limit of this name new values while it is in use. They hold from the next exchange with the store on:
+    /// if there are more slots than before, waiters get them at once; if there are fewer, nobody loses one. A limit
+    /// that is switched to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) lets its waiters
+    /// go on.
+    ///
+    /// The wait is not part of it: each layer and semaphore keeps its own. Other replicas have to be told too; while
+    /// they differ, the largest value holds.
+    ///
+    /// # Errors
+    ///
+    /// If a value is out of range, or a limit of slots would become a rate or the other way round.
+    pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
+        self.0.0.update(limit)
+    }
+
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         self.0.0.register(limit)
     }
 
-    /// Asks for one permit under the limit with this number.
-    pub(crate) fn request(&self, limit: usize, key: Key, wait: Duration) -> Request {
-        self.0.0.request(limit, key, wait)
+    /// Asks for a permit.
+    pub(crate) fn request(&self, demand: Demand) -> Request {
+        self.0.0.request(demand)
     }
 
     pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {

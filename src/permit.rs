@@ -4,7 +4,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::keeper::{Granted, Lease, Shared};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    keeper::{Bounds, Granted, Leases, Shared, Taken},
+    limit::Limit,
+    status::Quota,
+};
 
 /// One slot of a limit. Dropping it gives the slot back.
 ///
@@ -20,30 +25,69 @@ use crate::keeper::{Granted, Lease, Shared};
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
     shared: Arc<Shared>,
-    lease: Arc<Lease>,
+    leases: Leases,
     waited: Duration,
     place: u32,
+    passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    quotas: Vec<Quota>,
 }
 
 impl Permit {
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted {
             shared,
-            lease,
+            taken,
+            quotas,
+        } = granted;
+        let Taken {
+            leases,
             waited,
             place,
-        } = granted;
+            passed,
+        } = taken;
         Self {
             shared,
-            lease,
+            leases,
             waited,
             place,
+            passed,
+            quotas,
         }
     }
 
-    /// What tells of a loss without holding the slot.
-    pub(crate) fn lease(&self) -> &Arc<Lease> {
-        &self.lease
+    /// What tells of a loss without holding the slots.
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// How its limits stood when it was given, if that was asked for.
+    pub(crate) fn quotas(&self) -> &[Quota] {
+        &self.quotas
+    }
+
+    /// Limits that would have refused it, and only look on.
+    pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
+        &self.passed
+    }
+
+    /// Has the permit taken back when it is over.
+    pub(crate) fn bound(&self, bounds: Bounds) {
+        self.shared.bound(&self.leases, bounds);
+    }
+
+    /// As [`Lease::set_unread`].
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        self.leases.set_unread(since);
+    }
+
+    /// Whether the permit is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        self.leases.over()
+    }
+
+    /// Completes when the permit is over for a reason that `counts`.
+    pub(crate) async fn ended(&self, counts: impl Fn(LostErrorKind) -> bool) -> LostErrorKind {
+        self.leases.ended(|| self.attend(), counts).await
     }
 
     /// Sees to it that the leases are looked after.
@@ -59,18 +103,23 @@ impl Permit {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        self.lease.lost(|| self.attend()).await;
+        self.ended(|_| true).await;
     }
 
     /// Whether the permit is lost. Once over, it stays over.
     pub fn is_lost(&self) -> bool {
-        self.lease.is_lost()
+        self.leases.is_lost()
     }
 
     /// Until when the permit is certainly held, unless it is renewed before; `None` if it needs no renewal (in memory,
     /// or admitted while the store was down), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
-        self.lease.deadline()
+        let deadlines = self
+            .leases
+            .all()
+            .iter()
+            .filter_map(|lease| lease.deadline());
+        deadlines.min()
     }
 
     /// How long it took to get the permit.
@@ -86,7 +135,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.shared.release(&self.lease);
+        self.shared.release(&self.leases);
     }
 }
 

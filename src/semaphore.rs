@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    iter,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -10,9 +11,9 @@ use std::{
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::Request,
+    keeper::{Demand, Leg, Request},
     key::Key,
-    limit::Limit,
+    limit::{Limit, check_together},
     limiter::Limiter,
     permit::Permit,
     status::Usage,
@@ -43,6 +44,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     limiter: Limiter,
+    first: Bound,
+    /// Taken together with it.
+    others: Vec<Bound>,
+}
+
+/// A limit of a limiter, for one key.
+#[derive(Clone, Debug)]
+struct Bound {
     limit: Limit,
     number: usize,
     key: Key,
@@ -70,17 +79,60 @@ impl Limiter {
         limit: &Limit,
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
-        let number = self.register(limit)?;
         Ok(Semaphore {
             limiter: self.clone(),
-            limit: limit.clone(),
-            number,
-            key: key.into(),
+            first: Bound::new(self, limit, key.into())?,
+            others: Vec::new(),
         })
     }
 }
 
 impl Semaphore {
+    /// Another limit for the same permits: each then holds a slot under all of them, or has none. What a refusal by
+    /// one would have taken of the others stays untouched.
+    ///
+    /// ```
+    /// # use tower_turnstile::{Key, Limit, Limiter};
+    /// # use std::time::Duration;
+    /// const TENANT: Limit = Limit::concurrent("tenant-jobs", 5);
+    /// const STARTS: Limit = Limit::rate("job-starts", 60, Duration::from_secs(60));
+    /// const ALL: Limit = Limit::concurrent("all-jobs", 100);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::in_memory();
+    /// let jobs = limiter.semaphore(&TENANT, "acme").and(&STARTS, "acme").and(&ALL, Key::SHARED);
+    /// let permit = jobs.acquire().await?;
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`Limiter::semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
+    #[must_use]
+    #[track_caller]
+    pub fn and(self, limit: &Limit, key: impl Into<Key>) -> Self {
+        match self.try_and(limit, key) {
+            Ok(both) => both,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`and`](Self::and), for limits from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
+    pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
+        let bound = Bound::new(&self.limiter, limit, key.into())?;
+        let known = iter::once(&self.first).chain(&self.others);
+        check_together(known.map(|bound| &bound.limit).chain([limit]))?;
+        self.others.push(bound);
+        Ok(self)
+    }
+
     /// Acquires a permit, waiting in line for as long as the limit's [`wait_up_to`](Limit::wait_up_to).
     ///
     /// # Errors
@@ -95,10 +147,7 @@ impl Semaphore {
     ///
     /// First come, first served, by the order in which the store receives the requests.
     pub fn acquire(&self) -> Acquire {
-        Acquire(
-            self.limiter
-                .request(self.number, self.key.clone(), self.limit.wait()),
-        )
+        self.ask(|bound| bound.limit.wait())
     }
 
     /// Acquires a permit if a slot is free and nobody waits for it. Takes one round trip.
@@ -111,13 +160,10 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Acquire {
-        Acquire(
-            self.limiter
-                .request(self.number, self.key.clone(), Duration::ZERO),
-        )
+        self.ask(|_| Duration::ZERO)
     }
 
-    /// What all replicas together hold and wait for. Takes one round trip.
+    /// What all replicas together hold and wait for, under the first limit. Takes one round trip.
     ///
     /// # Errors
     ///
@@ -127,13 +173,37 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        let usage = self.limiter.usage(self.number, self.key.clone()).await;
-        usage.map_err(|kind| AcquireError::new(kind, self.limit.max()))
+        let Bound { limit, number, key } = &self.first;
+        let usage = self.limiter.usage(*number, key.clone()).await;
+        usage.map_err(|kind| AcquireError::new(kind, limit))
     }
 
-    /// The limit.
+    /// The limit; of several the first.
     pub fn limit(&self) -> &Limit {
-        &self.limit
+        &self.first.limit
+    }
+
+    fn ask(&self, wait: impl Fn(&Bound) -> Duration) -> Acquire {
+        let leg = |bound: &Bound| Leg {
+            limit: bound.number,
+            key: bound.key.clone(),
+            wait: wait(bound),
+            max: None,
+            cost: 1,
+        };
+        let demand = match &self.others[..] {
+            [] => Demand::One(leg(&self.first)),
+            others => Demand::All(iter::once(&self.first).chain(others).map(leg).collect()),
+        };
+        Acquire(self.limiter.request(demand))
+    }
+}
+
+impl Bound {
+    fn new(limiter: &Limiter, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
+        let number = limiter.register(limit)?;
+        let limit = limit.clone();
+        Ok(Self { limit, number, key })
     }
 }
 

@@ -1,5 +1,9 @@
 //! What a limiter can tell of itself.
 
+use std::time::Duration;
+
+use crate::limit::Limit;
+
 /// What this process holds and waits for now, and whether its store answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,4 +38,16 @@ pub struct ShutdownReport {
     pub returned: usize,
     /// Permits that were still held at the deadline: marked lost, and released.
     pub lost: usize,
+}
+
+/// How one limit stood when a request was decided on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) limit: Limit,
+    /// The limit's value for this key: slots, or requests in a period.
+    pub(crate) max: u32,
+    /// Slots that are free, or requests that may come at once.
+    pub(crate) remaining: u32,
+    /// When there will be more; `None` if nobody knows.
+    pub(crate) reset: Option<Duration>,
 }

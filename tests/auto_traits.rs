@@ -8,10 +8,13 @@ use http_body_util::Full;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
-    Acquire, AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Hold, Key, Limit,
-    LimitLayer, Limiter, OnLost, OnUnavailable, Permit, Refusal, RefusalKind, ReleaseAt, Scope,
-    Semaphore, ShutdownReport, Slot, Status, Usage,
-    layer::{Limited, LostError, ResponseBody, ResponseFuture},
+    Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Hold,
+    Key, Limit, LimitLayer, Limiter, OnLost, OnUnavailable, PeerAddress, Permit, ReadAheadLayer,
+    Refusal, RefusalKind, ReleaseAt, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
+    layer::{
+        Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody,
+        ResponseFuture,
+    },
 };
 
 macro_rules! assert_values {
@@ -23,14 +26,18 @@ macro_rules! assert_values {
 assert_values!(
     AcquireError,
     AcquireErrorKind,
+    ClientAddress,
     ConfigError,
     ConfigErrorKind,
     Key,
     Limit,
     LimitLayer,
     Limiter,
+    LostErrorKind,
     OnLost,
     OnUnavailable,
+    PeerAddress,
+    ReadAheadLayer,
     Refusal,
     RefusalKind,
     ReleaseAt,
@@ -65,6 +72,11 @@ assert_not_impl_any!(ResponseFuture<Local, ()>: Send);
 assert_impl_all!(ResponseBody<Full<Bytes>>: Send, Sync, Unpin, std::fmt::Debug);
 assert_impl_all!(ResponseBody<hyper::body::Incoming>: Send, Sync, Unpin);
 assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
+
+assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
+assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);
+assert_not_impl_any!(ReadAheadFuture<Plain<ReadAheadBody<Rc<()>>>, Rc<()>>: Send);
+assert_impl_all!(ReadAheadBody<hyper::body::Incoming>: Send, Sync, Unpin, std::fmt::Debug);
 
 fn send_sync<T: Send + Sync>(_: T) {}
 

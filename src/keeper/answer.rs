@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
+    ledger::{Batch, BatchReply, Seq, Standing, Wake},
 };
 
 impl Line {
@@ -20,7 +20,7 @@ impl Line {
         &mut self,
         ctx: &mut Ctx,
         batch: &Batch,
-        note: Note,
+        note: &mut Note,
         answer: BatchReply,
         at: Seen,
         now: Instant,
@@ -37,15 +37,16 @@ impl Line {
             in_use,
             waiting,
             head,
+            nearest_ms,
             seen: at,
         };
-        for release in note.releases {
+        for release in note.releases.drain(..) {
             if release.not_after_us >= at.store_us {
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1), now);
             }
         }
-        for inquiry in note.inquiries {
+        for inquiry in note.inquiries.drain(..) {
             // Nobody may be listening any more.
             let _ = inquiry.send(self.usage());
         }
@@ -75,20 +76,25 @@ impl Line {
         let mut place = waiting - (queued as u32).min(waiting);
         for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
             place += u32::from(matches!(standing, Standing::Waiting { .. }));
-            if self.acquired(ctx, ask, standing, place, at, now) {
+            if self.acquired(ctx, ask.seq, standing, place, at, now) {
                 stale.push(ask.seq);
             }
         }
-        for seq in stale.into_iter().rev() {
-            match ctx.down {
-                Some(refused) => self.decide_without_store(ctx, seq, refused),
-                None => self.work.acquire.push_front(seq),
-            }
-        }
+        stale
+            .into_iter()
+            .rev()
+            .for_each(|seq| self.ask_once_more(ctx, seq));
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms, now);
         }
-        self.watch(ctx, head, nearest_ms, at, now);
+    }
+
+    /// Sends a request again that came too late: it keeps its name.
+    pub(super) fn ask_once_more(&mut self, ctx: &mut Ctx, seq: Seq) {
+        match ctx.down {
+            Some(refused) => self.decide_without_store(ctx, seq, refused),
+            None => self.work.acquire.push_front(seq),
+        }
     }
 
     fn renewed(&mut self, ctx: &mut Ctx, seq: Seq, standing: Standing, at: Seen, now: Instant) {
@@ -129,6 +135,7 @@ impl Line {
             return;
         };
         entry.open = false;
+        ctx.moved.extend(entry.claim);
         match standing {
             Standing::Held { until_ms } | Standing::Adopted { until_ms } => {
                 self.granted(ctx, seq, at, until_ms, now);
@@ -139,16 +146,15 @@ impl Line {
     }
 
     /// Returns whether the request came too late and has to be sent again.
-    fn acquired(
+    pub(super) fn acquired(
         &mut self,
         ctx: &mut Ctx,
-        ask: &Ask,
+        seq: Seq,
         standing: Standing,
         place: u32,
         at: Seen,
         now: Instant,
     ) -> bool {
-        let seq = ask.seq;
         let Some(entry) = self.entries.get_mut(&seq) else {
             return false;
         };
@@ -160,7 +166,7 @@ impl Line {
         }
         let State::Asking(_) = entry.state else {
             // A wake-up came first, or it was refused meanwhile: a late 'waiting' changes nothing.
-            if matches!(entry.state, State::Refused(_)) {
+            if entry.is_decided() {
                 self.retire(ctx, seq);
             }
             return false;
@@ -173,6 +179,8 @@ impl Line {
             }
             Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
             Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull)),
+            // It is not its turn, or its claim came too late.
+            _ if entry.claim.is_some() => self.set(ctx, seq, State::Parked),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
                 entry.state = State::Asking(None);
                 return true;
@@ -186,7 +194,8 @@ impl Line {
             Some(State::Waiting { ticket, seen }) => Some(self.heard.seen_waiting(ticket, seen)),
             Some(State::Asking(seen)) => seen,
             Some(State::Held { .. } | State::Checking) => return,
-            Some(State::WaitingHere | State::Refused(_)) | None => None,
+            Some(State::WaitingHere | State::Refused(_) | State::Passed(_) | State::Parked)
+            | None => None,
         };
         match seen {
             Some(seen) if wake.granted_us >= seen.store_us => {
@@ -226,14 +235,10 @@ impl Line {
     }
 
     /// Looks for waiters that have left the line, and sets the timers of those that have not.
-    fn watch(
-        &mut self,
-        ctx: &mut Ctx,
-        head: Option<i64>,
-        nearest_ms: Option<u64>,
-        at: Seen,
-        now: Instant,
-    ) {
+    pub(super) fn watch(&mut self, ctx: &mut Ctx, at: Seen, now: Instant) {
+        let Heard {
+            head, nearest_ms, ..
+        } = self.heard;
         let left = self.queue.range(..head.unwrap_or(0));
         let left: Vec<Seq> = left.map(|(_, seq)| *seq).collect();
         for seq in left {

@@ -8,13 +8,20 @@ use super::{
     entry::{Entry, Seen, State},
     line::{Line, earliest},
 };
-use crate::{error::AcquireErrorKind, ledger::Seq};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    ledger::Seq,
+};
 
 impl Line {
     /// Changes an entry's state, and everything that is counted or listed by it.
     pub(super) fn set(&mut self, ctx: &mut Ctx, seq: Seq, state: State) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
+        };
+        let state = match state {
+            State::Refused(kind) if entry.shadow => State::Passed(kind),
+            state => state,
         };
         // A ticket is used again if the line was empty and the store's clock stood still, or was stepped back.
         if let State::Waiting { ticket, .. } = entry.state
@@ -34,9 +41,10 @@ impl Line {
             State::WaitingHere => drop(ctx.expiries.insert(expires)),
             // Its slot is there: only the store's word is missing, and that has its own time limit.
             State::Checking => drop(ctx.expiries.remove(&expires)),
-            State::Held { .. } | State::Refused(_) => {
+            State::Held { .. } | State::Refused(_) | State::Passed(_) | State::Parked => {
                 ctx.expiries.remove(&expires);
                 ctx.wakers.extend(entry.waker.take());
+                ctx.moved.extend(entry.claim);
             }
         }
         entry.state = state;
@@ -79,8 +87,22 @@ impl Line {
         Some(new)
     }
 
+    /// Puts a leg of a claim aside, under a new name, until it is its turn.
+    pub(super) fn park(&mut self, ctx: &mut Ctx, seq: Seq) {
+        if let Some(new) = self.rename(ctx, seq) {
+            self.set(ctx, new, State::Parked);
+        }
+    }
+
     /// Asks the store under a new name, at the end of the line; or the policy, if the store is down.
     pub(super) fn ask_again(&mut self, ctx: &mut Ctx, seq: Seq) {
+        if self
+            .entries
+            .get(&seq)
+            .is_some_and(|entry| entry.claim.is_some())
+        {
+            return self.park(ctx, seq);
+        }
         let Some(new) = self.rename(ctx, seq) else {
             return;
         };
@@ -114,7 +136,7 @@ impl Line {
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
         let renew_at = Some(ctx.renew_at(counted.sent, until));
         match entry.state {
-            State::Refused(_) => self.retire(ctx, seq),
+            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
             State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held { .. } => {
                 entry.state = State::Held { renew_at };
@@ -137,8 +159,9 @@ impl Line {
 
     /// Admits a request without the store's word.
     pub(super) fn admit(&mut self, ctx: &mut Ctx, seq: Seq) {
-        if let Some(entry) = self.entries.get(&seq) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
             entry.lease.hold(None);
+            entry.held_since = Some(ctx.now);
             self.set(ctx, seq, State::Held { renew_at: None });
         }
     }
@@ -155,6 +178,12 @@ impl Line {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
+        if entry.taken
+            && entry.wanted
+            && let Some(since) = entry.held_since
+        {
+            ctx.note_hold(self.key.0, ctx.now.saturating_duration_since(since));
+        }
         if entry.open {
             entry.wanted = false;
             ctx.old_wakers.extend(entry.waker.take());
@@ -170,7 +199,7 @@ impl Line {
     pub(super) fn lose(&mut self, ctx: &mut Ctx, seq: Seq) {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
-                entry.lease.lose();
+                entry.lease.end(LostErrorKind::Lost);
                 ctx.counts.lost += 1;
                 self.give_up(ctx, seq);
             }

@@ -1,7 +1,7 @@
 //! The state machine: its lines, and where to find the one that has something to do.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
     task::Waker,
     time::Duration,
@@ -12,16 +12,19 @@ use tokio::time::Instant;
 
 use super::{
     Settings,
+    bounds::Bounded,
+    claim::Claim,
     clock::StoreClock,
     entry::{Release, State},
     line::Line,
     outage::Breaker,
+    rates::Rates,
     send::InFlight,
 };
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
-    ledger::{Exchange, Seq},
+    ledger::{Exchange, Refund, Seq},
     limit::Limit,
     store::{StoreError, StoreErrorKind},
 };
@@ -40,12 +43,22 @@ pub(crate) struct Core {
     /// Lines with work, in the order in which they got it.
     pub(super) ready: VecDeque<usize>,
     pub(super) due: BTreeSet<(Instant, usize)>,
+    pub(super) bounded: Bounded,
     pub(super) in_flight: Vec<InFlight>,
     pub(super) exchanges: u64,
+    /// By the order in which they came.
+    pub(super) claims: BTreeMap<u64, Claim>,
+    /// Claims to be sent.
+    pub(super) asking: BTreeSet<u64>,
+    /// Claims that a rate lets go on then.
+    pub(super) sleepers: BTreeSet<(Instant, u64)>,
+    pub(super) refunds: Vec<Refund>,
+    pub(super) rates: Rates,
     pub(super) clock: Option<StoreClock>,
     pub(super) breaker: Breaker,
     pub(super) closing: bool,
     pub(super) orphaned: bool,
+    advancing: bool,
 }
 
 /// What lines need of their keeper.
@@ -65,6 +78,10 @@ pub(super) struct Ctx {
     pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
     /// To be woken once the lock is free.
     pub(super) wakers: Vec<Waker>,
+    /// Claims of which a leg was decided on.
+    pub(super) moved: BTreeSet<u64>,
+    /// How long slots are held lately, by the number of the limit.
+    pub(super) holds: Vec<Option<Duration>>,
     /// To be dropped then: a waker may own anything, such as a permit.
     pub(super) old_wakers: Vec<Waker>,
     /// Whether the store is down, and if so, whether by its own word.
@@ -84,7 +101,7 @@ impl Counts {
     pub(super) fn add(&mut self, state: State) {
         match state {
             State::Held { .. } => self.held += 1,
-            State::Refused(_) => {}
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
             _ => self.waiting += 1,
         }
     }
@@ -92,7 +109,7 @@ impl Counts {
     pub(super) fn forget(&mut self, state: State) {
         match state {
             State::Held { .. } => self.held -= 1,
-            State::Refused(_) => {}
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
             _ => self.waiting -= 1,
         }
     }
@@ -111,6 +128,12 @@ impl Ctx {
             not_after_us,
             forget_at,
         }
+    }
+
+    /// How long slots of a limit are held: the recent ones count more.
+    pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+        let mean = &mut self.holds[limit];
+        *mean = Some(mean.map_or(held, |mean| mean.mul_f64(0.9) + held.mul_f64(0.1)));
     }
 
     /// A third of the way from `sent` to the deadline.
@@ -135,6 +158,8 @@ impl Core {
             alive_ms: 1,
             not_after_us: 0,
             batches: Vec::new(),
+            claims: Vec::new(),
+            refunds: Vec::new(),
         };
         let rng = fastrand::Rng::with_seed(settings.seed);
         Self {
@@ -149,6 +174,8 @@ impl Core {
                 complained: None,
                 expiries: BTreeSet::new(),
                 wakers: Vec::new(),
+                moved: BTreeSet::new(),
+                holds: Vec::new(),
                 old_wakers: Vec::new(),
                 down: None,
                 now,
@@ -159,12 +186,19 @@ impl Core {
             by_ledger: HashMap::new(),
             ready: VecDeque::new(),
             due: BTreeSet::new(),
+            bounded: Bounded::default(),
             in_flight: Vec::new(),
             exchanges: 0,
+            claims: BTreeMap::new(),
+            asking: BTreeSet::new(),
+            sleepers: BTreeSet::new(),
+            refunds: Vec::new(),
+            rates: Rates::default(),
             clock: None,
             breaker: Breaker::new(),
             closing: false,
             orphaned: false,
+            advancing: false,
         }
     }
 
@@ -186,9 +220,32 @@ impl Core {
             )),
             None => {
                 self.limits.push(Arc::new(limit.clone()));
+                self.ctx.holds.push(None);
                 Ok(self.limits.len() - 1)
             }
         }
+    }
+
+    /// Gives a limit new values, which hold from the next exchange on. If there are more slots, waiters get them.
+    pub(crate) fn update(&mut self, limit: &Limit, now: Instant) -> Result<(), ConfigError> {
+        limit.validate()?;
+        self.ctx.now = now;
+        let known = self
+            .limits
+            .iter()
+            .position(|known| known.name() == limit.name());
+        let Some(number) = known else {
+            return self.register(limit).map(drop);
+        };
+        self.limits[number].may_become(limit)?;
+        let limit = Arc::new(limit.clone());
+        self.limits[number] = limit.clone();
+        self.each_line(|line, ctx| {
+            if line.key.0 == number {
+                line.change(ctx, limit.clone());
+            }
+        });
+        Ok(())
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -225,6 +282,9 @@ impl Core {
                 entry.lease.stir();
             }
         }
+        for claim in self.claims.values_mut() {
+            self.ctx.wakers.extend(claim.waker.take());
+        }
     }
 
     /// No limiter is left to ask for more.
@@ -234,7 +294,7 @@ impl Core {
 
     /// Whether no permit, request or release is left, and none will come.
     pub(crate) fn is_over(&self) -> bool {
-        self.orphaned && self.lines.is_empty()
+        self.orphaned && self.lines.is_empty() && self.claims.is_empty()
     }
 
     pub(super) fn each_entry(
@@ -300,6 +360,17 @@ impl Core {
             let line = self.lines.remove(index);
             self.by_key.remove(&line.key);
             self.by_ledger.remove(&line.ledger);
+        }
+        self.advance_moved();
+    }
+
+    /// Takes the claims further of which a leg was decided on. What they do may move others.
+    fn advance_moved(&mut self) {
+        if !std::mem::replace(&mut self.advancing, true) {
+            while let Some(id) = self.ctx.moved.pop_first() {
+                self.advance(id);
+            }
+            self.advancing = false;
         }
     }
 }

@@ -49,6 +49,10 @@ pub(super) struct Entry {
     pub(super) wait: Duration,
     pub(super) place: u32,
     pub(super) waker: Option<Waker>,
+    /// The claim that it is a leg of, until that is granted.
+    pub(super) claim: Option<u64>,
+    /// Its limit only looks on: a refusal lets it pass.
+    pub(super) shadow: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -69,9 +73,44 @@ pub(super) enum State {
         renew_at: Option<Instant>,
     },
     Refused(AcquireErrorKind),
+    /// It would have been refused, and goes on without a slot.
+    Passed(AcquireErrorKind),
+    /// A leg of a claim whose turn has not come.
+    Parked,
 }
 
 impl Entry {
+    pub(super) fn new(lease: Arc<Lease>, wait: Duration, now: Instant) -> Self {
+        Self {
+            lease,
+            state: State::Parked,
+            in_store: false,
+            held_since: None,
+            open: false,
+            not_after_us: 0,
+            renewing: false,
+            wanted: true,
+            taken: false,
+            asked: now,
+            asking_since: now,
+            wait,
+            place: 0,
+            waker: None,
+            claim: None,
+            shadow: false,
+        }
+    }
+
+    /// Its time to wait and its time for the store begin.
+    pub(super) fn begin(&mut self, now: Instant) {
+        (self.asked, self.asking_since) = (now, now);
+    }
+
+    /// It needs nothing from any ledger any more.
+    pub(super) fn is_decided(&self) -> bool {
+        matches!(self.state, State::Refused(_) | State::Passed(_))
+    }
+
     pub(super) fn wait_until(&self) -> Instant {
         self.asked + self.wait
     }

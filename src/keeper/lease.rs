@@ -1,15 +1,25 @@
 //! A lease: what a permit and its keeper both know of it, without a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use tokio::{sync::Notify, time::Instant};
 
-use crate::ledger::Seq;
+use crate::{error::LostErrorKind, ledger::Seq};
 
 /// The deadline of a lease that ended.
 const LOST: u64 = 0;
+/// The same, of a permit that was taken back.
+const HELD_TOO_LONG: u64 = 1;
+const IDLE: u64 = 2;
+/// The earliest that is a time.
+const EARLIEST: u64 = 3;
 /// The deadline of a lease that needs no renewal.
 const FOREVER: u64 = u64::MAX;
+/// The time since when a response is unread that somebody reads.
+const READ: u64 = 0;
 
 /// A local, conservative deadline. It only ever moves forward, until it is over; then it stays over.
 pub(crate) struct Lease {
@@ -18,9 +28,12 @@ pub(crate) struct Lease {
     /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
     seq: AtomicU64,
     epoch: Instant,
-    /// Microseconds after `epoch`, or `LOST`, or `FOREVER`.
+    /// Microseconds after `epoch`, or why it is over, or `FOREVER`.
     until_us: AtomicU64,
-    over: Notify,
+    /// Since when its response lies unread, as `until_us`, or `READ`.
+    unread_us: AtomicU64,
+    /// Wakes whoever waits for the end.
+    told: Notify,
 }
 
 impl Lease {
@@ -30,7 +43,8 @@ impl Lease {
             seq: AtomicU64::new(seq),
             epoch,
             until_us: AtomicU64::new(FOREVER),
-            over: Notify::new(),
+            unread_us: AtomicU64::new(READ),
+            told: Notify::new(),
         }
     }
 
@@ -57,7 +71,7 @@ impl Lease {
         let moved =
             self.until_us
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| match old {
-                    LOST => None,
+                    ..EARLIEST => None,
                     FOREVER => Some(until),
                     old if now >= old => None,
                     old => Some(until.max(old)),
@@ -67,20 +81,29 @@ impl Lease {
 
     /// Makes whoever waits for the loss look again.
     pub(super) fn stir(&self) {
-        self.over.notify_waiters();
+        self.told.notify_waiters();
     }
 
-    /// Ends it, whatever the deadline.
-    pub(super) fn lose(&self) {
-        self.until_us.store(LOST, Ordering::Release);
-        self.over.notify_waiters();
+    /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final.
+    pub(super) fn end(&self, kind: LostErrorKind) {
+        let over = match kind {
+            LostErrorKind::Lost => LOST,
+            LostErrorKind::HeldTooLong => HELD_TOO_LONG,
+            LostErrorKind::Idle => IDLE,
+        };
+        let ended = |old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over);
+        // `None` leaves it as it is.
+        let _ = self
+            .until_us
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, ended);
+        self.told.notify_waiters();
     }
 
     /// It is given back: unless it was over by then, it is never lost any more.
     pub(super) fn return_at(&self, now: Instant) {
         let now = self.us(now);
         let returned = |until| match until {
-            LOST => None,
+            ..EARLIEST => None,
             FOREVER => Some(FOREVER),
             until if now >= until => Some(LOST),
             _ => Some(FOREVER),
@@ -99,7 +122,7 @@ impl Lease {
         let mut until = self.until_us.load(Ordering::Acquire);
         loop {
             match until {
-                LOST => return true,
+                ..EARLIEST => return true,
                 FOREVER => return false,
                 _ if self.us(now) < until => return false,
                 // Whoever sees that it is over makes it so: a renewal that comes too late must not bring it back.
@@ -118,26 +141,55 @@ impl Lease {
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.until_us.load(Ordering::Acquire) {
-            LOST | FOREVER => None,
-            us => Some(self.epoch + std::time::Duration::from_micros(us)),
+            ..EARLIEST | FOREVER => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
         }
     }
 
-    /// Completes when it is over. `attend` sees to it that somebody will tell: the keeper's driver may have gone with
-    /// its runtime.
-    pub(crate) async fn lost(&self, attend: impl Fn()) {
+    /// Whether it is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        if !self.is_lost() {
+            return None;
+        }
+        Some(match self.until_us.load(Ordering::Acquire) {
+            HELD_TOO_LONG => LostErrorKind::HeldTooLong,
+            IDLE => LostErrorKind::Idle,
+            _ => LostErrorKind::Lost,
+        })
+    }
+
+    /// Tells since when a frame of its response has been handed out and none asked for; `None`: that is not so.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        let since_us = since.map_or(READ, |since| self.us(since));
+        self.unread_us.store(since_us, Ordering::Release);
+    }
+
+    pub(super) fn unread_since(&self) -> Option<Instant> {
+        match self.unread_us.load(Ordering::Acquire) {
+            READ => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
+        }
+    }
+
+    /// Completes when it is over for a reason that `counts`. `attend` sees to it that somebody will tell: the keeper's
+    /// driver may have gone with its runtime.
+    pub(crate) async fn ended(
+        &self,
+        attend: impl Fn(),
+        counts: impl Fn(LostErrorKind) -> bool,
+    ) -> LostErrorKind {
         loop {
-            let over = self.over.notified();
-            if self.is_lost() {
-                return;
+            let told = self.told.notified();
+            if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
+                return kind;
             }
             attend();
-            over.await;
+            told.await;
         }
     }
 
-    /// At least 1, so that no deadline is taken for `LOST`.
+    /// So that no time is taken for the end.
     fn us(&self, at: Instant) -> u64 {
-        (at.saturating_duration_since(self.epoch).as_micros() as u64).max(1)
+        (at.saturating_duration_since(self.epoch).as_micros() as u64).max(EARLIEST)
     }
 }

@@ -8,13 +8,16 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::entry::{Entry, Release, Seen, State};
+use super::{
+    Ctx,
+    entry::{Entry, Release, Seen, State},
+};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    ledger::{Ledger, Seq},
-    limit::Limit,
-    status::Usage,
+    ledger::{Batch, Ledger, Seq},
+    limit::{Limit, MAX_WAIT, Mode},
+    status::{Quota, Usage},
 };
 
 pub(super) struct Line {
@@ -23,6 +26,8 @@ pub(super) struct Line {
     /// The name of its ledger in the store.
     pub(super) ledger: Arc<str>,
     pub(super) limit: Arc<Limit>,
+    /// The limit's value for this key, if the latest request gave it one of its own.
+    own_max: Option<u32>,
     pub(super) entries: BTreeMap<Seq, Entry>,
     /// Those that wait in the store's ledger, by ticket.
     pub(super) queue: BTreeMap<i64, Seq>,
@@ -74,6 +79,7 @@ pub(super) struct Heard {
     pub(super) in_use: u32,
     pub(super) waiting: u32,
     pub(super) head: Option<i64>,
+    pub(super) nearest_ms: Option<u64>,
     pub(super) seen: Seen,
 }
 
@@ -99,6 +105,7 @@ impl Line {
             key,
             ledger,
             limit,
+            own_max: None,
             entries: BTreeMap::new(),
             queue: BTreeMap::new(),
             work: Work::default(),
@@ -111,6 +118,7 @@ impl Line {
                 in_use: 0,
                 waiting: 0,
                 head: None,
+                nearest_ms: None,
                 seen: Seen {
                     store_us: 0,
                     sent: now,
@@ -118,6 +126,44 @@ impl Line {
             },
             listed: false,
             due: None,
+        }
+    }
+
+    /// How many slots this key has.
+    pub(super) fn max(&self) -> u32 {
+        self.own_max.unwrap_or(self.limit.max())
+    }
+
+    /// Takes the limit's value for this key from a request.
+    pub(super) fn set_own_max(&mut self, ctx: &mut Ctx, own_max: Option<u32>) {
+        let before = self.max();
+        self.own_max = own_max;
+        if self.max() > before {
+            self.grow(ctx);
+        }
+    }
+
+    /// Takes new values of the limit. If it does not make anybody wait any more, those who do go on.
+    pub(super) fn change(&mut self, ctx: &mut Ctx, limit: Arc<Limit>) {
+        self.limit = limit;
+        self.grow(ctx);
+        if self.limit.current_mode() != Mode::Enforce {
+            let waits = |entry: &Entry| !entry.taken && !entry.is_held() && !entry.is_decided();
+            let waiters = self.entries.iter().filter(|(_, entry)| waits(entry));
+            for seq in waiters.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+                if let Some(entry) = self.entries.get_mut(&seq) {
+                    entry.shadow = true;
+                }
+                self.refuse(ctx, seq, AcquireErrorKind::Full);
+            }
+        }
+    }
+
+    /// There may be more slots: waiters get them.
+    fn grow(&mut self, ctx: &mut Ctx) {
+        self.work.touch |= !self.queue.is_empty();
+        if self.local.is_some() {
+            self.run_here(ctx, Batch::default());
         }
     }
 
@@ -166,23 +212,53 @@ impl Line {
         Usage {
             in_use,
             waiting,
-            limit: self.limit.max(),
+            limit: self.max(),
         }
     }
 
-    pub(super) fn error(&self, kind: AcquireErrorKind, waited: Duration) -> AcquireError {
+    pub(super) fn error(
+        &self,
+        ctx: &Ctx,
+        kind: AcquireErrorKind,
+        place: u32,
+        waited: Duration,
+    ) -> AcquireError {
+        let place = (place > 0).then_some(place);
         let Usage {
             in_use,
             waiting,
             limit,
         } = self.usage();
         AcquireError {
-            kind,
-            limit,
             in_use,
             waiting,
+            limit,
+            place,
             waited,
+            retry_after: self.next_free(ctx),
+            quotas: self.quota(ctx).into_iter().collect(),
+            ..AcquireError::new(kind, &self.limit)
         }
+    }
+
+    /// How the limit stands for this key, if anything was heard of it.
+    pub(super) fn quota(&self, ctx: &Ctx) -> Option<Quota> {
+        let heard = self.local.is_some() || self.heard.seen.store_us > 0;
+        let free = self.max().saturating_sub(self.heard.in_use);
+        let remaining = if self.heard.waiting > 0 { 0 } else { free };
+        heard.then(|| Quota {
+            limit: (*self.limit).clone(),
+            max: self.max(),
+            remaining,
+            reset: self.next_free(ctx).filter(|_| remaining == 0),
+        })
+    }
+
+    /// About how long it takes until a newcomer would have a slot, by how long slots are held lately.
+    fn next_free(&self, ctx: &Ctx) -> Option<Duration> {
+        let held = ctx.holds[self.key.0]?;
+        let turns = f64::from(self.heard.waiting + 1) / f64::from(self.max().max(1));
+        Some(held.mul_f64(turns).min(MAX_WAIT))
     }
 
     pub(super) fn has_work(&mut self) -> bool {

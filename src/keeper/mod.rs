@@ -14,6 +14,7 @@
 //! | `send` | collects the work of many lines into one exchange (group commit) |
 //! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
+//! | `bounds` | permits that are held too long, or whose response nobody reads |
 //! | `outage` | the breaker, policies, and the way back |
 //! | `clock`, `lease` | conservative local deadlines |
 //! | `driver` | the task |
@@ -23,7 +24,9 @@
 //! `not_after`, and the request goes on under a new name.
 
 mod answer;
+mod bounds;
 mod change;
+mod claim;
 mod clock;
 mod core;
 mod driver;
@@ -31,6 +34,7 @@ mod entry;
 mod lease;
 mod line;
 mod outage;
+mod rates;
 mod receive;
 mod request;
 mod send;
@@ -47,9 +51,12 @@ use std::time::Duration;
 
 use self::core::{Core, Ctx};
 pub(crate) use self::{
+    bounds::Bounds,
+    claim::Leg,
     lease::Lease,
     request::{Granted, Request},
     shared::Shared,
+    turn::{Demand, Leases, Taken},
 };
 use crate::ledger::ReplicaId;
 

@@ -121,7 +121,16 @@ impl Core {
             );
         }
         self.stay_down(refused, now);
+        self.refunds.clear();
         self.each_line(|line, ctx| line.leave_store(ctx, refused));
+        for id in std::mem::take(&mut self.asking) {
+            self.reopen(id);
+        }
+    }
+
+    /// Whether requests are decided on by the store.
+    pub(super) fn asks_store(&self) -> bool {
+        self.ctx.shared && self.store_is_up()
     }
 
     fn stay_down(&mut self, refused: bool, now: Instant) {
@@ -137,8 +146,11 @@ impl Core {
     pub(super) fn each_line(&mut self, mut change: impl FnMut(&mut Line, &mut Ctx)) {
         let indices: Vec<usize> = self.lines.iter().map(|(index, _)| index).collect();
         for index in indices {
-            change(&mut self.lines[index], &mut self.ctx);
-            self.settle(index);
+            // It may have gone with the claim of another line's entry.
+            if let Some(line) = self.lines.get_mut(index) {
+                change(line, &mut self.ctx);
+                self.settle(index);
+            }
         }
     }
 }
@@ -173,7 +185,7 @@ impl Line {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
-        if entry.open || entry.is_held() || matches!(entry.state, State::Refused(_)) {
+        if entry.open || entry.is_held() || entry.is_decided() {
             return;
         }
         if refused {
@@ -261,8 +273,9 @@ impl Line {
     /// Runs a batch on this process's own ledger. Its clock stands still, so that no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Ctx, batch: Batch) -> Option<Standing> {
         let limit = match self.limit.policy() {
-            OnUnavailable::Local(limit) if ctx.shared => limit,
-            _ => self.limit.max(),
+            // The limit's own value goes with the key.
+            OnUnavailable::Local(limit) if ctx.shared && limit != self.limit.max() => limit,
+            _ => self.max(),
         };
         let batch = Batch {
             limit,

@@ -5,7 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Core, Ctx, clock::StoreClock, entry::Seen, outage::Breaker, send::InFlight, silence::Fate,
+    Core, Ctx,
+    clock::StoreClock,
+    entry::Seen,
+    outage::Breaker,
+    send::{InFlight, SentClaim},
+    silence::Fate,
 };
 use crate::{
     ledger::{Reply, Wake},
@@ -22,7 +27,8 @@ impl Core {
         let Some(InFlight {
             sent,
             exchange,
-            notes,
+            mut notes,
+            claims,
             ..
         }) = self.take_in_flight(number)
         else {
@@ -37,32 +43,49 @@ impl Core {
             sent,
         });
         let mut outage = None;
-        for ((note, batch), result) in notes.into_iter().zip(&exchange.batches).zip(reply.batches) {
-            let index = note.line;
-            let line = &mut self.lines[index];
-            line.in_flight -= 1;
+        for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
+            let line = &mut self.lines[note.line];
             line.work.touch |= reply.more;
             match result {
                 Ok(answer) => line.answered(&mut self.ctx, batch, note, answer, heard_at, now),
                 Err(error) => {
                     let error = StoreError::from(&error);
-                    let fate = if error.is_outage() {
-                        Fate::Down
-                    } else {
-                        Fate::Refused
-                    };
                     self.ctx.complain(&error, now);
-                    line.unanswered(&mut self.ctx, batch, note, 0, fate, now);
+                    line.unanswered(&mut self.ctx, batch, note, 0, Fate::of(&error), now);
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
-            self.settle(index);
+        }
+        self.unqueue(&exchange, &notes, &reply.claims);
+        let mut stale = Vec::new();
+        for ((&id, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
+            let notes = &notes;
+            let claim = SentClaim { id, claim, notes };
+            match result {
+                Ok(answer) => stale.extend(self.claim_answered(&claim, &answer, heard_at, now)),
+                Err(error) => {
+                    let error = StoreError::from(&error);
+                    self.ctx.complain(&error, now);
+                    self.claim_failed(&claim, 0, Fate::of(&error));
+                    outage = outage.or(error.is_outage().then_some(error));
+                }
+            }
+        }
+        for (index, seq) in stale.into_iter().rev() {
+            self.lines[index].ask_once_more(&mut self.ctx, seq);
+        }
+        for note in &notes {
+            let line = &mut self.lines[note.line];
+            line.in_flight -= 1;
+            line.watch(&mut self.ctx, heard_at, now);
+            self.settle(note.line);
         }
         match outage {
             Some(error) if self.store_is_up() => self.go_down(false, &error.message, now),
             Some(_) => {}
             None => self.note_success(!exchange.batches.is_empty()),
         }
+        self.reopen_all(&claims);
     }
 
     /// An exchange has no answer, and it is not known whether it ran.
@@ -77,7 +100,8 @@ impl Core {
         let Some(InFlight {
             sent,
             exchange,
-            notes,
+            mut notes,
+            claims,
             ..
         }) = self.take_in_flight(number)
         else {
@@ -89,13 +113,20 @@ impl Core {
             Breaker::Down { refused: true, .. } => Fate::Refused,
             Breaker::Down { refused: false, .. } => Fate::Down,
         };
-        for (note, batch) in notes.into_iter().zip(&exchange.batches) {
-            let index = note.line;
-            let line = &mut self.lines[index];
-            line.in_flight -= 1;
-            line.unanswered(&mut self.ctx, batch, note, exchange.not_after_us, fate, now);
-            self.settle(index);
+        let not_after_us = exchange.not_after_us;
+        for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
+            let line = &mut self.lines[note.line];
+            line.unanswered(&mut self.ctx, batch, note, not_after_us, fate, now);
         }
+        for (&id, claim) in claims.iter().zip(&exchange.claims).rev() {
+            let notes = &notes;
+            self.claim_failed(&SentClaim { id, claim, notes }, not_after_us, fate);
+        }
+        for note in &notes {
+            self.lines[note.line].in_flight -= 1;
+            self.settle(note.line);
+        }
+        self.reopen_all(&claims);
         if self.store_is_up() {
             self.each_line(|line, _| line.call_roll());
         }

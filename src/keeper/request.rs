@@ -3,85 +3,101 @@
 use std::{
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use super::{Lease, Shared, turn::Taken};
-use crate::{
-    error::{AcquireError, AcquireErrorKind},
-    key::Key,
+use super::{
+    Shared,
+    turn::{Asked, Demand, Taken},
 };
+use crate::{error::AcquireError, status::Quota};
 
 /// A request for a permit; what the public future is made of.
 pub(crate) struct Request {
     shared: Arc<Shared>,
+    /// The number of its first limit.
     limit: usize,
-    stage: Stage,
+    /// Whether to tell how its limits stand.
+    tells: bool,
+    /// `None` once it has its answer.
+    stage: Option<Stage>,
 }
 
 /// What a permit is made of.
 pub(crate) struct Granted {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) lease: Arc<Lease>,
-    pub(crate) waited: Duration,
-    pub(crate) place: u32,
+    pub(crate) taken: Taken,
+    /// How its limits stand, if it was to tell.
+    pub(crate) quotas: Vec<Quota>,
 }
 
 enum Stage {
-    New { key: Key, wait: Duration },
-    Asked(Arc<Lease>),
-    Done,
+    New(Demand),
+    Asked(Asked),
 }
 
 impl Request {
-    pub(super) fn new(shared: Arc<Shared>, limit: usize, key: Key, wait: Duration) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, demand: Demand) -> Self {
+        let limit = demand.first_limit();
+        let stage = Some(Stage::New(demand));
         Self {
             shared,
             limit,
-            stage: Stage::New { key, wait },
+            tells: false,
+            stage,
         }
+    }
+
+    /// Tells how its limits stand when it is granted.
+    pub(crate) fn telling(mut self) -> Self {
+        self.tells = true;
+        self
     }
 
     pub(crate) fn place(&self) -> Option<u32> {
         match &self.stage {
-            Stage::Asked(lease) => self.shared.with(|core, _| core.place(lease)),
+            Some(Stage::Asked(asked)) => self.shared.with(|core, _| core.place(asked)),
             _ => None,
         }
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
-        let (shared, limit) = (&self.shared, self.limit);
-        let stage = std::mem::replace(&mut self.stage, Stage::Done);
-        assert!(
-            !matches!(stage, Stage::Done),
-            "`Acquire` polled after completion"
-        );
+        let shared = &self.shared;
+        let Some(stage) = self.stage.take() else {
+            panic!("`Acquire` polled after completion");
+        };
         let asked = shared.with(|core, now| {
-            let lease = match stage {
-                Stage::New { key, wait } => core.submit(limit, key, wait, now)?,
-                Stage::Asked(lease) => lease,
-                Stage::Done => return Err(core.refusal(limit, AcquireErrorKind::ShutDown)),
+            let asked = match stage {
+                Stage::New(demand) => core.submit(demand, now)?,
+                Stage::Asked(asked) => asked,
             };
-            let answer = core.collect(&lease, cx.waker(), now);
-            Ok((lease, answer))
+            // A claim is gone once it is collected.
+            let quotas = if self.tells {
+                core.quotas(&asked)
+            } else {
+                Vec::new()
+            };
+            let answer = core.collect(&asked, cx.waker(), now);
+            Ok((asked, answer, quotas))
         });
-        let (lease, answer) = asked?;
+        let (asked, answer, quotas) = asked?;
         if let Err(kind) = shared.start_driver() {
-            shared.release(&lease);
-            return Poll::Ready(Err(shared.with(|core, _| core.refusal(limit, kind))));
+            match answer {
+                Some(Ok(taken)) => shared.release(&taken.leases),
+                _ => shared.with(|core, now| core.cancel(&asked, now)),
+            }
+            return Poll::Ready(Err(shared.with(|core, _| core.refusal(self.limit, kind))));
         }
         match answer {
-            Some(answer) => Poll::Ready(answer.map(|Taken { waited, place }| {
+            Some(answer) => Poll::Ready(answer.map(|taken| {
                 let shared = shared.clone();
                 Granted {
                     shared,
-                    lease,
-                    waited,
-                    place,
+                    taken,
+                    quotas,
                 }
             })),
             None => {
-                self.stage = Stage::Asked(lease);
+                self.stage = Some(Stage::Asked(asked));
                 Poll::Pending
             }
         }
@@ -90,8 +106,8 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if let Stage::Asked(lease) = &self.stage {
-            self.shared.release(lease);
+        if let Some(Stage::Asked(asked)) = &self.stage {
+            self.shared.with(|core, now| core.cancel(asked, now));
         }
     }
 }

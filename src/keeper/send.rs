@@ -1,17 +1,23 @@
 //! Group commit: what many lines have to say is said in one exchange.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Core, Ctx, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES,
+    Core, Ctx, Lease, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES,
+    claim::Stage,
     entry::{Release, Seen, State},
     line::Line,
     outage::Breaker,
+    rates::Paid,
 };
 use crate::{
-    ledger::{Ask, Batch, Exchange},
+    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, Want},
     status::Usage,
 };
 
@@ -22,6 +28,26 @@ pub(super) struct InFlight {
     pub(super) exchange: Arc<Exchange>,
     /// One for each batch.
     pub(super) notes: Vec<Note>,
+    /// The keeper's name for each claim; 0 for a request for a single slot.
+    pub(super) claims: Vec<u64>,
+}
+
+/// A claim as it was sent.
+pub(super) struct SentClaim<'a> {
+    pub(super) id: u64,
+    pub(super) claim: &'a Claim,
+    pub(super) notes: &'a [Note],
+}
+
+/// An exchange in the making.
+struct Draft {
+    batches: Vec<Batch>,
+    notes: Vec<Note>,
+    /// By the order in which they came.
+    claims: BTreeMap<u64, (u64, Claim)>,
+    /// Names that there is room for.
+    room: usize,
+    deadline: Instant,
 }
 
 /// What the keeper wants to remember of a batch.
@@ -45,10 +71,16 @@ impl Core {
         match self.breaker {
             _ if !self.ctx.shared => false,
             Breaker::Down { probe_at, .. } => self.in_flight.is_empty() && now >= probe_at,
-            Breaker::Up { .. } if self.clock.is_none() => {
-                self.in_flight.is_empty() && !self.ready.is_empty()
+            Breaker::Up { .. } => {
+                let most = if self.clock.is_some() {
+                    MAX_IN_FLIGHT
+                } else {
+                    1
+                };
+                let work =
+                    !self.ready.is_empty() || !self.asking.is_empty() || !self.refunds.is_empty();
+                work && self.in_flight.len() < most
             }
-            Breaker::Up { .. } => self.in_flight.len() < MAX_IN_FLIGHT && !self.ready.is_empty(),
         }
     }
 
@@ -57,52 +89,134 @@ impl Core {
         if !self.may_send(now) {
             return None;
         }
-        let mut deadline = now + self.ctx.settings.store_timeout;
-        let (mut batches, mut notes) = (Vec::new(), Vec::new());
+        let mut draft = Draft {
+            batches: Vec::new(),
+            notes: Vec::new(),
+            claims: BTreeMap::new(),
+            room: MAX_NAMES,
+            deadline: now + self.ctx.settings.store_timeout,
+        };
         // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
         if self.store_is_up() && self.clock.is_some() {
-            let mut room = MAX_NAMES;
+            self.draft_claims(&mut draft, now);
             for _ in 0..self.ready.len() {
-                if room == 0 || batches.len() == MAX_BATCHES {
+                if draft.room == 0 || draft.batches.len() == MAX_BATCHES {
                     break;
                 }
                 let Some(index) = self.ready.pop_front() else {
                     break;
                 };
-                let line = &mut self.lines[index];
-                line.listed = false;
-                if let Some((batch, note)) =
-                    line.take_work(&self.ctx, index, &mut room, &mut deadline, now)
-                {
-                    batches.push(batch);
-                    notes.push(note);
-                }
+                self.lines[index].listed = false;
+                self.draft_batch(&mut draft, index, now);
                 self.settle(index);
             }
-            if batches.is_empty() {
+            draft.join();
+            if draft.batches.is_empty() && draft.claims.is_empty() && self.refunds.is_empty() {
                 return None;
             }
         }
-        Some(self.send(batches, notes, deadline, now))
+        Some(self.send(draft, now))
+    }
+
+    fn draft_batch(&mut self, draft: &mut Draft, index: usize, now: Instant) {
+        let line = &mut self.lines[index];
+        let (room, deadline) = (&mut draft.room, &mut draft.deadline);
+        if let Some((batch, note)) = line.take_work(&self.ctx, index, room, deadline, now) {
+            draft.batches.push(batch);
+            draft.notes.push(note);
+        }
+    }
+
+    /// Claims take no more than half of the room: lines have work too.
+    fn draft_claims(&mut self, draft: &mut Draft, now: Instant) {
+        let mut later = BTreeSet::new();
+        while draft.room > MAX_NAMES / 2 && draft.batches.len() < MAX_BATCHES / 2 {
+            let Some(id) = self.asking.pop_first() else {
+                break;
+            };
+            let is_listed = |claim: &super::claim::Claim| matches!(claim.stage, Stage::Listed);
+            let Some(claim) = self.claims.get_mut(&id).filter(|claim| is_listed(claim)) else {
+                continue;
+            };
+            let lines = &mut self.lines;
+            if claim
+                .legs
+                .iter()
+                .any(|lease| lines[lease.line].is_introducing())
+            {
+                later.insert(id);
+                continue;
+            }
+            claim.stage = Stage::Sent;
+            let legs = claim.legs.clone();
+            let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
+            let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
+            draft.room = draft.room.saturating_sub(charges.len());
+            let asks = legs
+                .iter()
+                .filter_map(|lease| self.draft_ask(draft, lease, now))
+                .collect();
+            draft.claims.insert(id, (id, Claim { charges, asks }));
+        }
+        self.asking.append(&mut later);
+    }
+
+    /// A leg that the claim does not have yet; its line gets a batch if it has none.
+    fn draft_ask(&mut self, draft: &mut Draft, lease: &Lease, now: Instant) -> Option<ClaimAsk> {
+        let (index, seq) = (lease.line, lease.seq());
+        let entry = self.lines[index].entries.get_mut(&seq)?;
+        let State::Parked = entry.state else {
+            return None;
+        };
+        let batch = match draft.notes.iter().position(|note| note.line == index) {
+            Some(batch) => batch,
+            None => {
+                self.lines[index].work.touch = true;
+                self.draft_batch(draft, index, now);
+                draft.batches.len() - 1
+            }
+        };
+        let line = &mut self.lines[index];
+        let entry = line.entries.get_mut(&seq)?;
+        entry.begin(now);
+        entry.open = true;
+        let (shadow, wait) = (entry.shadow, !entry.wait.is_zero());
+        let seen = Seen {
+            store_us: 0,
+            sent: now,
+        };
+        line.set(&mut self.ctx, seq, State::Asking(Some(seen)));
+        draft.batches[batch].waits |= wait;
+        draft.room = draft.room.saturating_sub(1);
+        let want = match (shadow, wait) {
+            (true, _) => Want::IfFree,
+            (false, true) => Want::Wait,
+            (false, false) => Want::Now,
+        };
+        Some(ClaimAsk { batch, seq, want })
     }
 
     /// An exchange that asks for nothing but the time.
     pub(crate) fn hello(&mut self, now: Instant) -> Outgoing {
-        self.send(
-            Vec::new(),
-            Vec::new(),
-            now + self.ctx.settings.store_timeout,
-            now,
-        )
+        let draft = Draft {
+            batches: Vec::new(),
+            notes: Vec::new(),
+            claims: BTreeMap::new(),
+            room: 0,
+            deadline: now + self.ctx.settings.store_timeout,
+        };
+        self.send(draft, now)
     }
 
-    fn send(
-        &mut self,
-        batches: Vec<Batch>,
-        notes: Vec<Note>,
-        deadline: Instant,
-        now: Instant,
-    ) -> Outgoing {
+    fn send(&mut self, draft: Draft, now: Instant) -> Outgoing {
+        let Draft {
+            batches,
+            notes,
+            claims,
+            deadline,
+            ..
+        } = draft;
+        let (ids, claims) = claims.into_values().unzip();
         let settings = &self.ctx.settings;
         self.exchanges += 1;
         let exchange = Arc::new(Exchange {
@@ -112,6 +226,8 @@ impl Core {
             alive_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
             not_after_us: self.clock.map_or(0, |clock| clock.at(deadline)),
             batches,
+            claims,
+            refunds: std::mem::take(&mut self.refunds),
         });
         let number = self.exchanges;
         self.in_flight.push(InFlight {
@@ -119,11 +235,28 @@ impl Core {
             sent: now,
             exchange: exchange.clone(),
             notes,
+            claims: ids,
         });
         Outgoing {
             number,
             exchange,
             deadline,
+        }
+    }
+}
+
+impl Draft {
+    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
+    fn join(&mut self) {
+        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
+        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
+        for batch in touched {
+            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
+                let want = if wait { Want::Wait } else { Want::Now };
+                let asks = vec![ClaimAsk { batch, seq, want }];
+                let charges = Vec::new();
+                self.claims.insert(seq, (0, Claim { charges, asks }));
+            }
         }
     }
 }
@@ -140,7 +273,7 @@ impl Line {
     ) -> Option<(Batch, Note)> {
         let mut batch = Batch {
             key: self.ledger.clone(),
-            limit: self.limit.max(),
+            limit: self.max(),
             max_waiters: self.limit.waiters(),
             ..Batch::default()
         };

@@ -13,7 +13,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Core, Lease, Request, Settings, driver, send::Outgoing};
+use super::{Bounds, Core, Demand, Leases, Request, Settings, driver, send::Outgoing};
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
@@ -96,12 +96,30 @@ impl Shared {
     }
 
     /// Asks for a permit when it is first polled.
-    pub(crate) fn request(self: &Arc<Self>, limit: usize, key: Key, wait: Duration) -> Request {
-        Request::new(self.clone(), limit, key, wait)
+    pub(crate) fn request(self: &Arc<Self>, demand: Demand) -> Request {
+        Request::new(self.clone(), demand)
     }
 
-    pub(crate) fn release(&self, lease: &Lease) {
-        self.with(|core, now| core.release(lease, now));
+    /// Bounds a held permit. Without a runtime nobody sees to it.
+    pub(crate) fn bound(self: &Arc<Self>, leases: &Leases, bounds: Bounds) {
+        self.with(|core, now| {
+            let leases = leases.all().iter();
+            leases.for_each(|lease| core.bound(lease, bounds, now));
+        });
+        let _ = self.start_driver();
+    }
+
+    pub(crate) fn release(&self, leases: &Leases) {
+        self.with(|core, now| {
+            leases
+                .all()
+                .iter()
+                .for_each(|lease| core.release(lease, now))
+        });
+    }
+
+    pub(crate) fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
+        self.with(|core, now| core.update(limit, now))
     }
 
     pub(crate) fn status(&self) -> Status {

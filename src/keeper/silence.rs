@@ -10,7 +10,11 @@ use super::{
     line::{Line, earliest},
     send::Note,
 };
-use crate::ledger::{Ask, Batch};
+use crate::{
+    error::AcquireErrorKind,
+    ledger::{Ask, Batch, Seq},
+    store::StoreError,
+};
 
 /// What becomes of the requests of an exchange without an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,19 +27,29 @@ pub(super) enum Fate {
     Refused,
 }
 
+impl Fate {
+    pub(super) fn of(error: &StoreError) -> Self {
+        if error.is_outage() {
+            Self::Down
+        } else {
+            Self::Refused
+        }
+    }
+}
+
 impl Line {
     /// The batch may have run, or may run until `not_after_us`; with 0 it certainly has not let anybody in.
     pub(super) fn unanswered(
         &mut self,
         ctx: &mut Ctx,
         batch: &Batch,
-        note: Note,
+        note: &mut Note,
         not_after_us: u64,
         fate: Fate,
         now: Instant,
     ) {
         let pause = ctx.settings.poll_interval;
-        for release in note.releases {
+        for release in note.releases.drain(..) {
             match fate {
                 Fate::Unknown => self.work.release.push(release),
                 _ => self.repeat_release(ctx, release, pause, now),
@@ -45,6 +59,7 @@ impl Line {
             if let Some(entry) = self.entries.get_mut(seq) {
                 entry.open = false;
                 entry.not_after_us = entry.not_after_us.max(not_after_us);
+                ctx.moved.extend(entry.claim);
             }
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
@@ -72,7 +87,7 @@ impl Line {
             entry.not_after_us = entry.not_after_us.max(not_after_us);
             match entry.state {
                 _ if !entry.wanted => self.give_up(ctx, *seq),
-                State::Refused(_) => self.retire(ctx, *seq),
+                State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
                 State::Asking(_) if fate == Fate::Unknown => again.extend(self.rename(ctx, *seq)),
                 // One that was woken before its answer came stands as it did, while the store may be fine.
                 State::Checking if fate == Fate::Unknown => {}
@@ -90,6 +105,39 @@ impl Line {
         }
         if !self.queue.is_empty() {
             self.timers.poll = Some(now + pause);
+        }
+    }
+
+    /// A slot of a claim without an answer: the store is asked under another name, or not at all.
+    pub(super) fn leg_unanswered(
+        &mut self,
+        ctx: &mut Ctx,
+        seq: Seq,
+        not_after_us: u64,
+        fate: Fate,
+    ) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.open = false;
+        entry.not_after_us = entry.not_after_us.max(not_after_us);
+        match entry.state {
+            _ if !entry.wanted => self.give_up(ctx, seq),
+            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
+            State::Asking(_) if fate == Fate::Refused => {
+                self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
+            }
+            State::Asking(_) if entry.claim.is_some() => self.park(ctx, seq),
+            State::Asking(_) if fate == Fate::Unknown => {
+                let new = self.rename(ctx, seq);
+                new.into_iter()
+                    .for_each(|new| self.work.acquire.push_front(new));
+            }
+            State::Asking(_) => self.decide_without_store(ctx, seq, false),
+            State::Checking if fate != Fate::Unknown => {
+                self.decide_without_store(ctx, seq, fate == Fate::Refused);
+            }
+            _ => {}
         }
     }
 

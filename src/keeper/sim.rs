@@ -21,7 +21,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Core, Lease, Settings, entry::Release, send::Outgoing};
+use super::{
+    Core, Demand, Lease, Leases, Leg, Settings, entry::Release, send::Outgoing, turn::Asked,
+};
 use crate::{
     key::Key,
     ledger::{Exchange, Ledgers, PermitId, ReplicaId, Reply, Seq, Wake},
@@ -126,8 +128,13 @@ struct World {
     agenda: BinaryHeap<Reverse<(Duration, u64)>>,
     events: BTreeMap<u64, Happening>,
     next_event: u64,
+    /// Slots for each key, and for all together.
     limit: u32,
+    wide: u32,
     keys: u64,
+    /// How many requests want slots under several limits.
+    claims: f64,
+    limits: BTreeMap<String, u32>,
     /// Nothing goes wrong any more, and nobody new comes.
     calm: bool,
     served: u32,
@@ -153,8 +160,8 @@ struct Replica {
 struct Client {
     replica: usize,
     life: u32,
-    lease: Option<Arc<Lease>>,
-    holds: bool,
+    asked: Option<Asked>,
+    holds: Option<Leases>,
     /// Its permit was seen to be over.
     over: bool,
 }
@@ -211,7 +218,12 @@ impl World {
         let mut rng = fastrand::Rng::with_seed(seed);
         let faults = MIXES[(seed % MIXES.len() as u64) as usize];
         let limit = rng.u32(1..=4);
+        let wide = rng.u32(1..=5);
         let keys = rng.u64(1..=2);
+        let claims = [0.0, 0.3, 1.0][rng.usize(0..3)];
+        let narrow = (0..keys).map(|key| (Key::from(key).ledger_name("sim", "sim"), limit));
+        let limits = narrow.chain([(Key::SHARED.ledger_name("sim", "wide"), wide)]);
+        let limits = limits.collect();
         let mut world = Self {
             seed,
             faults,
@@ -224,7 +236,10 @@ impl World {
             events: BTreeMap::new(),
             next_event: 0,
             limit,
+            wide,
             keys,
+            claims,
+            limits,
             calm: false,
             served: 0,
             strangers: BTreeMap::new(),
@@ -241,8 +256,8 @@ impl World {
                 world.clients.push(Client {
                     replica,
                     life: 0,
-                    lease: None,
-                    holds: false,
+                    asked: None,
+                    holds: None,
                     over: false,
                 });
                 let client = world.clients.len() - 1;
@@ -271,6 +286,12 @@ impl World {
             .unwrap()
             .on_unavailable(crate::OnUnavailable::Reject);
         core.register(&limit).unwrap();
+        let wide = Limit::try_concurrent("wide", self.wide).unwrap();
+        core.register(&wide.on_unavailable(crate::OnUnavailable::Reject))
+            .unwrap();
+        let rate = Limit::rate("rate", 7, Duration::from_secs(1)).burst(3);
+        core.register(&rate.on_unavailable(crate::OnUnavailable::Reject))
+            .unwrap();
         Replica {
             core,
             id,
@@ -547,7 +568,7 @@ impl World {
         if stalled_until > self.now {
             return self.at(stalled_until, Happening::ClientAsks { client });
         }
-        if self.calm || self.clients[client].lease.is_some() {
+        if self.calm || self.clients[client].asked.is_some() {
             return;
         }
         let wait = match self.rng.u8(0..4) {
@@ -555,40 +576,71 @@ impl World {
             1 => self.millis(50..500),
             _ => self.millis(1_000..20_000),
         };
-        let key = Key::from(self.rng.u64(0..self.keys));
+        let demand = self.demand(wait);
         let now = self.local();
-        let asked = self.replicas[replica].core.submit(0, key, wait, now);
+        self.note(|| format!("client {client} asks for {demand:?}"));
+        let asked = self.replicas[replica].core.submit(demand, now);
         let life = self.replicas[replica].life;
-        self.note(|| format!("client {client} asks, waits {wait:?}"));
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.now + self.millis(0..400));
         let state = &mut self.clients[client];
-        (state.lease, state.life, state.holds, state.over) = (asked.ok(), life, false, false);
+        (state.asked, state.life, state.holds, state.over) = (asked.ok(), life, None, false);
         if let Some(at) = gives_up {
             self.at(at, Happening::ClientEnds { client, life });
         }
         self.pump(replica);
     }
 
+    /// One slot of a key, one of those that all share, or both and perhaps a time at a rate; in any order.
+    fn demand(&mut self, wait: Duration) -> Demand {
+        let key = Key::from(self.rng.u64(0..self.keys));
+        let leg = |limit, key, wait| Leg {
+            limit,
+            key,
+            wait,
+            max: None,
+            cost: 1,
+        };
+        if self.rng.f64() >= self.claims {
+            return Demand::One(leg(0, key, wait));
+        }
+        let waits_there = if self.rng.u8(0..4) == 0 {
+            Duration::ZERO
+        } else {
+            wait
+        };
+        let mut legs = vec![leg(1, Key::SHARED, waits_there)];
+        match self.rng.u8(0..5) {
+            0 => return Demand::One(legs.remove(0)),
+            1 | 2 => legs.push(leg(0, key, wait)),
+            _ => legs.extend([leg(0, key.clone(), wait), leg(2, key, wait)]),
+        }
+        self.rng.shuffle(&mut legs);
+        Demand::All(legs)
+    }
+
     fn client_looks(&mut self, client: usize) {
         let Client {
             replica,
             life,
-            ref lease,
-            holds,
+            ref asked,
+            ref holds,
             ..
         } = self.clients[client];
-        let Some(lease) = lease.clone() else { return };
-        if holds {
+        let Some(asked) = asked.clone() else { return };
+        if holds.is_some() {
             return;
         }
         let now = self.local();
         match self.replicas[replica]
             .core
-            .collect(&lease, Waker::noop(), now)
+            .collect(&asked, Waker::noop(), now)
         {
-            Some(Ok(_)) => {
-                self.note(|| format!("client {client} holds {}", lease.seq()));
-                self.clients[client].holds = true;
+            Some(Ok(taken)) => {
+                self.note(|| {
+                    let seqs = taken.leases.all().iter().map(|lease| lease.seq());
+                    format!("client {client} holds {:?}", seqs.collect::<Vec<_>>())
+                });
+                self.clients[client].holds = Some(taken.leases);
                 self.served += 1;
                 let length = if self.rng.u8(0..20) == 0 {
                     self.millis(1_000..7_000)
@@ -599,7 +651,7 @@ impl World {
             }
             Some(Err(error)) => {
                 self.note(|| format!("client {client} is refused: {:?}", error.kind()));
-                self.clients[client].lease = None;
+                self.clients[client].asked = None;
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks { client });
             }
@@ -617,10 +669,17 @@ impl World {
         if self.clients[client].life != life || self.replicas[replica].life != life {
             return;
         }
-        if let Some(lease) = self.clients[client].lease.take() {
-            self.note(|| format!("client {client} ends {}", lease.seq()));
+        if let Some(asked) = self.clients[client].asked.take() {
+            self.note(|| format!("client {client} ends"));
             let now = self.local();
-            self.replicas[replica].core.release(&lease, now);
+            let core = &mut self.replicas[replica].core;
+            match self.clients[client].holds.take() {
+                Some(leases) => leases
+                    .all()
+                    .iter()
+                    .for_each(|lease| core.release(lease, now)),
+                None => core.cancel(&asked, now),
+            }
             let pause = self.millis(0..100);
             self.after(pause, Happening::ClientAsks { client });
             self.pump(replica);
@@ -634,7 +693,7 @@ impl World {
             self.replicas[replica] = self.new_replica(life);
             for client in 0..self.clients.len() {
                 if self.clients[client].replica == replica {
-                    (self.clients[client].lease, self.clients[client].holds) = (None, false);
+                    (self.clients[client].asked, self.clients[client].holds) = (None, None);
                     let pause = self.millis(0..2_000);
                     self.after(pause, Happening::ClientAsks { client });
                 }
@@ -691,10 +750,11 @@ impl World {
             },
         ) in &after
         {
-            if holders.len() > self.limit as usize {
-                self.fail(&format!("G1: {} holders of {}", holders.len(), self.limit));
+            let limit = self.limits[key] as usize;
+            if holders.len() > limit {
+                self.fail(&format!("G1: {} holders of {limit}", holders.len()));
             }
-            if !more && holders.len() < self.limit as usize && !waiters.is_empty() {
+            if !more && holders.len() < limit && !waiters.is_empty() {
                 let touched = exchange.batches.iter().any(|batch| *batch.key == **key);
                 if touched {
                     self.fail("G4: a slot is free while a live waiter stands in line");
@@ -729,33 +789,36 @@ impl World {
         for number in 0..self.clients.len() {
             let client = &self.clients[number];
             let replica = &self.replicas[client.replica];
-            let Some(lease) = client
-                .lease
+            let Some(leases) = client
+                .holds
                 .as_ref()
-                .filter(|_| client.holds && client.life == replica.life)
+                .filter(|_| client.life == replica.life)
             else {
                 continue;
             };
-            if lease.deadline().is_none_or(|deadline| deadline <= now) {
+            let over = |lease: &Arc<Lease>| lease.deadline().is_none_or(|deadline| deadline <= now);
+            if leases.all().iter().any(over) {
                 self.clients[number].over = true;
                 continue;
             }
-            let id = PermitId {
-                replica: replica.id,
-                seq: lease.seq(),
-            };
-            if client.over {
-                self.fail(&format!(
-                    "G2: client {number}'s permit {id:?} was over and came back"
-                ));
-            }
-            if !picture
-                .values()
-                .any(|ledger| ledger.holders.contains_key(&id))
-            {
-                self.fail(&format!(
-                    "G2: client {number} believes to hold {id:?}, the store does not"
-                ));
+            for lease in leases.all() {
+                let id = PermitId {
+                    replica: replica.id,
+                    seq: lease.seq(),
+                };
+                if client.over {
+                    self.fail(&format!(
+                        "G2: client {number}'s permit {id:?} was over and came back"
+                    ));
+                }
+                if !picture
+                    .values()
+                    .any(|ledger| ledger.holders.contains_key(&id))
+                {
+                    self.fail(&format!(
+                        "G2: client {number} believes to hold {id:?}, the store does not"
+                    ));
+                }
             }
         }
     }
@@ -781,14 +844,15 @@ impl World {
             if !replica.core.knows(id.seq) {
                 strangers.insert(*id, self.strangers.get(id).copied().unwrap_or(self.now));
             }
-            let greeted = !self.clients.iter().any(|client| {
-                client.replica == number
-                    && !client.holds
-                    && client
-                        .lease
-                        .as_ref()
-                        .is_some_and(|lease| lease.seq() == id.seq)
-            });
+            let waits = |client: &Client| match &client.asked {
+                Some(Asked::Slot(lease)) => client.holds.is_none() && lease.seq() == id.seq,
+                _ => false,
+            };
+            let mut waiting = self
+                .clients
+                .iter()
+                .filter(|client| client.replica == number);
+            let greeted = !waiting.any(waits);
             if !greeted
                 && picture
                     .values()
@@ -828,7 +892,7 @@ impl World {
     fn settle_down(&mut self) {
         self.calm = true;
         // The longest wait, and the longest hold, and what is left of a crash.
-        let end = self.now + Duration::from_secs(20 + 7) + 2 * (LEASE + WAITER_TTL);
+        let end = self.now + Duration::from_secs(3 * 20 + 7) + 2 * (LEASE + WAITER_TTL);
         while self.agenda.peek().is_some_and(|Reverse((at, _))| *at < end) {
             self.step();
         }
@@ -876,7 +940,7 @@ impl World {
         if let Some(waiting) = self
             .clients
             .iter()
-            .position(|client| client.lease.is_some())
+            .position(|client| client.asked.is_some())
         {
             self.fail(&format!("G4: client {waiting} has no answer"));
         }

@@ -1,12 +1,16 @@
 //! Single promises of the keeper, step by step. The simulation checks them in every order.
 
-use std::{task::Waker, time::Duration};
+use std::{sync::Arc, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Core, Lease, Settings, send::Outgoing, turn::Taken};
+use super::{
+    Bounds, Core, Demand, Lease, Leg, Settings,
+    send::Outgoing,
+    turn::{Asked, Taken},
+};
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
     key::Key,
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Limit, OnUnavailable},
@@ -74,16 +78,25 @@ impl World {
             .for_each(|keeper| keeper.on_time(now));
     }
 
-    fn ask(&mut self, keeper: usize, wait: Duration) -> std::sync::Arc<Lease> {
+    fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {
         let now = self.local();
-        self.keepers[keeper]
-            .submit(0, Key::SHARED, wait, now)
-            .expect("open")
+        let leg = Leg {
+            limit: 0,
+            key: Key::SHARED,
+            wait,
+            max: None,
+            cost: 1,
+        };
+        let asked = self.keepers[keeper].submit(Demand::One(leg), now);
+        match asked.expect("open") {
+            Asked::Slot(lease) => lease,
+            Asked::Claim(id) => panic!("{id} is a claim"),
+        }
     }
 
-    fn collect(&mut self, keeper: usize, lease: &Lease) -> Collected {
-        let now = self.local();
-        self.keepers[keeper].collect(lease, Waker::noop(), now)
+    fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
+        let (now, asked) = (self.local(), Asked::Slot(lease.clone()));
+        self.keepers[keeper].collect(&asked, Waker::noop(), now)
     }
 
     fn release(&mut self, keeper: usize, lease: &Lease) {
@@ -613,4 +626,70 @@ fn an_inquiry_ends_with_the_store() {
         told.try_recv(),
         Err(tokio::sync::oneshot::error::TryRecvError::Closed)
     );
+}
+
+/// A bound ends a permit in the middle of its lease, and another replica's waiter has the slot.
+#[test]
+fn a_permit_at_its_bound_makes_room() {
+    let second = Some(Duration::from_secs(1));
+    let (max_hold, idle) = (LostErrorKind::HeldTooLong, LostErrorKind::Idle);
+    for (bounds, kind) in [((second, None), max_hold), ((None, second), idle)] {
+        let mut world = World::new(2, &Limit::concurrent("a", 1));
+        world.pass(Duration::from_secs(1));
+        let lease = world.ask(0, PATIENT);
+        world.settle();
+        assert!(held(world.collect(0, &lease)));
+        let waiter = world.ask(1, PATIENT);
+        world.settle();
+        let (max_hold, idle) = bounds;
+        let now = world.local();
+        world.keepers[0].bound(&lease, Bounds { max_hold, idle }, now);
+        lease.set_unread(Some(now));
+        world.pass(Duration::from_millis(999));
+        assert_eq!(lease.over(), None);
+        world.pass(Duration::from_millis(1));
+        assert_eq!(lease.over(), Some(kind));
+        assert_eq!(world.keepers[0].status().held, 0);
+        world.settle();
+        world.deliver_wakes();
+        assert!(held(world.collect(1, &waiter)));
+    }
+}
+
+/// G7: what was given back is not looked at any more, however far its bound is.
+#[test]
+fn a_bound_goes_with_its_permit() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    let (now, max_hold) = (world.local(), Some(Duration::from_secs(1)));
+    let bounds = Bounds {
+        max_hold,
+        idle: max_hold,
+    };
+    world.keepers[0].bound(&lease, bounds, now);
+    assert!(world.keepers[0].next_due().is_some());
+    world.release(0, &lease);
+    world.settle();
+    assert_eq!(world.keepers[0].next_due(), None);
+    assert_eq!(lease.over(), None);
+}
+
+/// A bound is told of although the slot was lost long before: a response may have gone on without it.
+#[test]
+fn a_lost_permit_still_reaches_its_bound() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    let (now, idle) = (world.local(), None);
+    let max_hold = Some(2 * LEASE);
+    world.keepers[0].bound(&lease, Bounds { max_hold, idle }, now);
+    world.pass(LEASE);
+    assert_eq!(lease.over(), Some(LostErrorKind::Lost));
+    world.settle();
+    world.pass(LEASE);
+    assert_eq!(lease.over(), Some(LostErrorKind::HeldTooLong));
+    assert_eq!(world.keepers[0].next_due(), None);
 }

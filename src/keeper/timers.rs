@@ -18,22 +18,27 @@ impl Core {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let line = self.due.first().map(|(at, _)| *at);
         let expiry = self.ctx.expiries.first().map(|(at, ..)| *at);
+        let sleeper = self.sleepers.first().map(|(at, _)| *at);
         let probe = match self.breaker {
             Breaker::Down { probe_at, .. } if self.in_flight.is_empty() => Some(probe_at),
             _ => None,
         };
-        earliest(earliest(line, expiry), probe)
+        let bound = self.bounded.next_due();
+        let due = [line, expiry, sleeper, bound, probe];
+        due.into_iter().flatten().min()
     }
 
     /// Does what is due.
     pub(crate) fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;
+        self.wake_sleepers(now);
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now
         {
             self.lines[index].refuse(&mut self.ctx, seq, AcquireErrorKind::TimedOut);
             self.settle(index);
         }
+        self.end_bounded(now);
         while let Some(&(at, index)) = self.due.first()
             && at <= now
         {

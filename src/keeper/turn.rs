@@ -1,89 +1,212 @@
 //! A permit's way through the state machine: asked for, collected, released.
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{future::pending, slice, sync::Arc, task::Waker, time::Duration};
+
+use futures_util::future::select_all;
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Core, Ctx, Lease,
+    claim::Leg,
     entry::{Entry, State},
     line::Line,
     outage::Breaker,
 };
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
     key::Key,
     ledger::Batch,
-    status::{Status, Usage},
+    limit::Limit,
+    status::{Quota, Status, Usage},
 };
 
+/// What a request wants.
+#[derive(Clone, Debug)]
+pub(crate) enum Demand {
+    One(Leg),
+    /// All or nothing. No limit is named twice.
+    All(Vec<Leg>),
+}
+
+impl Demand {
+    /// The number of its first limit.
+    pub(super) fn first_limit(&self) -> usize {
+        match self {
+            Self::One(leg) => leg.limit,
+            Self::All(legs) => legs.first().map_or(0, |leg| leg.limit),
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Clone)]
+pub(crate) enum Asked {
+    /// For one slot.
+    Slot(Arc<Lease>),
+    /// For several, or for times at rates.
+    Claim(u64),
+}
+
 /// How a request came by its permit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
-    pub(super) waited: Duration,
+pub(crate) struct Taken {
+    pub(crate) leases: Leases,
+    pub(crate) waited: Duration,
     /// The place in the line when it was joined; 0 if there was no need to wait.
-    pub(super) place: u32,
+    pub(crate) place: u32,
+    /// Limits that would have refused it, and only look on.
+    pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+}
+
+/// The slots of a permit.
+#[derive(Clone)]
+pub(crate) enum Leases {
+    One(Arc<Lease>),
+    Many(Arc<[Arc<Lease>]>),
+}
+
+impl Leases {
+    pub(crate) fn all(&self) -> &[Arc<Lease>] {
+        match self {
+            Self::One(lease) => slice::from_ref(lease),
+            Self::Many(leases) => leases,
+        }
+    }
+
+    /// Whether one of them is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.all().iter().any(|lease| lease.is_lost())
+    }
+
+    /// Whether one of them is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        self.all().iter().find_map(|lease| lease.over())
+    }
+
+    /// As [`Lease::set_unread`], for all.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        self.all().iter().for_each(|lease| lease.set_unread(since));
+    }
+
+    /// Completes when one of them is over for a reason that `counts`.
+    pub(crate) async fn ended(
+        &self,
+        attend: impl Fn(),
+        counts: impl Fn(LostErrorKind) -> bool,
+    ) -> LostErrorKind {
+        match self.all() {
+            [] => pending().await,
+            [lease] => lease.ended(attend, counts).await,
+            leases => {
+                let ended = leases
+                    .iter()
+                    .map(|lease| Box::pin(lease.ended(&attend, &counts)));
+                select_all(ended).await.0
+            }
+        }
+    }
 }
 
 impl Core {
-    /// Asks for a permit. The entry is there until [`collect`](Self::collect) or [`release`](Self::release).
-    pub(crate) fn submit(
-        &mut self,
-        limit: usize,
-        key: Key,
-        wait: Duration,
-        now: Instant,
-    ) -> Result<Arc<Lease>, AcquireError> {
+    /// Asks for a permit. The request is there until [`collect`](Self::collect) has an answer, or
+    /// [`cancel`](Self::cancel).
+    pub(crate) fn submit(&mut self, demand: Demand, now: Instant) -> Result<Asked, AcquireError> {
         self.ctx.now = now;
         if self.closing {
-            return Err(self.refusal(limit, AcquireErrorKind::ShutDown));
+            return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
-        let index = self.line(limit, key, now);
-        let seq = self.ctx.next_seq();
-        let lease = Arc::new(Lease::new(index, seq, self.ctx.epoch));
-        let state = State::Asking(None);
-        self.ctx.counts.add(state);
-        let line = &mut self.lines[index];
-        line.entries.insert(
-            seq,
-            Entry {
-                lease: lease.clone(),
-                state,
-                in_store: false,
-                held_since: None,
-                open: false,
-                not_after_us: 0,
-                renewing: false,
-                wanted: true,
-                taken: false,
-                asked: now,
-                asking_since: now,
-                wait,
-                place: 0,
-                waker: None,
-            },
-        );
+        match demand {
+            Demand::One(leg) if self.limits[leg.limit].is_plain() => {
+                Ok(Asked::Slot(self.submit_slot(leg, now)))
+            }
+            Demand::One(leg) => Ok(Asked::Claim(self.submit_claim(vec![leg], now))),
+            Demand::All(legs) => Ok(Asked::Claim(self.submit_claim(legs, now))),
+        }
+    }
+
+    fn submit_slot(&mut self, leg: Leg, now: Instant) -> Arc<Lease> {
+        let index = self.line(leg.limit, leg.key, now);
+        self.lines[index].set_own_max(&mut self.ctx, leg.max);
+        let lease = self.enter(index, leg.wait, now, |entry| {
+            entry.state = State::Asking(None)
+        });
+        let (line, seq) = (&mut self.lines[index], lease.seq());
         match self.breaker {
             _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq),
             Breaker::Down { refused, .. } => line.decide_without_store(&mut self.ctx, seq, refused),
             Breaker::Up { .. } => line.work.acquire.push_back(seq),
         }
         self.settle(index);
-        Ok(lease)
+        lease
+    }
+
+    /// Makes an entry in a line.
+    pub(super) fn enter(
+        &mut self,
+        line: usize,
+        wait: Duration,
+        now: Instant,
+        prepare: impl FnOnce(&mut Entry),
+    ) -> Arc<Lease> {
+        let seq = self.ctx.next_seq();
+        let lease = Arc::new(Lease::new(line, seq, self.ctx.epoch));
+        let mut entry = Entry::new(lease.clone(), wait, now);
+        prepare(&mut entry);
+        self.ctx.counts.add(entry.state);
+        self.lines[line].entries.insert(seq, entry);
+        lease
     }
 
     pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
-        AcquireError::new(kind, self.limits[limit].max())
+        AcquireError::new(kind, &self.limits[limit])
     }
 
-    /// The answer to a request, once there is one. A refused entry is gone then; a held one stays until it is released.
+    /// The answer to a request, once there is one. A refused one is gone then; a granted one is for the permit to
+    /// release.
     pub(crate) fn collect(
         &mut self,
-        lease: &Lease,
+        asked: &Asked,
         waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
+        match asked {
+            Asked::Slot(lease) => self.collect_slot(lease, waker, now),
+            Asked::Claim(id) => self.collect_claim(*id, waker, now),
+        }
+    }
+
+    /// How the limits of a request stand.
+    pub(crate) fn quotas(&self, asked: &Asked) -> Vec<Quota> {
+        match asked {
+            Asked::Slot(lease) => {
+                let line = self.lines.get(lease.line);
+                line.and_then(|line| line.quota(&self.ctx))
+                    .into_iter()
+                    .collect()
+            }
+            Asked::Claim(id) => self
+                .claims
+                .get(id)
+                .map_or_else(Vec::new, |claim| self.quotas_of(claim)),
+        }
+    }
+
+    /// A request is no longer wanted.
+    pub(crate) fn cancel(&mut self, asked: &Asked, now: Instant) {
+        self.ctx.now = now;
+        match asked {
+            Asked::Slot(lease) => self.release(lease, now),
+            Asked::Claim(id) => self.drop_claim(*id),
+        }
+    }
+
+    fn collect_slot(
+        &mut self,
+        lease: &Arc<Lease>,
+        waker: &Waker,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
         let line = self.lines.get_mut(lease.line)?;
         let held = |entry: &Entry| entry.is_held() && !entry.open;
         if line.entries.get(&lease.seq()).is_some_and(held) && lease.is_over(now) {
@@ -95,10 +218,11 @@ impl Core {
         answer
     }
 
-    /// A permit, or a request, is no longer wanted.
+    /// A slot is no longer wanted.
     pub(crate) fn release(&mut self, lease: &Lease, now: Instant) {
         self.ctx.now = now;
         lease.return_at(now);
+        self.bounded.forget(lease.seq());
         if let Some(line) = self.lines.get_mut(lease.line) {
             line.give_up(&mut self.ctx, lease.seq());
             self.settle(lease.line);
@@ -106,7 +230,14 @@ impl Core {
     }
 
     /// The place at which a waiting request joined the line.
-    pub(crate) fn place(&self, lease: &Lease) -> Option<u32> {
+    pub(crate) fn place(&self, asked: &Asked) -> Option<u32> {
+        match asked {
+            Asked::Slot(lease) => self.place_of(lease),
+            Asked::Claim(id) => self.place_of_claim(*id),
+        }
+    }
+
+    pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
         let line = self.lines.get(lease.line)?;
         let entry = line.entries.get(&lease.seq())?;
         entry.is_waiting().then_some(entry.place)
@@ -136,7 +267,7 @@ impl Core {
     pub(crate) fn status(&self) -> Status {
         Status {
             held: self.ctx.counts.held,
-            waiting: self.ctx.counts.waiting,
+            waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.store_is_up(),
         }
     }
@@ -144,15 +275,17 @@ impl Core {
     /// Refuses newcomers from now on, and everybody who waits. Returns how many waited.
     pub(crate) fn close(&mut self) -> usize {
         self.closing = true;
-        self.each_entry(|line, ctx, seq| {
-            let waits = line.entries.get(&seq).is_some_and(|entry| {
-                entry.wanted && !entry.taken && !matches!(entry.state, State::Refused(_))
-            });
-            if waits {
-                line.refuse(ctx, seq, AcquireErrorKind::ShutDown);
-            }
-            waits
-        })
+        let claims = self.refuse_claims(AcquireErrorKind::ShutDown);
+        claims
+            + self.each_entry(|line, ctx, seq| {
+                let waits = line.entries.get(&seq).is_some_and(|entry| {
+                    entry.wanted && !entry.taken && entry.claim.is_none() && !entry.is_decided()
+                });
+                if waits {
+                    line.refuse(ctx, seq, AcquireErrorKind::ShutDown);
+                }
+                waits
+            })
     }
 
     /// Marks what is still held as lost, and releases it. Returns how many that were.
@@ -175,7 +308,8 @@ impl Core {
 
     /// Whether nothing is left to be told to the store, or to be expected from it.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight.is_empty() && (self.ready.is_empty() || !self.store_is_up())
+        let nothing_to_say = self.ready.is_empty() && self.asking.is_empty();
+        self.in_flight.is_empty() && (nothing_to_say || !self.store_is_up())
     }
 }
 
@@ -183,7 +317,7 @@ impl Line {
     fn answer(
         &mut self,
         ctx: &mut Ctx,
-        lease: &Lease,
+        lease: &Arc<Lease>,
         waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
@@ -192,13 +326,30 @@ impl Line {
         match entry.state {
             State::Held { .. } if !lease.is_over(now) => {
                 entry.taken = true;
-                let place = entry.place;
-                Some(Ok(Taken { waited, place }))
+                let (leases, place, passed) = (Leases::One(lease.clone()), entry.place, Vec::new());
+                Some(Ok(Taken {
+                    leases,
+                    waited,
+                    place,
+                    passed,
+                }))
             }
             State::Refused(kind) => {
-                let error = self.error(kind, waited);
+                let place = entry.place;
+                let error = self.error(ctx, kind, place, waited);
                 self.give_up(ctx, lease.seq());
                 Some(Err(error))
+            }
+            State::Passed(kind) => {
+                let (leases, place) = (Leases::Many(Arc::default()), entry.place);
+                let passed = vec![(self.limit.clone(), kind)];
+                self.give_up(ctx, lease.seq());
+                Some(Ok(Taken {
+                    leases,
+                    waited,
+                    place,
+                    passed,
+                }))
             }
             _ => {
                 if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {

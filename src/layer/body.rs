@@ -12,7 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::guard::Guard;
-use crate::error::BoxError;
+use crate::error::{BoxError, LostErrorKind};
 
 pin_project! {
     /// Response body of a [`Limited`](super::Limited) service.
@@ -85,9 +85,12 @@ where
             }
             SourceProj::Service { mut body, guard } => {
                 let polled = guard.poll(cx, |cx| body.as_mut().poll_frame(cx));
-                let Some(frame) = ready!(polled) else {
-                    source.set(Source::NOTHING);
-                    return Poll::Ready(Some(Err(LostError(()).into())));
+                let frame = match ready!(polled) {
+                    Ok(frame) => frame,
+                    Err(kind) => {
+                        source.set(Source::NOTHING);
+                        return Poll::Ready(Some(Err(LostError(kind).into())));
+                    }
                 };
                 // A server that knows the length stops after the last frame, so ask for the end after each. It is a
                 // reason to release and never to stop: trailers may still come.
@@ -120,13 +123,26 @@ impl<B> fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// The error that ends a response body whose slot was lost, with [`OnLost::Abort`](super::OnLost::Abort).
+/// The error that ends a response body whose slot is over: it was lost, with [`OnLost::Abort`](super::OnLost::Abort), or
+/// has reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
+/// [`LimitLayer::idle`](super::LimitLayer::idle)).
 #[derive(Debug)]
-pub struct LostError(());
+pub struct LostError(LostErrorKind);
+
+impl LostError {
+    /// Why the slot is over.
+    pub fn kind(&self) -> LostErrorKind {
+        self.0
+    }
+}
 
 impl fmt::Display for LostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the slot of this response was lost")
+        f.write_str(match self.0 {
+            LostErrorKind::Lost => "the slot of this response was lost",
+            LostErrorKind::HeldTooLong => "this response held its slot for too long",
+            LostErrorKind::Idle => "this response held its slot and was not read for too long",
+        })
     }
 }
 

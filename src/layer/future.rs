@@ -17,8 +17,9 @@ use tower_service::Service;
 use super::{
     body::ResponseBody,
     gate::{Gate, Turn},
+    grpc::is_grpc,
     guard::Guard,
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use crate::permit::Permit;
 
@@ -52,6 +53,7 @@ pin_project! {
             #[pin]
             future: S::Future,
             guard: Guard,
+            grpc: bool,
             head: Option<Box<Parts>>,
         },
         Done,
@@ -69,6 +71,28 @@ where
             call: Some((service, request)),
         };
         Self { gate, state }
+    }
+
+    /// The request, while it waits for its turn.
+    pub(super) fn waiting(self: Pin<&mut Self>) -> Option<&mut Request<Q>> {
+        match self.project().state.project() {
+            StateProj::Waiting { call, .. } => call.as_mut().map(|(_, request)| request),
+            _ => None,
+        }
+    }
+
+    /// Leaves the line, and refuses the request.
+    pub(super) fn give_up<R>(self: Pin<&mut Self>, kind: RefusalKind) -> Response<ResponseBody<R>> {
+        let ResponseFutureProj { gate, mut state } = self.project();
+        let head = match state.as_mut().project() {
+            StateProj::Waiting { call, .. } => call.take(),
+            _ => None,
+        }
+        .map(|(_, request)| request.into_parts().0);
+        state.set(State::Done);
+        let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
+        let refusal = Refusal::of_kind(gate, gate.first_scope(), kind);
+        gate.refuse(refusal, grpc, head.as_ref())
     }
 }
 
@@ -92,24 +116,26 @@ where
                     state.set(State::Done);
                     let (head, _) = request.into_parts();
                     let refusal = Refusal::new(gate, &error);
-                    return Poll::Ready(Ok(gate.refuse(refusal, Some(&head))));
+                    let grpc = is_grpc(&head.headers);
+                    return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
                 }
             }
         }
         let StateProj::Running {
             future,
             guard,
+            grpc,
             head,
         } = state.as_mut().project()
         else {
             panic!("`ResponseFuture` polled after completion");
         };
         let result = match ready!(guard.poll(cx, |cx| future.poll(cx))) {
-            Some(result) => {
+            Ok(result) => {
                 let guard = mem::take(guard);
                 result.map(|response| gate.hand_over(guard, response))
             }
-            None => Ok(gate.refuse(Refusal::lost(gate), head.as_deref())),
+            Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
         };
         state.set(State::Done);
         Poll::Ready(result)
@@ -126,8 +152,9 @@ where
         mut request: Request<Q>,
         permit: Option<Permit>,
     ) -> Self {
-        let (mut guard, mut head) = (Guard::default(), None);
+        let (mut guard, mut grpc, mut head) = (Guard::default(), false, None);
         if let Some(permit) = permit {
+            grpc = gate.speaks_grpc(&request);
             guard = gate.admit(permit, &mut request);
             (head, request) = gate.spare_head(request);
         }
@@ -135,6 +162,7 @@ where
         Self::Running {
             future,
             guard,
+            grpc,
             head,
         }
     }

@@ -8,12 +8,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use http::{Request, Response, StatusCode, request::Parts};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 
 use super::{
     body::ResponseBody,
+    fields,
+    grpc::is_grpc,
     guard::Guard,
     layer::{OnLost, ReleaseAt},
     refusal::Refusal,
@@ -21,8 +26,12 @@ use super::{
     slot::Slot,
 };
 use crate::{
-    error::AcquireError, key::Key, limit::Limit, limiter::Limiter, permit::Permit,
+    error::{AcquireError, LostErrorKind},
+    keeper::{Bounds, Demand, Leg},
+    limiter::Limiter,
+    permit::Permit,
     semaphore::Acquire,
+    status::Quota,
 };
 
 pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sync;
@@ -30,35 +39,72 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sy
 #[derive(Clone)]
 pub(super) struct Gate {
     pub(super) limiter: Limiter,
-    /// The limit's, at the limiter.
-    pub(super) number: usize,
-    pub(super) scope: Scope,
+    /// With the limits' numbers at the limiter.
+    pub(super) scopes: Vec<(usize, Scope)>,
     pub(super) on_lost: OnLost,
     pub(super) release_at: ReleaseAt,
-    pub(super) limited_status: StatusCode,
+    pub(super) bounds: Bounds,
+    /// `None`: it depends on the scope.
+    pub(super) limited_status: Option<StatusCode>,
     pub(super) unavailable_status: StatusCode,
     pub(super) refuse: Option<Arc<Refuse>>,
+    pub(super) rate_limit_fields: bool,
 }
 
 impl Gate {
-    pub(super) fn limit(&self) -> &Limit {
-        self.scope.limit()
+    /// The scope of this limit. Refusals name one of the gate's own.
+    pub(super) fn scope(&self, limit_name: &str) -> &Scope {
+        let mut scopes = self.scopes.iter().map(|(_, scope)| scope);
+        let named = scopes.find(|scope| scope.limit().name() == limit_name);
+        named.unwrap_or(self.first_scope())
+    }
+
+    /// To be named where no limit is at fault.
+    pub(super) fn first_scope(&self) -> &Scope {
+        &self.scopes[0].1
     }
 
     pub(super) fn turn<Q>(&self, request: Request<Q>) -> (Turn, Request<Q>) {
-        let (found, request) = self.scope.find(request);
-        let turn = match found {
-            Found::Now(key) => self.turn_of(key),
-            Found::Later(key) => Turn::Key(key),
+        let (head, body) = request.into_parts();
+        let turn = match &self.scopes[..] {
+            [(number, scope)] => match scope.find(*number, &head) {
+                Found::Now(leg) => self.turn_of(leg.map(Demand::One)),
+                Found::Later(leg) => Turn::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
+            },
+            scopes => self.turn_under_all(scopes, &head),
         };
-        (turn, request)
+        (turn, Request::from_parts(head, body))
     }
 
-    fn turn_of(&self, key: Option<Key>) -> Turn {
-        match key {
-            Some(key) => {
-                let request = self.limiter.request(self.number, key, self.limit().wait());
-                Turn::Slot(Acquire::new(request))
+    fn turn_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Turn {
+        let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
+        for (number, scope) in scopes {
+            match scope.find(*number, head) {
+                Found::Now(leg) => legs.extend(leg),
+                Found::Later(leg) => later.push(leg),
+            }
+        }
+        let demand = |legs: Vec<Leg>| (!legs.is_empty()).then_some(Demand::All(legs));
+        if later.is_empty() {
+            return self.turn_of(demand(legs));
+        }
+        let found = join_all(later).map(move |found| {
+            legs.extend(found.into_iter().flatten());
+            demand(legs)
+        });
+        Turn::Key(found.boxed())
+    }
+
+    fn turn_of(&self, demand: Option<Demand>) -> Turn {
+        match demand {
+            Some(demand) => {
+                let request = self.limiter.request(demand);
+                let tells = self.rate_limit_fields;
+                Turn::Slot(Acquire::new(if tells {
+                    request.telling()
+                } else {
+                    request
+                }))
             }
             None => Turn::Free,
         }
@@ -66,17 +112,38 @@ impl Gate {
 
     /// Shows the slot to the handler, and returns what holds it.
     pub(super) fn admit<Q>(self: &Arc<Self>, permit: Permit, request: &mut Request<Q>) -> Guard {
+        for (limit, kind) in permit.passed() {
+            tracing::info!(limit = limit.name(), ?kind, "would have been refused");
+        }
         let permit = Arc::new(permit);
         let extensions = request.extensions_mut();
         let outer = extensions.remove::<Slot>();
         extensions.insert(Slot::new(&permit, outer));
-        let abort = (self.on_lost == OnLost::Abort).then(|| self.clone());
-        Guard::new(permit, abort)
+        if !self.bounds.is_none() {
+            permit.bound(self.bounds);
+        }
+        let ends = self.may_end_early().then(|| self.clone());
+        Guard::new(permit, ends)
+    }
+
+    /// Whether a response may have to end with its slot.
+    fn may_end_early(&self) -> bool {
+        self.on_lost == OnLost::Abort || !self.bounds.is_none()
+    }
+
+    /// Whether a response ends with a slot that is over for this reason.
+    pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
+        self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
+    }
+
+    /// Whether to refuse in gRPC once the service has taken the request.
+    pub(super) fn speaks_grpc<Q>(&self, request: &Request<Q>) -> bool {
+        self.may_end_early() && is_grpc(request.headers())
     }
 
     /// A copy of the head for a refusal that may come when the service has taken the request.
     pub(super) fn spare_head<Q>(&self, request: Request<Q>) -> (Option<Box<Parts>>, Request<Q>) {
-        if self.on_lost != OnLost::Abort || self.refuse.is_none() {
+        if !self.may_end_early() || self.refuse.is_none() {
             return (None, request);
         }
         let (head, body) = request.into_parts();
@@ -88,8 +155,9 @@ impl Gate {
     pub(super) fn hand_over<B: Body>(
         &self,
         mut guard: Guard,
-        response: Response<B>,
+        mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
+        self.tell(response.headers_mut(), guard.quotas());
         if self.release_at == ReleaseAt::Head {
             guard.release();
         }
@@ -99,10 +167,11 @@ impl Gate {
     pub(super) fn refuse<B>(
         &self,
         refusal: Refusal,
+        grpc: bool,
         head: Option<&Parts>,
     ) -> Response<ResponseBody<B>> {
         tracing::debug!(
-            limit = self.limit().name(),
+            limit = refusal.limit().name(),
             kind = ?refusal.kind(),
             in_use = refusal.in_use(),
             waiting = refusal.waiting(),
@@ -111,19 +180,29 @@ impl Gate {
         );
         let mut response = match (&self.refuse, head) {
             (Some(refuse), Some(head)) => refuse(&refusal, head),
+            _ if grpc => refusal.to_grpc_response(),
             _ => refusal.to_response(),
         };
+        self.tell(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);
         response.map(ResponseBody::refusal)
+    }
+
+    /// Tells the client how its limits stand, if it is to know.
+    fn tell(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
+        if self.rate_limit_fields {
+            fields::append(headers, quotas);
+        }
     }
 }
 
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
-            .field("scope", &self.scope)
+            .field("scopes", &self.scopes)
             .field("on_lost", &self.on_lost)
             .field("release_at", &self.release_at)
+            .field("rate_limit_fields", &self.rate_limit_fields)
             .finish_non_exhaustive()
     }
 }
@@ -131,7 +210,7 @@ impl fmt::Debug for Gate {
 /// What a request waits for before the service is called.
 pub(super) enum Turn {
     Free,
-    Key(BoxFuture<'static, Option<Key>>),
+    Key(BoxFuture<'static, Option<Demand>>),
     Slot(Acquire),
 }
 

@@ -4,32 +4,39 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
+use tokio::time::Instant;
+
 use super::gate::Gate;
-use crate::permit::Permit;
+use crate::{error::LostErrorKind, permit::Permit, status::Quota};
 
 /// Holds the slot of a response in progress: first in the future, then in the body. Empty once the slot was given
 /// back, and for a request without a limit.
 #[derive(Default)]
 pub(super) struct Guard {
     permit: Option<Arc<Permit>>,
-    /// The gate, if a lost slot ends the response.
-    abort: Option<Arc<Gate>>,
-    /// Wakes the response when the slot is lost. Made when the response first has to wait.
-    lost: Option<Lost>,
+    /// The gate, if the end of the slot may end the response.
+    gate: Option<Arc<Gate>>,
+    /// Wakes the response when its slot is over. Made when the response first has to wait.
+    over: Option<Over>,
 }
 
-type Lost = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+type Over = Pin<Box<dyn Future<Output = LostErrorKind> + Send + Sync>>;
 
 impl Guard {
-    pub(super) fn new(permit: Arc<Permit>, abort: Option<Arc<Gate>>) -> Self {
+    pub(super) fn new(permit: Arc<Permit>, gate: Option<Arc<Gate>>) -> Self {
         Self {
             permit: Some(permit),
-            abort,
-            lost: None,
+            gate,
+            over: None,
         }
+    }
+
+    /// How the request's limits stood when it was let in, if that was asked for.
+    pub(super) fn quotas(&self) -> &[Quota] {
+        self.permit.as_ref().map_or(&[], |permit| permit.quotas())
     }
 
     /// Gives the slot back, unless somebody else holds it too.
@@ -37,30 +44,47 @@ impl Guard {
         *self = Self::default();
     }
 
-    /// Polls what the slot is held for. `None`: the slot is lost, and that ends the response.
+    /// Polls what the slot is held for. An error: the slot is over, and that ends the response.
     pub(super) fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<Option<T>> {
-        let (Some(permit), Some(gate)) = (&self.permit, &self.abort) else {
-            return poll(cx).map(Some);
+    ) -> Poll<Result<T, LostErrorKind>> {
+        let (Some(permit), Some(gate)) = (&self.permit, &self.gate) else {
+            return poll(cx).map(Ok);
         };
-        // This asks the clock, so it is right even when nothing in this process ran for a while.
-        if !permit.is_lost() {
-            if let Poll::Ready(output) = poll(cx) {
-                return Poll::Ready(Some(output));
-            }
-            let lost = self.lost.get_or_insert_with(|| {
-                let permit = permit.clone();
-                Box::pin(async move { permit.lost().await })
-            });
-            if lost.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
+        let idles = gate.bounds.idle.is_some();
+        if idles {
+            permit.set_unread(None);
         }
-        let limit = gate.limit().name();
-        tracing::warn!(limit, "a slot was lost: its response is aborted");
-        Poll::Ready(None)
+        // This asks the clock, so it is right even when nothing in this process ran for a while.
+        let kind = match permit.over().filter(|kind| gate.ends(*kind)) {
+            Some(kind) => kind,
+            None => {
+                if let Poll::Ready(output) = poll(cx) {
+                    if idles {
+                        permit.set_unread(Some(Instant::now()));
+                    }
+                    return Poll::Ready(Ok(output));
+                }
+                let over = self.over.get_or_insert_with(|| {
+                    let (permit, gate) = (permit.clone(), gate.clone());
+                    Box::pin(async move { permit.ended(|kind| gate.ends(kind)).await })
+                });
+                ready!(over.as_mut().poll(cx))
+            }
+        };
+        let limit = gate.first_scope().limit().name();
+        tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
+        Poll::Ready(Err(kind))
+    }
+}
+
+/// Whoever else holds the slot has no response that could lie unread.
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let (Some(permit), Some(_)) = (&self.permit, &self.gate) {
+            permit.set_unread(None);
+        }
     }
 }

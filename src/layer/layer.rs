@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::{Response, StatusCode, request::Parts};
 use tower_layer::Layer;
 
-use super::{gate::Gate, refusal::Refusal, scope::Scope, service::Limited};
-use crate::{error::ConfigError, limiter::Limiter};
+use super::{gate::Gate, policy::Policy, refusal::Refusal, scope::Scope, service::Limited};
+use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
 
 /// Puts a limit before a service. Made by [`Limiter::layer`].
 ///
@@ -15,9 +15,12 @@ use crate::{error::ConfigError, limiter::Limiter};
 /// | --- | --- |
 /// | [`on_lost`](Self::on_lost) | [`OnLost::Continue`] |
 /// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
+/// | [`max_hold`](Self::max_hold) | none |
+/// | [`idle`](Self::idle) | none |
 /// | [`limited_status`](Self::limited_status) | 429 if the scope has keys, 503 if all callers share the limit |
 /// | [`unavailable_status`](Self::unavailable_status) | 503 |
-/// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]) |
+/// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]); a status for gRPC clients ([`Refusal::to_grpc_response`]) |
+/// | [`rate_limit_fields`](Self::rate_limit_fields) | none |
 ///
 /// See the [module's documentation](super) for examples.
 #[derive(Clone, Debug)]
@@ -54,15 +57,17 @@ pub enum ReleaseAt {
 }
 
 impl Limiter {
-    /// A layer that takes a slot for each request. The scope is a [`Limit`](crate::Limit), with or without keys.
+    /// A layer that takes a slot for each request. The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list of
+    /// scopes: see [`Policy`].
     ///
     /// # Panics
     ///
-    /// If a value of the limit is out of range, or this limiter knows another limit of the same name and different
-    /// values. [`Limiter::try_layer`] returns that as an error.
+    /// If a value of a limit is out of range, or this limiter knows another limit of the same name and different
+    /// values; if the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES), or names a limit twice.
+    /// [`Limiter::try_layer`] returns that as an error.
     #[track_caller]
-    pub fn layer(&self, scope: impl Into<Scope>) -> LimitLayer {
-        match self.try_layer(scope) {
+    pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {
+        match self.try_layer(policy) {
             Ok(layer) => layer,
             Err(error) => panic!("{error}"),
         }
@@ -72,25 +77,21 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// If a value of the limit is out of range, or this limiter knows another limit of the same name and different
-    /// values.
-    pub fn try_layer(&self, scope: impl Into<Scope>) -> Result<LimitLayer, ConfigError> {
-        let scope = scope.into();
-        let number = self.register(scope.limit())?;
-        let limited_status = if scope.is_shared() {
-            StatusCode::SERVICE_UNAVAILABLE
-        } else {
-            StatusCode::TOO_MANY_REQUESTS
-        };
+    /// Whatever makes [`layer`](Self::layer) panic.
+    pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
+        let policy = policy.into();
+        policy.validate()?;
+        let number = |scope: Scope| Ok((self.register(scope.limit())?, scope));
         let gate = Gate {
             limiter: self.clone(),
-            number,
-            scope,
+            scopes: policy.0.into_iter().map(number).collect::<Result<_, _>>()?,
             on_lost: OnLost::default(),
             release_at: ReleaseAt::default(),
-            limited_status,
+            bounds: Bounds::default(),
+            limited_status: None,
             unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
             refuse: None,
+            rate_limit_fields: false,
         };
         Ok(LimitLayer {
             gate: Arc::new(gate),
@@ -115,14 +116,14 @@ impl LimitLayer {
     }
 
     /// The status of a refusal because the limit was reached. Default: 429 if the scope has keys, since the limit is
-    /// then the caller's own; 503 if all callers share it.
+    /// then the caller's own; 503 if all callers share it. gRPC clients are not told in a status of HTTP.
     ///
     /// # Panics
     ///
     /// If the status is not 400 to 599.
     #[track_caller]
     pub fn limited_status(mut self, status: StatusCode) -> Self {
-        self.gate_mut().limited_status = refusing(status);
+        self.gate_mut().limited_status = Some(refusing(status));
         self
     }
 
@@ -140,7 +141,7 @@ impl LimitLayer {
     /// Builds refusals in your own form, from the reason and the head of the request.
     ///
     /// The [`Refusal`] is put in the extensions of whatever is returned. A closure that only adds to the default can
-    /// start from [`Refusal::to_response`].
+    /// start from [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
     ///
     /// ```
     /// use http::Response;
@@ -163,8 +164,33 @@ impl LimitLayer {
         self
     }
 
+    /// Tells clients in each response, and in each refusal, how their limits stand, so that they can slow down before
+    /// they are refused: the fields `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11.
+    /// Default: none.
+    ///
+    /// ```http
+    /// RateLimit-Policy: "chat";q=5;qu="concurrent-requests", "opens";q=60;w=60;qu="requests"
+    /// RateLimit: "chat";r=2, "opens";r=12;t=1
+    /// ```
+    ///
+    /// - `q` is the limit, `r` what was left when this process last heard, and `t` the time in seconds until there is
+    ///   more, rounded up, where that is known.
+    /// - A window `w` has whole seconds. A rate with another period is told for a period rounded up: 10 in 100 ms is
+    ///   `q=100;w=1`.
+    /// - Names are strings of ASCII there. `%` and whatever is not printable ASCII are percent-encoded, here as in
+    ///   the problem details.
+    /// - A response without a known standing has no fields, and a limit in [`Mode::Shadow`](crate::Mode::Shadow) is not
+    ///   told of. Keys are never told (`pk`).
+    /// - Fields that the service has set stay, and these are added to them.
+    ///
+    /// They tell strangers how much the service can take. For limits that all callers share, that may be too much.
+    pub fn rate_limit_fields(mut self) -> Self {
+        self.gate_mut().rate_limit_fields = true;
+        self
+    }
+
     /// Services that were layered before keep the settings of then.
-    fn gate_mut(&mut self) -> &mut Gate {
+    pub(super) fn gate_mut(&mut self) -> &mut Gate {
         Arc::make_mut(&mut self.gate)
     }
 }

@@ -5,8 +5,8 @@
 //! and is given back at once when the body ends or fails, or when the request is dropped at any point: the client
 //! left, a timeout fired, the handler panicked.
 //!
-//! A request that gets no slot is answered by the layer, with 429 or 503 and problem details ([`Refusal`]). The
-//! service's own errors are untouched, and no new ones are added.
+//! A request that gets no slot is answered by the layer, with 429 or 503 and problem details, or a gRPC status
+//! ([`Refusal`]). The service's own errors are untouched, and no new ones are added.
 //!
 //! ```
 //! use std::time::Duration;
@@ -91,56 +91,195 @@
 //! # Clients that leave
 //!
 //! A request is dropped when the server notices that its client is gone. hyper notices at once over HTTP/2; over
-//! HTTP/1 it does not while there is a large request body that nobody reads. Such a request keeps its place in line
-//! until it is admitted or has waited long enough.
+//! HTTP/1 it does not while there is a request body that nobody reads, unless it is small. Such a request keeps its
+//! place in line until it is admitted or has waited long enough. With [`LimitLayer::read_ahead`] it reads the first
+//! 64 KiB of its body while it waits, and is noticed.
 //!
-//! # gRPC
+//! # Addresses as keys
 //!
-//! The default refusal is no gRPC message. With tonic, build one from a status:
+//! [`Limit::by_client_address`](crate::Limit::by_client_address) tells clients apart by their addresses. Behind proxies
+//! it counts from the right how many of them are to be trusted: see [`ClientAddress`].
+//!
+//! # Responses that do not end
+//!
+//! A stream may go on for ever, and a client may stop reading without leaving. [`LimitLayer::max_hold`] and
+//! [`LimitLayer::idle`] take the slot back then, at once: somebody else gets it although the server does not look at the
+//! response at the moment. The response ends in a [`LostError`] when the server next asks for a frame.
 //!
 //! ```
-//! use bytes::Bytes;
-//! use tonic::Status;
+//! use std::time::Duration;
+//!
 //! use tower_turnstile::{Limit, Limiter};
 //!
 //! let layer = Limiter::in_memory()
-//!     .layer(Limit::concurrent("watch", 100))
-//!     .refuse_with(|_, _| Status::resource_exhausted("too many watchers").into_http::<Bytes>());
+//!     .layer(Limit::concurrent("chat", 5).by_header("x-api-key"))
+//!     .max_hold(Duration::from_secs(600))
+//!     .idle(Duration::from_secs(30));
 //! ```
+//!
+//! # gRPC
+//!
+//! A call with the content type `application/grpc` is refused in gRPC ([`Refusal::to_grpc_response`]): with the status
+//! `RESOURCE_EXHAUSTED` if a limit was reached, else `UNAVAILABLE`, and details that say when to try again. As a tonic
+//! client sees it:
+//!
+//! ```
+//! use http::Request;
+//! use tonic::{Code, Status};
+//! use tonic_types::StatusExt;
+//! use tower::{ServiceBuilder, ServiceExt};
+//! use tower_turnstile::{Limit, Limiter};
+//! # use std::convert::Infallible;
+//! # use bytes::Bytes;
+//! # use http::Response;
+//! # use http_body_util::Full;
+//! # async fn watch(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+//! #     Ok(Response::default())
+//! # }
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!
+//! static WATCH: Limit = Limit::concurrent("watch", 1);
+//!
+//! let limiter = Limiter::in_memory();
+//! let _other = limiter.semaphore(&WATCH, "somebody").acquire().await?;
+//! let layer = limiter.layer(WATCH.clone().by_key(|_| Some("somebody")));
+//! let service = ServiceBuilder::new().layer(layer).service_fn(watch);
+//!
+//! let call = Request::post("/watch").header("content-type", "application/grpc").body(())?;
+//! let refused = service.oneshot(call).await?;
+//! let status = Status::from_header_map(refused.headers()).expect("a status");
+//! assert_eq!(status.code(), Code::ResourceExhausted);
+//! assert_eq!(status.message(), "watch: all 1 slots are in use");
+//! let retry = status.get_details_retry_info().expect("a time to try again");
+//! assert!(retry.retry_delay.is_some_and(|delay| !delay.is_zero()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! gRPC-Web calls are refused as other requests are: their clients understand the HTTP status, and a browser shows it
+//! to them, unlike the status of gRPC. A layer that translates gRPC-Web, such as tonic-web's, belongs outside of this one.
 //!
 //! # Clients
 //!
-//! The layer works on HTTP clients as it does on servers: there it caps the calls in progress to a peer. A refusal
-//! looks like a response of the peer, but for the [`Refusal`] in its extensions.
+//! The layer works on HTTP clients as it does on servers: there it caps the calls in progress to a peer, over all
+//! replicas of the caller. A slot returns when the response body has ended or is dropped. A refusal looks like a
+//! response of the peer, but for the [`Refusal`] in its extensions. For hyper-util's client:
+//!
+//! ```no_run
+//! use bytes::Bytes;
+//! use http::Request;
+//! use http_body_util::{BodyExt, Empty};
+//! use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+//! use tower::{Layer, ServiceExt};
+//! use tower_turnstile::{Limit, Limiter, Refusal};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! let limiter = Limiter::connect("redis://127.0.0.1").await?;
+//! let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+//! let client = limiter.layer(Limit::concurrent("partner", 20)).layer(client);
+//!
+//! let request = Request::get("http://partner.example/").body(Empty::new())?;
+//! let response = client.clone().oneshot(request).await?;
+//! if let Some(refusal) = response.extensions().get::<Refusal>() {
+//!     println!("not sent, {} calls are in progress", refusal.in_use());
+//! } else {
+//!     println!("{:?}", response.into_body().collect().await?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! reqwest's client is a service of its own types; they convert from and to those of the crate `http`:
+//!
+//! ```no_run
+//! use http::{Request, Response};
+//! use tower::{Layer, ServiceExt, service_fn};
+//! use tower_turnstile::{Limit, Limiter};
+//!
+//! # async fn example(limiter: Limiter) -> Result<(), Box<dyn std::error::Error>> {
+//! let client = reqwest::Client::new();
+//! let client = service_fn(move |request: Request<reqwest::Body>| {
+//!     let client = client.clone();
+//!     async move { client.execute(request.try_into()?).await.map(Response::<reqwest::Body>::from) }
+//! });
+//! let client = limiter.layer(Limit::concurrent("partner", 20)).layer(client);
+//!
+//! let request = Request::get("http://partner.example/").body("".into())?;
+//! let response = client.clone().oneshot(request).await?;
+//! let response = reqwest::Response::from(response.map(reqwest::Body::wrap));
+//! println!("{}", response.text().await?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A tonic channel, for any generated client. A refusal becomes an error status, of the call or of its first message:
+//!
+//! ```no_run
+//! use tonic::transport::Endpoint;
+//! use tower::Layer;
+//! use tower_turnstile::{Limit, Limiter};
+//!
+//! # async fn example(limiter: Limiter) -> Result<(), tonic::transport::Error> {
+//! let channel = Endpoint::from_static("http://partner.example:50051").connect().await?;
+//! let channel = limiter.layer(Limit::concurrent("partner", 20)).layer(channel);
+//! # struct GreeterClient;
+//! # impl GreeterClient { fn new<T>(_: T) -> Self { Self } }
+//! let client = GreeterClient::new(channel);
+//! # let _ = client;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # The module
 //!
 //! | piece | what it does |
 //! | --- | --- |
 //! | `scope` | a limit, and where the key of a request comes from |
+//! | `address` | a client's address as a key |
 //! | `layer` | settings |
+//! | `read_ahead` | the layer that reads the bodies of those who wait |
 //! | `gate` | what the settings decide for a request |
 //! | `service`, `future` | a turn in the line, then the wrapped service |
 //! | `guard` | keeps the slot, in the future and then in the body |
+//! | `bounds` | settings for responses that do not end |
 //! | `body` | ends the slot with the response, or the response with its slot |
 //! | `slot` | the slot as the handler sees it |
 //! | `refusal` | the answer to a request that got no slot |
+//! | `problem`, `grpc` | how it is written |
+//! | `fields` | how the limits stand, in the response head |
 
+mod address;
 mod body;
+mod bounds;
+mod fields;
 mod future;
 mod gate;
+mod grpc;
 mod guard;
 #[allow(clippy::module_inception)]
 mod layer;
+mod policy;
+mod problem;
+mod read_ahead;
 mod refusal;
 mod scope;
 mod service;
 mod slot;
+mod values;
 
+pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
 pub use body::{LostError, ResponseBody};
+pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
 pub use layer::{LimitLayer, OnLost, ReleaseAt};
+pub use policy::Policy;
+pub use read_ahead::{
+    MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer,
+};
 pub use refusal::{Refusal, RefusalKind};
 pub use scope::Scope;
 pub use service::Limited;
 pub use slot::{Hold, Slot};
+
+pub use crate::error::LostErrorKind;

@@ -1,20 +1,20 @@
 //! A refusal: the answer to a request that got no slot.
 
-use std::{fmt::Write, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use super::gate::Gate;
+use super::{fields, gate::Gate, grpc, problem, scope::Scope};
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorKind, LostErrorKind},
     limit::Limit,
+    status::Quota,
 };
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
-const PROBLEM_TYPES: &str = "https://iana.org/assignments/http-problem-types";
-/// In seconds, and never 0, which clients take for "at once". When a slot comes free nobody knows.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+/// If nobody knows when it is worth to try again. Never zero, which clients take for "at once".
+const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 
 /// Why a request was answered in place of the service.
 ///
@@ -27,9 +27,13 @@ pub struct Refusal {
     status: StatusCode,
     /// The limit is the caller's own, and others may still be let in.
     own: bool,
+    max: u32,
     in_use: u32,
     waiting: u32,
+    place: Option<u32>,
     waited: Duration,
+    retry_after: Duration,
+    quotas: Vec<Quota>,
 }
 
 /// The reason of a [`Refusal`].
@@ -42,46 +46,95 @@ pub enum RefusalKind {
     LineFull,
     /// No slot came free within the wait.
     TimedOut,
+    /// The rate has given as many as it may, and would give the next one only after the wait.
+    TooSoon,
     /// The slot was lost before the service answered. The call was cancelled; only with
     /// [`OnLost::Abort`](super::OnLost::Abort).
     Lost,
+    /// The service did not answer for as long as [`LimitLayer::max_hold`](super::LimitLayer::max_hold) allows. The call
+    /// was cancelled.
+    HeldTooLong,
     /// The store is down or too slow, and the limit's policy is to reject.
     Unavailable,
     /// The store refuses to work, or there is no Tokio runtime. The log says more.
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// The request's body failed while it waited: its client left in the middle of it, or what it sent is no HTTP. The
+    /// status is 400. Only with [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
+    BodyFailed,
 }
 
 impl Refusal {
     pub(super) fn new(gate: &Gate, error: &AcquireError) -> Self {
-        Self {
-            in_use: error.in_use(),
-            waiting: error.waiting(),
-            waited: error.waited(),
-            ..Self::of_kind(gate, error.kind().into())
-        }
+        let scope = gate.scope(error.limit_name());
+        let kind = RefusalKind::from(error.kind());
+        Self::of_kind(gate, scope, kind).because(error)
     }
 
-    pub(super) fn lost(gate: &Gate) -> Self {
-        Self::of_kind(gate, RefusalKind::Lost)
+    pub(super) fn lost(gate: &Gate, kind: LostErrorKind) -> Self {
+        Self::of_kind(gate, gate.first_scope(), kind.into())
     }
 
-    fn of_kind(gate: &Gate, kind: RefusalKind) -> Self {
-        let status = if kind.is_limited() {
-            gate.limited_status
-        } else {
-            gate.unavailable_status
+    pub(super) fn of_kind(gate: &Gate, scope: &Scope, kind: RefusalKind) -> Self {
+        let status = match kind {
+            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
+            _ if kind.is_limited() => gate.limited_status.unwrap_or(if scope.is_shared() {
+                StatusCode::SERVICE_UNAVAILABLE
+            } else {
+                StatusCode::TOO_MANY_REQUESTS
+            }),
+            _ => gate.unavailable_status,
         };
+        Self::of_limit(scope.limit(), !scope.is_shared(), kind, status)
+    }
+
+    /// With nothing known but the limit.
+    fn of_limit(limit: &Limit, has_keys: bool, kind: RefusalKind, status: StatusCode) -> Self {
         Self {
-            limit: gate.limit().clone(),
+            limit: limit.clone(),
             kind,
             status,
-            own: kind.is_limited() && !gate.scope.is_shared(),
+            own: kind.is_limited() && has_keys,
+            max: limit.max(),
             in_use: 0,
             waiting: 0,
+            place: None,
             waited: Duration::ZERO,
+            retry_after: RETRY_SOME_TIME,
+            quotas: Vec::new(),
         }
+    }
+
+    fn because(self, error: &AcquireError) -> Self {
+        let refusal = Self {
+            max: error.limit(),
+            in_use: error.in_use(),
+            waiting: error.waiting(),
+            place: error.place(),
+            waited: error.waited(),
+            retry_after: retry_after(self.kind, &self.limit, error.retry_after()),
+            ..self
+        };
+        refusal.with_quotas(error.quotas.clone())
+    }
+
+    /// How the request's limits stand. The retry is put off until none of them is used up, or it would only meet the
+    /// next refusal.
+    fn with_quotas(mut self, quotas: Vec<Quota>) -> Self {
+        let again = fields::all_again(&quotas).unwrap_or_default();
+        self.retry_after = self.retry_after.max(again);
+        self.quotas = quotas;
+        self
+    }
+
+    pub(super) fn quotas(&self) -> &[Quota] {
+        &self.quotas
+    }
+
+    /// Whether the limit is the caller's own, and was reached.
+    pub(super) fn is_own(&self) -> bool {
+        self.own
     }
 
     /// The reason.
@@ -92,6 +145,11 @@ impl Refusal {
     /// The limit that refused.
     pub fn limit(&self) -> &Limit {
         &self.limit
+    }
+
+    /// The limit's value for this key, which may have one of its own.
+    pub fn max(&self) -> u32 {
+        self.max
     }
 
     /// The status that the layer's settings give to such a refusal.
@@ -109,58 +167,83 @@ impl Refusal {
         self.waiting
     }
 
+    /// The request's place in line when its wait ended, as far as this process had heard: 1 at the head. `None` if it
+    /// was not in line.
+    pub fn place(&self) -> Option<u32> {
+        self.place
+    }
+
     /// How long the request waited in line.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The response that is sent unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another:
-    /// problem details (RFC 9457) in JSON, and `Retry-After`, which is never 0.
+    /// When the client should try again. Never zero.
+    ///
+    /// For a rate it is exact: the next request is then in time, unless another one comes before. For slots it is an
+    /// estimate of at most 1 h, and up to a quarter more at random, so that clients that were refused together do
+    /// not come back together. If nobody knows, it is 1 s.
+    pub fn retry_after(&self) -> Duration {
+        self.retry_after
+    }
+
+    /// The response that is sent to others than gRPC clients, unless
+    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another: problem details (RFC 9457) in JSON,
+    /// and `Retry-After` in whole seconds, rounded up. Of [`RefusalKind::BodyFailed`] only the status, since hardly ever
+    /// somebody is there to read it.
+    ///
+    /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
+    /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
+    /// `#temporary-reduced-capacity`. Besides `type`, `title`, `status` and `detail` there are
+    ///
+    /// | member | what it says | when it is there |
+    /// | --- | --- | --- |
+    /// | `violated-policies` | a list of the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
+    /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
+    /// | `limit` | [`max`](Self::max) | the limit was reached |
+    /// | `in_use`, `waiting` | slots and waiters, across all replicas | the same, and it is no rate |
+    /// | `period` | in seconds | the same, and it is a rate |
+    /// | `place` | [`place`](Self::place) | it was in line |
+    /// | `waited` | in seconds | it waited |
+    ///
+    /// [`RateLimit`]: super::LimitLayer::rate_limit_fields
     pub fn to_response(&self) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::from(self.problem()));
+        let mut response = Response::new(Bytes::new());
         *response.status_mut() = self.status;
+        if self.kind == RefusalKind::BodyFailed {
+            return response;
+        }
+        *response.body_mut() = Bytes::from(problem::json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+        let seconds = fields::whole_seconds(self.retry_after);
+        headers.insert(header::RETRY_AFTER, seconds.into());
         response
     }
 
-    /// The types are those of draft-ietf-httpapi-ratelimit-headers.
-    fn problem(&self) -> String {
-        let (problem, title) = if self.own {
-            ("quota-exceeded", "Too many requests at a time")
-        } else {
-            ("temporary-reduced-capacity", "No capacity at the moment")
-        };
-        let status = self.status.as_u16();
-        let detail = self.detail();
-        let policy = json_string(self.limit.name());
-        format!(
-            r#"{{"type":"{PROBLEM_TYPES}#{problem}","title":"{title}","status":{status},"detail":"{detail}","violated-policies":[{policy}]}}"#
-        )
-    }
-
-    fn detail(&self) -> String {
-        let max = self.limit.max();
-        match self.kind {
-            RefusalKind::Full => format!("all {max} slots are in use"),
-            RefusalKind::LineFull => format!("all {max} slots are in use and the line is full"),
-            RefusalKind::TimedOut => {
-                format!("none of {max} slots came free in {:.1?}", self.waited)
-            }
-            RefusalKind::Lost => "the slot was lost before the response was ready".into(),
-            RefusalKind::Unavailable | RefusalKind::Misconfigured => {
-                "slots cannot be given at the moment".into()
-            }
-            RefusalKind::ShutDown => "the service is shutting down".into(),
-        }
+    /// The response that is sent to gRPC clients, unless
+    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another.
+    ///
+    /// Its HTTP status is 200, as for every answer in gRPC, and it has no body. The gRPC status is
+    ///
+    /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
+    /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
+    /// - `UNAVAILABLE` (14) otherwise: the store is out of order, the limiter is shutting down, the slot was lost.
+    ///
+    /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
+    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`.
+    pub fn to_grpc_response(&self) -> Response<Bytes> {
+        grpc::response(self)
     }
 }
 
 impl RefusalKind {
-    /// Whether the limit was reached: no slot, no place in the line, or none in time.
+    /// Whether the limit was reached: no slot, no place in the line, none in time, or too soon for the rate.
     pub fn is_limited(self) -> bool {
-        matches!(self, Self::Full | Self::LineFull | Self::TimedOut)
+        matches!(
+            self,
+            Self::Full | Self::LineFull | Self::TimedOut | Self::TooSoon
+        )
     }
 }
 
@@ -170,6 +253,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::Full => Self::Full,
             AcquireErrorKind::LineFull => Self::LineFull,
             AcquireErrorKind::TimedOut => Self::TimedOut,
+            AcquireErrorKind::TooSoon => Self::TooSoon,
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
             AcquireErrorKind::ShutDown => Self::ShutDown,
@@ -177,34 +261,203 @@ impl From<AcquireErrorKind> for RefusalKind {
     }
 }
 
-/// A JSON string: quotes, backslashes and control characters are escaped, the rest of Unicode stands for itself.
-fn json_string(raw: &str) -> String {
-    let mut json = String::with_capacity(raw.len() + 2);
-    json.push('"');
-    for character in raw.chars() {
-        match character {
-            '"' | '\\' => json.extend(['\\', character]),
-            '\0'..='\x1f' => {
-                // Writing to a string does not fail.
-                let _ = write!(json, "\\u{:04x}", u32::from(character));
-            }
-            _ => json.push(character),
+impl From<LostErrorKind> for RefusalKind {
+    fn from(kind: LostErrorKind) -> Self {
+        match kind {
+            LostErrorKind::Lost => Self::Lost,
+            // Before there is a response nobody can leave it unread.
+            LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
         }
     }
-    json.push('"');
-    json
+}
+
+fn retry_after(kind: RefusalKind, limit: &Limit, told: Option<Duration>) -> Duration {
+    let Some(told) = told.filter(|told| !told.is_zero()) else {
+        return RETRY_SOME_TIME;
+    };
+    let told = fields::bounded(limit, told);
+    match kind {
+        RefusalKind::TooSoon => told,
+        // Clients that were refused together should not come back together.
+        _ => told.mul_f64(1.0 + fastrand::f64() / 4.0),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+    use tonic::{Code, Status};
+    use tonic_types::StatusExt;
+
     use super::*;
 
+    const CHAT: Limit = Limit::concurrent("chat", 5);
+    const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn refusal(limit: &Limit, kind: AcquireErrorKind, told: Option<Duration>) -> Refusal {
+        let quota = Quota {
+            limit: limit.clone(),
+            max: limit.max(),
+            remaining: 0,
+            reset: told,
+        };
+        let error = AcquireError {
+            retry_after: told,
+            quotas: vec![quota],
+            ..AcquireError::new(kind, limit)
+        };
+        refused(limit, &error)
+    }
+
+    fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
+        let kind = error.kind().into();
+        Refusal::of_limit(limit, true, kind, StatusCode::TOO_MANY_REQUESTS).because(error)
+    }
+
+    fn problem(refusal: &Refusal) -> Value {
+        serde_json::from_slice(refusal.to_response().body()).unwrap()
+    }
+
+    fn seconds(refusal: &Refusal) -> u64 {
+        let header = refusal.to_response().headers()[header::RETRY_AFTER].clone();
+        header.to_str().unwrap().parse().unwrap()
+    }
+
     #[test]
-    fn any_name_is_a_json_string() {
-        let every_ascii = (0..=0x7f).map(char::from).collect::<String>();
-        for raw in ["", "chat", "a\"b\\c/d", "\u{2028}ü😀", &every_ascii] {
-            let parsed = serde_json::from_str::<String>(&json_string(raw));
-            assert_eq!(parsed.ok().as_deref(), Some(raw));
+    fn one_who_left_the_line_is_told_how_it_stood() {
+        let error = AcquireError {
+            limit: 7,
+            in_use: 7,
+            waiting: 4,
+            place: Some(3),
+            waited: Duration::from_millis(1_500),
+            retry_after: None,
+            ..AcquireError::new(AcquireErrorKind::TimedOut, &CHAT)
+        };
+        let refusal = refused(&CHAT, &error);
+        assert_eq!((refusal.max(), refusal.place()), (7, Some(3)));
+        let told = json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Quota Exceeded",
+            "status": 429,
+            "detail": "none of 7 slots came free in 1.5s",
+            "violated-policies": ["chat"],
+            "limit": 7,
+            "in_use": 7,
+            "waiting": 4,
+            "place": 3,
+            "waited": 1.5,
+            "retry_after": 1,
+        });
+        assert_eq!(problem(&refusal), told);
+    }
+
+    #[test]
+    fn a_used_up_rate_is_told_exactly() {
+        let exact = Duration::from_micros(2_000_001);
+        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(exact));
+        assert_eq!(refusal.kind(), RefusalKind::TooSoon);
+        assert_eq!(refusal.retry_after(), exact);
+        assert_eq!(seconds(&refusal), 3);
+        let told = json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Quota Exceeded",
+            "status": 429,
+            "detail": "no more than 60 requests in 90s",
+            "violated-policies": ["opens"],
+            "limit": 60,
+            "period": 90,
+            "retry_after": 3,
+        });
+        assert_eq!(problem(&refusal), told);
+    }
+
+    #[test]
+    fn what_is_no_fault_of_a_limit_violates_none() {
+        for kind in [AcquireErrorKind::Unavailable, AcquireErrorKind::ShutDown] {
+            let told = problem(&refusal(&CHAT, kind, None));
+            let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+            assert_eq!(told["type"], kind);
+            assert_eq!(told["violated-policies"], json!([]));
+            assert_eq!(told.get("limit"), None);
+        }
+    }
+
+    #[test]
+    fn nobody_knows_is_one_second() {
+        for told in [None, Some(Duration::ZERO)] {
+            for (limit, kind) in [
+                (&CHAT, AcquireErrorKind::Full),
+                (&OPENS, AcquireErrorKind::TooSoon),
+            ] {
+                let refusal = refusal(limit, kind, told);
+                assert_eq!(refusal.retry_after(), RETRY_SOME_TIME);
+                assert_eq!(seconds(&refusal), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn a_retry_meets_no_other_limit_that_is_used_up() {
+        let told = Some(Duration::from_secs(2));
+        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, told);
+        let other = Quota {
+            limit: CHAT,
+            max: 5,
+            remaining: 0,
+            reset: Some(Duration::from_secs(9)),
+        };
+        let refusal = refusal.with_quotas(vec![other]);
+        assert_eq!(seconds(&refusal), 9);
+    }
+
+    #[test]
+    fn estimates_differ() {
+        let of = || refusal(&CHAT, AcquireErrorKind::Full, Some(HOUR)).retry_after();
+        let first = of();
+        assert!((0..20).any(|_| of() != first));
+    }
+
+    proptest! {
+        #[test]
+        fn a_retry_is_never_too_early(told: Duration) {
+            let full = refusal(&CHAT, AcquireErrorKind::Full, Some(told));
+            let too_soon = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(told));
+            for refusal in [&full, &too_soon] {
+                prop_assert!(seconds(refusal) >= 1);
+                prop_assert_eq!(problem(refusal)["retry_after"].as_u64(), Some(seconds(refusal)));
+                let mut headers = http::HeaderMap::new();
+                fields::append(&mut headers, refusal.quotas());
+                let field = headers["ratelimit"].to_str().unwrap();
+                let (_, t) = field.split_once("r=0;t=").unwrap();
+                prop_assert!(seconds(refusal) >= t.parse::<u64>().unwrap());
+            }
+            let estimate = told.min(HOUR);
+            prop_assert!(full.retry_after() >= estimate.min(RETRY_SOME_TIME));
+            prop_assert!(full.retry_after() <= (estimate * 5 / 4).max(RETRY_SOME_TIME));
+        }
+
+        #[test]
+        fn a_grpc_client_reads_any_name_and_time(
+            name in "\\PC{1,32}|[\\x00-\\x7f]{1,128}",
+            told: Duration,
+        ) {
+            let limit = Limit::try_rate(name.clone(), 60, HOUR).unwrap();
+            let refusal = refusal(&limit, AcquireErrorKind::TooSoon, Some(told));
+            let head = refusal.to_grpc_response().headers().clone();
+            let status = Status::from_header_map(&head).unwrap();
+            prop_assert_eq!(status.code(), Code::ResourceExhausted);
+            let detail = "no more than 60 requests in 3600s";
+            prop_assert_eq!(status.message(), format!("{name}: {detail}"));
+            let details = status.get_error_details();
+            let delay = details.retry_info().unwrap().retry_delay;
+            prop_assert_eq!(delay, Some(refusal.retry_after()));
+            let violation = &details.quota_failure().unwrap().violations[0];
+            prop_assert_eq!(&violation.subject, &format!("limit:{name}"));
+            prop_assert_eq!(&violation.description, detail);
         }
     }
 }

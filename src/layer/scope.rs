@@ -1,20 +1,25 @@
 //! A scope: a limit, and where the key of a request comes from.
 
-use std::{fmt, future::Future, sync::Arc};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderName, Request, request::Parts};
+use http::{HeaderName, request::Parts};
 
-use crate::{key::Key, limit::Limit};
+use super::values::{Value, Values};
+use crate::{keeper::Leg, key::Key, limit::Limit};
 
-/// A [`Limit`] together with the rule that finds a request's [`Key`].
+/// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
+/// request costs.
 ///
-/// It is made from a limit: by [`Limit::by_header`], [`Limit::by_key`] or [`Limit::by_key_async`]. A limit by itself
-/// is a scope too: all requests share one key.
+/// It is made from a limit: by [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`] or
+/// [`Limit::by_key_async`]. A limit by itself is a scope too: all requests share one key. Several scopes make a
+/// [`Policy`](super::Policy).
 #[derive(Clone)]
 pub struct Scope {
     limit: Limit,
     keys: Keys,
+    values: Values,
+    cost: Option<Arc<Find<u32>>>,
 }
 
 #[derive(Clone)]
@@ -28,10 +33,10 @@ enum Keys {
 type Find<K> = dyn Fn(&Parts) -> K + Send + Sync;
 type KeyFuture = BoxFuture<'static, Option<Key>>;
 
-/// The key of a request, or the way to it. `None`: the request is not limited.
+/// What a request wants of a scope's limit, or the way to it. `None`: it is not limited.
 pub(super) enum Found {
-    Now(Option<Key>),
-    Later(KeyFuture),
+    Now(Option<Leg>),
+    Later(BoxFuture<'static, Option<Leg>>),
 }
 
 impl Limit {
@@ -56,10 +61,7 @@ impl Limit {
         let Ok(name) = name.try_into() else {
             panic!("the key of limit `{}` is no valid header name", self.name());
         };
-        Scope {
-            limit: self,
-            keys: Keys::Header(name),
-        }
+        Scope::new(self, Keys::Header(name))
     }
 
     /// Counts requests by a key that a closure finds in the request head: method, URI, headers and extensions.
@@ -92,16 +94,14 @@ impl Limit {
     ///     .by_key(|head| Some(head.extensions.get::<MatchedPath>()?.as_str().to_owned()));
     /// ```
     ///
-    /// Behind a proxy the peer is the proxy. The leftmost address in `X-Forwarded-For` is whatever the caller wrote
-    /// there; count from the right by the number of proxies that you run.
+    /// Behind a proxy the peer is the proxy: see [`by_client_address`](Self::by_client_address), which also keeps a
+    /// client from having as many keys as it has IPv6 addresses.
     pub fn by_key<K: Into<Key>>(
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
     ) -> Scope {
-        Scope {
-            limit: self,
-            keys: Keys::Head(Arc::new(move |head| find(head).map(Into::into))),
-        }
+        let find = move |head: &Parts| find(head).map(Into::into);
+        Scope::new(self, Keys::Head(Arc::new(find)))
     }
 
     /// As [`by_key`](Self::by_key), with a future: a tenant looked up in a database, for example.
@@ -124,14 +124,106 @@ impl Limit {
         F: Future<Output = Option<K>> + Send + 'static,
     {
         let find = move |head: &Parts| find(head).map(|key| key.map(Into::into)).boxed();
-        Scope {
-            limit: self,
-            keys: Keys::Async(Arc::new(find)),
-        }
+        Scope::new(self, Keys::Async(Arc::new(find)))
     }
 }
 
 impl Scope {
+    fn new(limit: Limit, keys: Keys) -> Self {
+        let (values, cost) = (Values::default(), None);
+        Self {
+            limit,
+            keys,
+            values,
+            cost,
+        }
+    }
+
+    /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
+    ///
+    /// A key with a value of 0 is refused always; a rate's value is at least 1. The value goes with a key's requests:
+    /// if they differ, as while a value changes, the latest one counts.
+    ///
+    /// ```
+    /// use tower_turnstile::Limit;
+    ///
+    /// let streams = Limit::concurrent("streams", 5).by_header("x-api-key").values([("gold", 20)]);
+    /// ```
+    pub fn values<K: Into<Key>>(mut self, table: impl IntoIterator<Item = (K, u32)>) -> Self {
+        self.values.table(table);
+        self
+    }
+
+    /// The limit's own value for a key, found by a closure in the request head or the key. `None`: the limit's.
+    ///
+    /// What an outer layer knows comes in the request's extensions:
+    ///
+    /// ```
+    /// use tower_turnstile::Limit;
+    ///
+    /// /// Put there by the layer that checks the API key.
+    /// #[derive(Clone)]
+    /// struct Plan {
+    ///     streams: u32,
+    /// }
+    ///
+    /// let streams = Limit::concurrent("streams", 5)
+    ///     .by_header("x-api-key")
+    ///     .values_by(|head, _key| Some(head.extensions.get::<Plan>()?.streams));
+    /// ```
+    pub fn values_by(
+        mut self,
+        find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
+    ) -> Self {
+        self.values.by(find);
+        self
+    }
+
+    /// The limit's own value for a key, looked up by a future, such as a customer's plan in a database. `None`: the
+    /// limit's.
+    ///
+    /// Answers are kept for `fresh`, of the `capacity` keys that are used most; a key that is not among them is looked
+    /// up once, however many requests wait for it. The future has no time limit here; a slow one delays requests
+    /// before they join the line.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::Limit;
+    /// # async fn plan_of(_key: tower_turnstile::Key) -> Option<u32> { None }
+    ///
+    /// let streams = Limit::concurrent("streams", 5)
+    ///     .by_header("x-api-key")
+    ///     .values_by_async(10_000, Duration::from_secs(60), |key| plan_of(key.clone()));
+    /// ```
+    pub fn values_by_async<F>(
+        mut self,
+        capacity: usize,
+        fresh: Duration,
+        find: impl Fn(&Key) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Option<u32>> + Send + 'static,
+    {
+        self.values.by_async(capacity, fresh, find);
+        self
+    }
+
+    /// What a request costs at a rate. Default: 1. With 0 it is free; more than the burst counts as the burst, which
+    /// then is the most that it can cost. Slots are not affected: a request takes one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::Limit;
+    ///
+    /// let opens = Limit::rate("opens", 60, Duration::from_secs(60))
+    ///     .by_header("x-api-key")
+    ///     .cost(|head| if head.uri.path().starts_with("/batch") { 10 } else { 1 });
+    /// ```
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
     /// The limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
@@ -142,36 +234,55 @@ impl Scope {
         matches!(self.keys, Keys::Shared)
     }
 
-    /// Takes a request apart only for a closure, which is shown its head.
-    pub(super) fn find<Q>(&self, request: Request<Q>) -> (Found, Request<Q>) {
-        match &self.keys {
-            Keys::Shared => (Found::Now(Some(Key::SHARED)), request),
+    /// What a request wants of this limit, which has this number.
+    pub(super) fn find(&self, number: usize, head: &Parts) -> Found {
+        let leg = Leg {
+            limit: number,
+            key: Key::SHARED,
+            wait: self.limit.wait(),
+            max: None,
+            cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
+        };
+        let key = match &self.keys {
+            Keys::Shared => Some(Key::SHARED),
             Keys::Header(name) => {
-                let value = request.headers().get(name);
-                let key = value.map_or(Key::SHARED, |value| Key::from(value.as_bytes()));
-                (Found::Now(Some(key)), request)
+                let value = head.headers.get(name);
+                Some(value.map_or(Key::SHARED, |value| Key::from(value.as_bytes())))
             }
-            Keys::Head(find) => {
-                let (head, body) = request.into_parts();
-                let found = Found::Now(find(&head));
-                (found, Request::from_parts(head, body))
-            }
-            Keys::Async(find) => {
-                let (head, body) = request.into_parts();
-                let found = Found::Later(find(&head));
-                (found, Request::from_parts(head, body))
+            Keys::Head(find) => find(head),
+            Keys::Async(find) => return self.find_later(find(head), leg, head),
+        };
+        let Some(key) = key else {
+            return Found::Now(None);
+        };
+        match self.values.find(Some(head), &key) {
+            Value::Now(max) => Found::Now(Some(Leg { key, max, ..leg })),
+            Value::Later(max) => {
+                Found::Later(max.map(move |max| Some(Leg { key, max, ..leg })).boxed())
             }
         }
+    }
+
+    /// The head is gone when the key is there, unless a value has to be found in it.
+    fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts) -> Found {
+        let values = self.values.clone();
+        let head = values.needs_head().then(|| head.clone());
+        let find = async move {
+            let key = key.await?;
+            let max = match values.find(head.as_ref(), &key) {
+                Value::Now(max) => max,
+                Value::Later(max) => max.await,
+            };
+            Some(Leg { key, max, ..leg })
+        };
+        Found::Later(find.boxed())
     }
 }
 
 /// One key for all requests.
 impl From<Limit> for Scope {
     fn from(limit: Limit) -> Self {
-        Self {
-            limit,
-            keys: Keys::Shared,
-        }
+        Self::new(limit, Keys::Shared)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::select_all;
 
-use crate::{keeper::Lease, permit::Permit};
+use crate::{keeper::Leases, permit::Permit};
 
 /// The slot that a request runs in, found in the request's extensions.
 ///
@@ -30,7 +30,7 @@ use crate::{keeper::Lease, permit::Permit};
 #[derive(Clone)]
 pub struct Slot {
     permit: Weak<Permit>,
-    lease: Arc<Lease>,
+    leases: Leases,
     /// Of the layer around the one that made this slot.
     outer: Option<Arc<Slot>>,
 }
@@ -39,7 +39,7 @@ impl Slot {
     pub(super) fn new(permit: &Arc<Permit>, outer: Option<Slot>) -> Self {
         Self {
             permit: Arc::downgrade(permit),
-            lease: permit.lease().clone(),
+            leases: permit.leases().clone(),
             outer: outer.map(Arc::new),
         }
     }
@@ -52,10 +52,11 @@ impl Slot {
         permits.collect::<Option<_>>().map(Hold)
     }
 
-    /// Whether the slot was lost while it was held: its lease has ended in the store, and somebody else may run in
-    /// its place. Once over, it stays over.
+    /// Whether the slot was lost while it was held: its lease has ended in the store, or a bound of the layer was
+    /// reached ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and somebody else may
+    /// run in its place. Once over, it stays over.
     pub fn is_lost(&self) -> bool {
-        self.all().any(|slot| slot.lease.is_lost())
+        self.all().any(|slot| slot.leases.is_lost())
     }
 
     /// Completes when the slot is lost. If it is given back first, never.
@@ -70,7 +71,7 @@ impl Slot {
                     permit.attend();
                 }
             };
-            Box::pin(slot.lease.lost(attend))
+            Box::pin(slot.leases.ended(attend, |_| true))
         });
         select_all(lost).await;
     }
@@ -91,7 +92,9 @@ impl fmt::Debug for Slot {
 
 /// Keeps a [`Slot`] after its response has ended. Dropping it gives the slot back, if the response is gone too.
 ///
-/// Nothing ends a task that holds a lost slot: a long-lived holder should watch [`lost`](Self::lost).
+/// Nothing ends a task that holds a lost slot: a long-lived holder should watch [`lost`](Self::lost). That completes too
+/// when the slot has been held for as long as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is given back
+/// then, whatever the task does.
 ///
 /// ```
 /// use axum::{Extension, extract::ws::WebSocketUpgrade, response::Response};

@@ -6,14 +6,26 @@
 --   alive     2^51 and above  '@'..replica  2^51 + the time until which its waiters count as alive, in ms
 -- A permit id is the text of its replica and the text of its number (SEQ_CHARS long).
 --
--- KEYS   the ledgers, each once
--- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups; then for each
---        ledger: limit, max_waiters, whether the replica waits here (0 or 1), how many permits to release, to renew
---        and to adopt, a text with 1 or 0 for each permit to acquire (whether it would wait), and the numbers of all
---        these permits in this order
+-- The state of a rate is a text, 'us rem count refunded_us since_us' (see rate.rs): the theoretical arrival time is
+-- us + rem / count.
+--
+-- KEYS   the ledgers, each once; then the states of rates, each once
+-- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups, how many ledgers,
+--        refunds and claims; then
+--        for each ledger: limit, max_waiters, whether the replica waits here (0 or 1), how many permits to release, to
+--        renew and to adopt, a text with 1 or 0 for each permit to acquire (whether it would wait), and the numbers of
+--        all these permits in this order;
+--        for each refund: the place of its state in KEYS, the rate's count, period_us and burst, the cost, and what
+--        the charge made of the state: us, rem, refunded_us, since_us;
+--        for each claim: how many charges and asks; for each charge the place of its state in KEYS, the rate's count,
+--        period_us and burst, the cost, wait_us and whether it only looks on (0 or 1); for each ask the place of its
+--        ledger in KEYS, what to do if there is no slot (0: refuse the claim, 1: wait, 2: go on without it), and the number of the permit
 -- Reply  now_us, whether there is more to sweep (0 or 1), then for each ledger the text of its error, or a list: in
 --        use, waiting, ticket of the head (0: none), nearest deadline in ms (0: nobody holds or nobody waits), a
---        standing for each permit renewed, adopted and acquired, the numbers of own waiters promoted.
+--        standing for each permit renewed, adopted and acquired, the numbers of own waiters promoted;
+--        then for each claim the text of its error, or a list: for each charge 0 (not charged), or the time from which
+--        on the rate would allow it, in us with a minus, or the time from which on it may begin, in us, and the new
+--        state: us, rem, refunded_us, since_us; and a standing for each ask.
 --        A standing is a ticket, a deadline, or one of ABSENT, FULL, LINE_FULL, STALE. That of an adopted permit which
 --        was not there is its deadline with a minus.
 -- Tells  other replicas of their waiters promoted: 'granted_us until_ms numbers key'
@@ -42,7 +54,8 @@ local latest_end_ms = now_ms + MAX_LEASE_MS -- a deadline beyond it was set befo
 local stale = now_us > tonumber(ARGV[5])
 
 local budget, more = SWEEP_BUDGET, 0
-local at = 7 -- the next of ARGV
+local ledgers, refunds, claims = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local at = 10 -- the next of ARGV
 
 -- The ledger at work.
 local key, limit, max_waiters
@@ -296,12 +309,21 @@ local function alive(waits)
   end
 end
 
--- The key outlives the leases and the mark of this call, and longer ones in it. It gets more than that, so that
--- it is told once a lease.
-local function keep()
-  local ttl_ms = lease_ms + alive_ms
-  if call('PTTL', key) < ttl_ms then
-    call('PEXPIRE', key, ttl_ms + lease_ms)
+-- What comes after the claims: the reply tells how it is then.
+local function close(waits)
+  alive(waits)
+  if in_use + waiting > 0 then
+    -- The key outlives the leases and the mark of this call, and longer ones in it. It gets more than that, so that
+    -- it is told once a lease.
+    local ttl_ms = lease_ms + alive_ms
+    if call('PTTL', key) < ttl_ms then
+      call('PEXPIRE', key, ttl_ms + lease_ms)
+    end
+  end
+  reply[1], reply[2] = in_use, waiting
+  if waiting > 0 then
+    reply[3] = score_at('0')
+    reply[4] = in_use > 0 and score_at(waiting) or 0
   end
 end
 
@@ -324,23 +346,23 @@ local function run(waits, releases, renews, adopts, asks)
   if #asks > 0 then
     acquire(take(#asks), asks)
   end
-  alive(waits)
-  if in_use + waiting > 0 then
-    keep()
-  end
-  reply[1], reply[2] = in_use, waiting
-  if waiting > 0 then
-    reply[3] = score_at('0')
-    reply[4] = in_use > 0 and score_at(waiting) or 0
-  end
   for _, number in ipairs(promoted) do
     reply[#reply + 1] = number
+  end
+  if claims == 0 then
+    close(waits)
   end
   return reply
 end
 
+-- As the text of an error, if it is one.
+local function told(ok, result)
+  return ok and result or type(result) == 'table' and result.err or result
+end
+
 local replies = { now_us, 0 }
-for i = 1, #KEYS do
+local states = {} -- the ledgers that claims are about
+for i = 1, ledgers do
   key, limit, max_waiters = KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local waits, asks = ARGV[at + 2] == '1', ARGV[at + 6]
   local releases, renews, adopts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
@@ -348,8 +370,264 @@ for i = 1, #KEYS do
   local following = at + releases + renews + adopts + #asks
   -- By pcall: one ledger's error does not stop the others.
   local ok, result = pcall(run, waits, releases, renews, adopts, asks)
-  replies[i + 2] = ok and result or type(result) == 'table' and result.err or result
+  replies[i + 2] = told(ok, result)
   at = following
+  if claims > 0 then
+    states[i] = {
+      failed = not ok and replies[i + 2],
+      key = key, limit = limit, max_waiters = max_waiters, waits = waits,
+      existed = existed, in_use = in_use, waiting = waiting, marks = marks, reply = reply,
+      asked = {}, scores = {}, entering = {}, swept = false,
+    }
+  end
+end
+
+-- These functions are made only for those who need them.
+if refunds + claims > 0 then
+  local WAIT, IF_FREE = '1', '2'
+  local MAX_WAIT_US, MAX_EXACT = 86400000000, 4503599627370496
+  -- The server reckons from a time a little before ours, and rounds.
+  local TTL_SPARE_MS = 2
+
+  local tats = {} -- the states of rates by their place in KEYS; false: there is none
+  local changed = {} -- those to be written
+
+  -- So many at a rate, as microseconds and a remainder in parts of the count. The product is at most 2^52, so all of
+  -- this is exact.
+  local function time_of(cost, count, period_us)
+    local parts = cost * period_us
+    local rem = parts % count
+    return (parts - rem) / count, rem
+  end
+
+  local function stored(place)
+    if tats[place] == nil then
+      local text, tat = call('GET', KEYS[place]), false
+      if text then
+        local us, rem, count, refunded_us, since_us = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+        if not us then
+          error('WRONGTYPE the key of a rate holds something else', 0)
+        end
+        tat = { us = tonumber(us), rem = tonumber(rem), count = tonumber(count) }
+        tat.refunded_us, tat.since_us = tonumber(refunded_us), tonumber(since_us)
+      end
+      tats[place] = tat
+    end
+    return tats[place]
+  end
+
+  -- The state as this rate counts; nil if it is over. One too far ahead was set before the clock was stepped back.
+  local function read(place, count, burst_us, burst_rem)
+    local tat = stored(place)
+    if not tat or tat.us < now_us or tat.us == now_us and tat.rem == 0 then
+      return nil
+    end
+    local us, rem, refunded_us, since_us = tat.us, tat.rem, tat.refunded_us, tat.since_us
+    if tat.count ~= count then
+      us, rem = rem > 0 and us + 1 or us, 0
+    end
+    local ahead_us = us - now_us - MAX_WAIT_US
+    if ahead_us > burst_us or ahead_us == burst_us and rem > burst_rem then
+      us, rem, refunded_us, since_us = now_us + MAX_WAIT_US + burst_us, burst_rem, 0, since_us + 1
+    end
+    return { us = us, rem = rem, count = count, refunded_us = refunded_us, since_us = since_us }
+  end
+
+  -- The reasons are in rate.rs.
+  local function refund()
+    local place, count, period_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+    local burst_us, burst_rem = time_of(tonumber(ARGV[at + 3]), count, period_us)
+    local cost_us = time_of(tonumber(ARGV[at + 4]), count, period_us)
+    local tat = read(place, count, burst_us, burst_rem)
+    local refunded_us = tonumber(ARGV[at + 7])
+    if not tat or tat.since_us ~= tonumber(ARGV[at + 8]) or tat.refunded_us < refunded_us then
+      return
+    end
+    local top_us, top_rem = tonumber(ARGV[at + 5]) - (tat.refunded_us - refunded_us), tonumber(ARGV[at + 6])
+    local is_last = top_us == tat.us and top_rem == tat.rem
+    local ahead_us = tat.us - now_us
+    local share_us = min(cost_us, top_us - now_us)
+    if share_us <= 0 or (ahead_us > burst_us or ahead_us == burst_us and tat.rem > burst_rem) and not is_last then
+      return
+    end
+    tat.us, tat.refunded_us = tat.us - share_us, tat.refunded_us + share_us
+    if tat.refunded_us > MAX_EXACT then
+      tat.refunded_us, tat.since_us = 0, tat.since_us + 1
+    end
+    tats[place], changed[place] = tat, true
+  end
+
+  -- What a charge would make of its state, and from when on the request may begin. Nothing is charged yet.
+  local function quote(from)
+    local place, count, period_us = tonumber(ARGV[from]), tonumber(ARGV[from + 1]), tonumber(ARGV[from + 2])
+    local burst, cost = tonumber(ARGV[from + 3]), tonumber(ARGV[from + 4])
+    local shadow = ARGV[from + 6] == '1'
+    local wait_us = shadow and 0 or tonumber(ARGV[from + 5])
+    local tat = read(place, count, time_of(burst, count, period_us))
+      or { us = now_us, rem = 0, count = count, refunded_us = 0, since_us = now_us }
+    -- It may begin as soon as what was there before leaves room for it.
+    local room_us, room_rem = time_of(burst - cost, count, period_us)
+    local ahead_us = tat.us - now_us - room_us
+    ahead_us = max(tat.rem > room_rem and ahead_us + 1 or ahead_us, 0)
+    local cost_us, cost_rem = time_of(cost, count, period_us)
+    tat.us, tat.rem = tat.us + cost_us, tat.rem + cost_rem
+    if tat.rem >= count then
+      tat.us, tat.rem = tat.us + 1, tat.rem - count
+    end
+    local allowed = ahead_us <= wait_us
+    return {
+      place = place, tat = tat, start_us = now_us + ahead_us,
+      allowed = allowed, refuses = not allowed and not shadow, later = allowed and ahead_us > 0,
+    }
+  end
+
+  local function queue(state, id)
+    key, limit, max_waiters, marks = state.key, state.limit, state.max_waiters, state.marks
+    in_use, waiting = state.in_use, state.waiting
+    entering, ticket, swept = state.entering, state.ticket, state.swept
+    local standing = admit(id, true)
+    state.waiting, state.entering, state.ticket, state.swept = waiting, entering, ticket, swept
+    return standing
+  end
+
+  local function fill(count, standing)
+    local standings = {}
+    for i = 1, count do
+      standings[i] = standing
+    end
+    return standings
+  end
+
+  -- Takes slots up to the first ledger that makes it wait, or none at all. Returns the standings, and whether it was
+  -- refused.
+  local function walk(from, asks)
+    local standings, free = fill(asks, ABSENT), {}
+    for i = 1, asks do
+      local state, want, id = states[tonumber(ARGV[from])], ARGV[from + 1], replica .. ARGV[from + 2]
+      local standing = state.scores[id]
+      if not standing and state.waiting == 0 and state.in_use < state.limit then
+        free[#free + 1] = { i = i, state = state, id = id }
+      else
+        standing = standing or want == WAIT and queue(state, id) or FULL
+        if (standing == FULL or standing == LINE_FULL) and want ~= IF_FREE then
+          standings = fill(asks, ABSENT)
+          standings[i] = standing
+          return standings, true
+        end
+        standings[i] = standing
+        if standing < 0 then
+          state.scores[id] = standing
+          break
+        end
+      end
+      from = from + 3
+    end
+    for _, slot in ipairs(free) do
+      local state = slot.state
+      state.in_use = state.in_use + 1
+      state.scores[slot.id] = lease_end_ms
+      push(state.entering, lease_end_ms, slot.id)
+      standings[slot.i] = lease_end_ms
+    end
+    return standings, false
+  end
+
+  -- Whatever can fail comes before what changes anything.
+  local function claim(charges, asks)
+    local first_ask = at + 7 * charges
+    local answer, standings = {}, nil
+    local quotes, refused, later = {}, stale, false
+    for i = first_ask, first_ask + 3 * asks - 1, 3 do
+      local failed = states[tonumber(ARGV[i])].failed
+      if failed then
+        error(failed, 0)
+      end
+    end
+    for i = 1, charges do
+      local quoted = quote(at + 7 * (i - 1))
+      quotes[i] = quoted
+      refused, later = refused or quoted.refuses, later or quoted.later
+    end
+    -- Nothing is held while a time is waited for.
+    if not refused and not later then
+      standings, refused = walk(first_ask, asks)
+    end
+    for _, quoted in ipairs(quotes) do
+      local size, tat = #answer, quoted.tat
+      if stale or quoted.allowed and refused then
+        answer[size + 1] = 0
+      elseif not quoted.allowed then
+        answer[size + 1] = -quoted.start_us
+      else
+        tats[quoted.place], changed[quoted.place] = tat, true
+        answer[size + 1], answer[size + 2], answer[size + 3] = quoted.start_us, tat.us, tat.rem
+        answer[size + 4], answer[size + 5] = tat.refunded_us, tat.since_us
+      end
+    end
+    for _, standing in ipairs(standings or fill(asks, stale and STALE or ABSENT)) do
+      answer[#answer + 1] = standing
+    end
+    return answer
+  end
+
+  -- At maxmemory Redis denies the first of these, and so all, or none.
+  local function write()
+    for place in pairs(changed) do
+      local tat = tats[place]
+      local text = '%.0f %.0f %.0f %.0f %.0f'
+      text = string.format(text, tat.us, tat.rem, tat.count, tat.refunded_us, tat.since_us)
+      local ttl_ms = math.floor((tat.us - now_us) / 1000) + TTL_SPARE_MS
+      call('SET', KEYS[place], text, 'PX', ttl_ms)
+    end
+    for _, state in ipairs(states) do
+      key = state.key
+      in_chunks('ZADD', state.entering)
+    end
+  end
+
+  for _ = 1, refunds do
+    -- By pcall: what is wrong with the key, its next charge will tell.
+    pcall(refund)
+    at = at + 9
+  end
+  local from = at
+  for _ = 1, claims do
+    local asks = tonumber(ARGV[from + 1])
+    from = from + 2 + 7 * tonumber(ARGV[from])
+    for _ = 1, asks do
+      table.insert(states[tonumber(ARGV[from])].asked, replica .. ARGV[from + 2])
+      from = from + 3
+    end
+  end
+  for _, state in ipairs(states) do
+    if not state.failed and #state.asked > 0 then
+      key = state.key
+      for i, score in ipairs(scores_of(state.asked)) do
+        state.scores[state.asked[i]] = score
+      end
+    end
+  end
+  for i = 1, claims do
+    local charges, asks = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+    at = at + 2
+    replies[ledgers + 2 + i] = told(pcall(claim, charges, asks))
+    at = at + 7 * charges + 3 * asks
+  end
+  local written, failure = pcall(write)
+  for i = 1, written and 0 or claims do
+    replies[ledgers + 2 + i] = told(written, failure)
+  end
+  for i, state in ipairs(states) do
+    if not state.failed then
+      key, reply, existed = state.key, state.reply, state.existed
+      in_use, waiting = state.in_use, state.waiting
+      if not written then
+        look()
+      end
+      local ok, result = pcall(close, state.waits)
+      replies[i + 2] = told(ok, ok and reply or result)
+    end
+  end
 end
 replies[2] = more
 return replies

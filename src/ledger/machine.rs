@@ -33,6 +33,14 @@ enum Place {
     Waits { ticket: i64 },
 }
 
+/// What a ledger has for a newcomer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Prospect {
+    Slot,
+    Place,
+    None(Standing),
+}
+
 /// What the batches of one exchange share: who asks, when, and how much sweeping is left to do.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -47,7 +55,7 @@ pub(crate) struct Call {
     promote_ms: u64,
     alive_ms: u64,
     not_after_us: u64,
-    budget: usize,
+    pub(super) budget: usize,
 }
 
 impl Call {
@@ -67,14 +75,14 @@ impl Call {
         }
     }
 
-    fn own(&self, seq: Seq) -> PermitId {
+    pub(super) fn own(&self, seq: Seq) -> PermitId {
         PermitId {
             replica: self.replica,
             seq,
         }
     }
 
-    fn lease_end_ms(&self) -> u64 {
+    pub(super) fn lease_end_ms(&self) -> u64 {
         self.now_ms + self.lease_ms
     }
 
@@ -83,7 +91,7 @@ impl Call {
         self.now_ms + MAX_LEASE_MS
     }
 
-    fn is_stale(&self) -> bool {
+    pub(super) fn is_stale(&self) -> bool {
         self.now_us > self.not_after_us
     }
 
@@ -115,24 +123,35 @@ impl Call {
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
+        let mut reply = self.begin(call, batch);
+        self.close(call, batch, &mut reply);
+        reply
+    }
+
+    /// The steps that come before the claims.
+    pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         self.release(call, batch);
         let renewed = self.renew(call, batch);
         let adopted = self.adopt(call, batch);
         self.reap(call, batch);
         let promoted = self.promote(call, batch);
         let acquired = self.acquire(call, batch);
-        self.alive(call, batch);
-        let head = self.line.keys().next().copied();
         BatchReply {
-            in_use: self.holders.len() as u32,
-            waiting: self.line.len() as u32,
-            head,
-            nearest_ms: head.and_then(|_| Some(self.holders.first()?.0)),
             renewed,
             adopted,
             acquired,
             promoted,
+            ..BatchReply::default()
         }
+    }
+
+    /// The steps that come after them: the reply tells how it is then.
+    pub(super) fn close(&mut self, call: &Call, batch: &Batch, reply: &mut BatchReply) {
+        self.alive(call, batch);
+        reply.in_use = self.holders.len() as u32;
+        reply.waiting = self.line.len() as u32;
+        reply.head = self.line.keys().next().copied();
+        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first()?.0));
     }
 
     /// Nobody holds and nobody waits.
@@ -226,29 +245,52 @@ impl Ledger {
         let mut swept = false;
         let acquire = |ask: &Ask| {
             let id = call.own(ask.seq);
-            match self.places.get(&id) {
-                Some(&Place::Holds { until_ms }) => return Standing::Held { until_ms },
-                Some(&Place::Waits { ticket }) => return Standing::Waiting { ticket },
-                None if call.is_stale() => return Standing::Stale,
-                None => {}
+            if let Some(standing) = self.standing(id) {
+                return standing;
             }
-            if self.line.is_empty() && self.free(batch) > 0 {
-                return self.hold(id, call.lease_end_ms());
+            if call.is_stale() {
+                return Standing::Stale;
             }
-            if !ask.wait {
-                return Standing::Full;
+            match self.prospect(call, batch, ask.wait, &mut swept) {
+                Prospect::Slot => self.hold(id, call.lease_end_ms()),
+                Prospect::Place => self.queue(call, id),
+                Prospect::None(refusal) => refusal,
             }
-            let room = batch.max_waiters as usize;
-            if self.line.len() >= room && !swept {
-                self.sweep(call);
-                swept = true;
-            }
-            if self.line.len() >= room {
-                return Standing::LineFull;
-            }
-            self.queue(call, id)
         };
         batch.acquire.iter().map(acquire).collect()
+    }
+
+    pub(super) fn standing(&self, id: PermitId) -> Option<Standing> {
+        let standing = |place: &Place| match *place {
+            Place::Holds { until_ms } => Standing::Held { until_ms },
+            Place::Waits { ticket } => Standing::Waiting { ticket },
+        };
+        self.places.get(&id).map(standing)
+    }
+
+    /// What there is for a newcomer. A line that is full is swept, once.
+    pub(super) fn prospect(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        wait: bool,
+        swept: &mut bool,
+    ) -> Prospect {
+        if self.line.is_empty() && self.free(batch) > 0 {
+            return Prospect::Slot;
+        }
+        if !wait {
+            return Prospect::None(Standing::Full);
+        }
+        let room = batch.max_waiters as usize;
+        if self.line.len() >= room && !*swept {
+            self.sweep(call);
+            *swept = true;
+        }
+        if self.line.len() >= room {
+            return Prospect::None(Standing::LineFull);
+        }
+        Prospect::Place
     }
 
     /// Drops dead waiters from a line that is full, if a mark that has ended tells that there may be some. A line
@@ -298,7 +340,7 @@ impl Ledger {
         (batch.limit as usize).saturating_sub(self.holders.len())
     }
 
-    fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
+    pub(super) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
         self.remove(id);
         self.places.insert(id, Place::Holds { until_ms });
         self.holders.insert((until_ms, id));
@@ -306,7 +348,7 @@ impl Ledger {
     }
 
     /// Tickets never go back, so that a ticket below the head's is known to have left the line.
-    fn queue(&mut self, call: &Call, id: PermitId) -> Standing {
+    pub(super) fn queue(&mut self, call: &Call, id: PermitId) -> Standing {
         let tail = self.line.keys().next_back();
         let ticket = FIRST_TICKET + call.now_us as i64;
         let ticket = tail.map_or(ticket, |&tail| max(tail + 1, ticket));
@@ -321,68 +363,6 @@ impl Ledger {
             Some(Place::Waits { ticket }) => drop(self.line.remove(&ticket)),
             None => {}
         }
-    }
-}
-
-/// The ledgers of a whole store, by key: what Redis would hold.
-#[cfg(test)]
-#[derive(Debug)]
-pub(crate) struct Ledgers {
-    ledgers: BTreeMap<String, Ledger>,
-    budget: usize,
-}
-
-#[cfg(test)]
-impl Default for Ledgers {
-    fn default() -> Self {
-        Self::with_budget(SWEEP_BUDGET as usize)
-    }
-}
-
-#[cfg(test)]
-impl Ledgers {
-    pub(crate) fn with_budget(budget: usize) -> Self {
-        let ledgers = BTreeMap::new();
-        Self { ledgers, budget }
-    }
-
-    pub(crate) fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        now_us: u64,
-    ) -> (super::Reply, Vec<(ReplicaId, Wake)>) {
-        let mut call = Call::new(exchange, now_us);
-        call.budget = self.budget;
-        let run = |batch: &Batch| {
-            let ledger = self.ledgers.entry(batch.key.to_string()).or_default();
-            Ok(ledger.run(&mut call, batch))
-        };
-        let batches = exchange.batches.iter().map(run).collect();
-        self.ledgers.retain(|_, ledger| !ledger.is_empty());
-        let reply = super::Reply {
-            now_us,
-            more: call.more,
-            batches,
-        };
-        (reply, call.wakes)
-    }
-
-    /// All data is lost.
-    pub(crate) fn clear(&mut self) {
-        self.ledgers.clear();
-    }
-
-    /// Every ledger that is there, with its members and scores as a sorted set has them.
-    pub(crate) fn content(&self) -> BTreeMap<String, Vec<(String, f64)>> {
-        let content = |(key, ledger): (&String, &Ledger)| (key.clone(), ledger.content());
-        self.ledgers.iter().map(content).collect()
-    }
-}
-
-#[cfg(test)]
-impl Ledgers {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Ledger)> {
-        self.ledgers.iter()
     }
 }
 
@@ -402,7 +382,7 @@ impl Ledger {
             .is_some_and(|&until_ms| until_ms >= now_us / 1_000)
     }
 
-    fn content(&self) -> Vec<(String, f64)> {
+    pub(super) fn content(&self) -> Vec<(String, f64)> {
         let text = |id: &PermitId| id.text();
         let line = self
             .line
@@ -437,6 +417,8 @@ mod tests {
             alive_ms: 100,
             not_after_us: 0,
             batches: Vec::new(),
+            claims: Vec::new(),
+            refunds: Vec::new(),
         };
         let mut ledger = Ledger::default();
         let mut run = |release: &[Seq], acquire: &[Seq]| {

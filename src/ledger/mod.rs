@@ -18,7 +18,12 @@
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
 
 mod id;
+#[cfg(test)]
+mod ledgers;
 mod machine;
+mod rate;
+#[cfg(test)]
+mod rate_tests;
 #[cfg(all(test, feature = "redis"))]
 mod rules;
 #[cfg(all(test, feature = "redis"))]
@@ -30,8 +35,9 @@ pub(crate) use id::{PermitId, ReplicaId, Seq};
 #[cfg(feature = "redis")]
 pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
 #[cfg(test)]
-pub(crate) use machine::Ledgers;
+pub(crate) use ledgers::Ledgers;
 pub(crate) use machine::{Call, Ledger};
+pub(crate) use rate::{Rate, Tat};
 
 /// No lease is longer, so a deadline further ahead can only mean that the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
@@ -57,6 +63,10 @@ pub(crate) struct Exchange {
     pub(crate) not_after_us: u64,
     /// At most one batch for a ledger.
     pub(crate) batches: Vec<Batch>,
+    /// After all batches, in this order.
+    pub(crate) claims: Vec<Claim>,
+    /// Before the claims. Sent at most once: one that is lost leaves the charge as it is.
+    pub(crate) refunds: Vec<Refund>,
 }
 
 /// What is asked of one ledger.
@@ -83,6 +93,59 @@ pub(crate) struct Ask {
     pub(crate) wait: bool,
 }
 
+/// Slots in several ledgers and times at rates, all or nothing. It takes what it can get up to the first ledger that
+/// makes it wait, and is then asked for again from there on. If anything refuses, nothing is written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Claim {
+    pub(crate) charges: Vec<Charge>,
+    /// In the order in which slots are taken: the same for all replicas, or claims could wait for each other.
+    pub(crate) asks: Vec<ClaimAsk>,
+}
+
+/// One slot of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClaimAsk {
+    /// The place of the ledger's batch in the exchange.
+    pub(crate) batch: usize,
+    pub(crate) seq: Seq,
+    pub(crate) want: Want,
+}
+
+/// What is to be done if there is no free slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Refuse the claim.
+    Now,
+    /// Stand in line.
+    Wait,
+    /// Go on without it: the limit only looks on.
+    IfFree,
+}
+
+/// One time at a rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Charge {
+    /// The whole name of the key that holds the rate's state.
+    pub(crate) key: Arc<str>,
+    pub(crate) rate: Rate,
+    /// At least 1, at most the burst.
+    pub(crate) cost: u32,
+    /// How far ahead a time may be reserved; 0: now or not at all.
+    pub(crate) wait_us: u64,
+    /// If it refuses, the claim goes on without it: the limit only looks on.
+    pub(crate) shadow: bool,
+}
+
+/// Takes back what was charged for a request that was refused after all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refund {
+    pub(crate) key: Arc<str>,
+    pub(crate) rate: Rate,
+    pub(crate) cost: u32,
+    /// As the charge left it.
+    pub(crate) charged: Tat,
+}
+
 /// The store's answer to an [`Exchange`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
@@ -92,6 +155,28 @@ pub(crate) struct Reply {
     pub(crate) more: bool,
     /// In the order of the batches. One ledger's error does not stop the others.
     pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
+    /// In the order of the claims.
+    pub(crate) claims: Vec<Result<ClaimReply, LedgerError>>,
+}
+
+/// A claim's answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClaimReply {
+    /// In the order of `Claim::charges`.
+    pub(crate) charged: Vec<Charged>,
+    /// In the order of `Claim::asks`. `Absent`: it was not its turn, or something else refused.
+    pub(crate) standings: Vec<Standing>,
+}
+
+/// What became of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charged {
+    /// Charged. The request may go on from `start_us` on; if that is ahead, no slot was taken yet.
+    Until { tat: Tat, start_us: u64 },
+    /// Not charged: the rate would allow it from `start_us` on.
+    TooSoon { start_us: u64 },
+    /// Not charged, because something else refused.
+    Not,
 }
 
 /// One ledger's answer, as it is after the exchange.

@@ -2,16 +2,17 @@
 //! clock in the test's hand, and every reply, wake-up and sorted set must be the same.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, mpsc},
+    time::Duration,
 };
 
 use proptest::{prelude::*, sample::subsequence};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value};
 
 use super::{
-    Ask, Batch, BatchReply, EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, ReplicaId, Reply,
-    SWEEP_BUDGET, Seq, Standing, Wake,
+    Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, EXCHANGE_LUA, Exchange,
+    Ledgers, MAX_LEASE_MS, Rate, Refund, ReplicaId, Reply, SWEEP_BUDGET, Seq, Standing, Tat, Wake,
+    Want, ledgers::Content,
 };
 use crate::{
     redis_server::RedisServer,
@@ -22,6 +23,8 @@ const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const PROMOTE_MS: u64 = 5_000;
 pub(super) const ALIVE_MS: u64 = 6_500;
+/// So long do keys of rates outlive their state.
+pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
 
 /// One replica asks, another does, and so on.
@@ -103,6 +106,8 @@ impl Twins {
             alive_ms: ALIVE_MS,
             not_after_us: self.not_after_us,
             batches,
+            claims: Vec::new(),
+            refunds: Vec::new(),
         }
     }
 
@@ -121,7 +126,7 @@ impl Twins {
             .collect();
         assert_eq!(pushed, by_name(wakes), "wake-ups of {exchange:?}");
         assert_eq!(
-            self.script.content(),
+            self.script.content(self.now_us),
             self.machine.content(),
             "content after {exchange:?}"
         );
@@ -143,6 +148,12 @@ impl Script {
             EXCHANGE_LUA,
             "redis.call('TIME')",
             "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
+        );
+        // Keys of rates end by the clock of the test.
+        text = replace_once(
+            &text,
+            "local TTL_SPARE_MS = 2\n",
+            &format!("local TTL_SPARE_MS = {TTL_SPARE_MS}\n"),
         );
         if let Some(budget) = budget {
             let new = format!("local SWEEP_BUDGET = {budget}\n");
@@ -202,17 +213,48 @@ impl Script {
         (decode(exchange, value).unwrap(), wakes)
     }
 
-    fn content(&mut self) -> BTreeMap<String, Vec<(String, f64)>> {
-        let keys: Vec<String> = redis::cmd("KEYS")
-            .arg("*")
-            .query(&mut self.connection)
-            .unwrap();
-        let mut content = |key: String| {
-            let mut command = redis::cmd("ZRANGE");
-            command.arg(&key).arg(0).arg(-1).arg("WITHSCORES");
-            (key, command.query(&mut self.connection).unwrap())
-        };
-        keys.into_iter().map(&mut content).collect()
+    /// Forgets rates that are over: their time is the clock of the test.
+    fn content(&mut self, now_us: u64) -> Content {
+        let mut content = Content::default();
+        let keys: Vec<String> = self.query("KEYS", &["*"]);
+        for key in keys {
+            if self.query::<String>("TYPE", &[&key]) == "zset" {
+                let members = self.query("ZRANGE", &[&key, "0", "-1", "WITHSCORES"]);
+                content.ledgers.insert(key, members);
+                continue;
+            }
+            let state: String = self.query("GET", &[&key]);
+            if tat(&state).is_over(now_us) {
+                self.query::<u8>("DEL", &[&key]);
+            } else {
+                content.rates.insert(key, state);
+            }
+        }
+        content
+    }
+
+    fn query<T: redis::FromRedisValue>(&mut self, command: &str, arguments: &[&str]) -> T {
+        let mut command = redis::cmd(command);
+        command.arg(arguments);
+        command.query(&mut self.connection).unwrap()
+    }
+}
+
+fn tat(state: &str) -> Tat {
+    let numbers: Vec<u64> = state
+        .split(' ')
+        .map(|number| number.parse().unwrap())
+        .collect();
+    let [us, rem, count, refunded_us, since_us] = numbers[..] else {
+        panic!("{state} is no state of a rate");
+    };
+    let (rem, count) = (rem as u32, count as u32);
+    Tat {
+        us,
+        rem,
+        count,
+        refunded_us,
+        since_us,
     }
 }
 
@@ -229,6 +271,9 @@ struct Step {
     lease_ms: u64,
     stale: bool,
     batches: Vec<Batch>,
+    claims: Vec<Claim>,
+    /// Which of the latest charges to take back.
+    refunds: Vec<usize>,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -246,28 +291,79 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => -2 * 3_600 * second..0,
     ];
     let lease_ms = prop_oneof![4 => Just(LEASE_MS), 1 => Just(2 * LEASE_MS)];
-    let batches = (batch("t:{one}"), batch("t:{two}"), 0..4u8).prop_map(|(one, two, which)| {
-        let both = if which == 0 {
-            vec![one.clone(), two]
-        } else {
-            vec![one]
-        };
-        if which == 1 {
-            both.into_iter().rev().collect()
-        } else {
-            both
-        }
+    let batches = (batch("t:{one}"), batch("t:{two}"), 0..8u8);
+    let batches = batches.prop_map(|(one, two, which)| match which {
+        0 => Vec::new(),
+        1..=3 => vec![one, two],
+        4..=5 => vec![two, one],
+        _ => vec![one],
     });
+    let claims = prop::collection::vec(claim(), 0..4);
+    let refunds = prop::collection::vec(0..6usize, 0..3);
     let stale = prop::bool::weighted(0.1);
-    let step = (pass_us, A..=C, lease_ms, stale, batches);
-    let step = step.prop_map(|(pass_us, replica, lease_ms, stale, batches)| Step {
-        pass_us,
-        replica,
-        lease_ms,
-        stale,
-        batches,
-    });
+    let step = (pass_us, A..=C, lease_ms, stale, batches, claims, refunds);
+    let step = step.prop_map(
+        |(pass_us, replica, lease_ms, stale, batches, claims, refunds)| {
+            let there = |ask: &ClaimAsk| ask.batch < batches.len();
+            let claims = claims.into_iter().map(|claim: Claim| Claim {
+                asks: claim.asks.into_iter().filter(there).collect(),
+                ..claim
+            });
+            Step {
+                pass_us,
+                replica,
+                lease_ms,
+                stale,
+                claims: claims.collect(),
+                batches,
+                refunds,
+            }
+        },
+    );
     prop::collection::vec(step, 1..60)
+}
+
+fn claim() -> impl Strategy<Value = Claim> {
+    let charges = (charge("t:{three}"), charge("t:{four}"), 0..5u8);
+    let charges = charges.prop_map(|(one, two, which)| match which {
+        0 => vec![one, two],
+        1 => vec![two, one],
+        2 => vec![one],
+        3 => vec![two],
+        _ => Vec::new(),
+    });
+    let want = prop::sample::select(&[Want::Now, Want::Wait, Want::Wait, Want::IfFree][..]);
+    let ask = |batch| {
+        let ask = (1..=9u64, want.clone());
+        ask.prop_map(move |(seq, want)| ClaimAsk { batch, seq, want })
+    };
+    let asks = (ask(0), ask(1)).prop_map(|(one, two)| vec![one, two]);
+    let asks = asks.prop_flat_map(|asks| subsequence(asks, 0..=2).prop_shuffle());
+    (charges, asks).prop_map(|(charges, asks)| Claim { charges, asks })
+}
+
+fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
+    let rate = |count, period, burst| Rate::new(count, Duration::from_micros(period), burst);
+    // The last one is as large as the arithmetic allows.
+    let rates = [
+        (4, rate(7, 1_000_000, 3)),
+        (2, rate(1, 1_000_000, 2)),
+        (2, rate(3, 10_000_000, 12)),
+        (1, rate(1_000_000, 1_000, 1_000_000)),
+        (1, rate(1, 86_400_000_000, 52_124)),
+    ];
+    let rates = rates.map(|(weight, rate)| (weight, Just(rate)));
+    let rate = proptest::strategy::Union::new_weighted(rates.to_vec());
+    let cost = prop_oneof![4 => Just(1), 2 => 1..5u32, 1 => Just(u32::MAX)];
+    let wait_us = prop_oneof![2 => Just(0), 2 => 0..5_000_000u64, 1 => Just(86_400_000_000)];
+    let charge = (rate, cost, wait_us, prop::bool::weighted(0.2));
+    charge.prop_map(move |(rate, cost, wait_us, shadow)| Charge {
+        key: Arc::from(key),
+        rate,
+        cost: cost.min(rate.burst),
+        wait_us,
+        shadow,
+    })
 }
 
 fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
@@ -294,6 +390,23 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     })
 }
 
+/// All that may be taken back.
+pub(super) fn refunds_of<'a>(
+    claim: &'a Claim,
+    reply: &'a ClaimReply,
+) -> impl Iterator<Item = Refund> + 'a {
+    let both = claim.charges.iter().zip(&reply.charged);
+    both.filter_map(|(charge, charged)| match *charged {
+        Charged::Until { tat, .. } => Some(Refund {
+            key: charge.key.clone(),
+            rate: charge.rate,
+            cost: charge.cost,
+            charged: tat,
+        }),
+        _ => None,
+    })
+}
+
 fn random_runs(twins: Twins) {
     let config = ProptestConfig {
         source_file: Some(file!()),
@@ -303,12 +416,21 @@ fn random_runs(twins: Twins) {
     let run = |steps: Vec<Step>| {
         let mut twins = twins.borrow_mut();
         twins.reset();
+        let mut charged: Vec<Refund> = Vec::new();
         for step in steps {
             twins.now_us = twins.now_us.saturating_add_signed(step.pass_us);
             twins.lease_ms = step.lease_ms;
             twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.stale));
-            let exchange = twins.exchange_of(step.replica, step.batches);
-            twins.exchange(&exchange);
+            let nth_latest = |back: &usize| charged.iter().rev().nth(*back).cloned();
+            let exchange = Exchange {
+                claims: step.claims,
+                refunds: step.refunds.iter().filter_map(nth_latest).collect(),
+                ..twins.exchange_of(step.replica, step.batches)
+            };
+            let reply = twins.exchange(&exchange);
+            for (claim, reply) in exchange.claims.iter().zip(reply.claims) {
+                charged.extend(refunds_of(claim, &reply.unwrap()));
+            }
         }
         Ok(())
     };

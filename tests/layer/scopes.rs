@@ -6,13 +6,13 @@ use http_body_util::Full;
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Limiter, Scope};
+use tower_turnstile::{Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
 /// Sends these requests at once and tells which were admitted.
 async fn admitted<const N: usize>(
-    scope: impl Into<Scope>,
+    scope: impl Into<Policy>,
     requests: [Request<()>; N],
 ) -> [bool; N] {
     let layer = Limiter::in_memory().layer(scope);

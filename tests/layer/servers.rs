@@ -20,16 +20,16 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use tower::{BoxError, Layer, Service, service_fn};
-use tower_turnstile::{LimitLayer, Limiter, OnLost, Slot};
+use tower_turnstile::{Limiter, OnLost, Slot};
 
 use crate::support::{ONE, SOON, Script, freed, held, serve, soon, take};
 
 /// Serves on a port of its own until the test's runtime ends.
-async fn server<S, B>(layer: LimitLayer, service: S) -> SocketAddr
+pub(crate) async fn server<L, S, B>(layer: L, service: S) -> SocketAddr
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
-    S: Clone + Send + Sync + 'static,
-    S::Future: Send,
+    L: Layer<S>,
+    L::Service: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    L::Service: Service<Request<Incoming>, Future: Send> + Clone + Send + Sync + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -48,21 +48,21 @@ where
     address
 }
 
-async fn http1(address: SocketAddr) -> http1::SendRequest<Empty<Bytes>> {
+pub(crate) async fn http1(address: SocketAddr) -> http1::SendRequest<Empty<Bytes>> {
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (sender, connection) = http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-async fn http2(address: SocketAddr) -> http2::SendRequest<Empty<Bytes>> {
+pub(crate) async fn http2(address: SocketAddr) -> http2::SendRequest<Empty<Bytes>> {
     let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-fn request(method: Method) -> Request<Empty<Bytes>> {
+pub(crate) fn request(method: Method) -> Request<Empty<Bytes>> {
     let request = Request::builder().method(method).uri("http://test/");
     request.body(Empty::new()).unwrap()
 }
@@ -290,7 +290,7 @@ async fn upgrade_without_hold_releases_at_its_head() {
 }
 
 /// For states that tell nobody when they change.
-async fn until(mut condition: impl FnMut() -> bool) {
+pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
     while !condition() {
         tokio::task::yield_now().await;
     }

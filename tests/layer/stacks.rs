@@ -105,7 +105,7 @@ async fn hyper_util_client() {
 
 /// Messages of no bytes.
 #[derive(Default)]
-struct Nothing;
+pub(crate) struct Nothing;
 
 impl Codec for Nothing {
     type Encode = ();

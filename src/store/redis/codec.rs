@@ -1,11 +1,13 @@
 //! An exchange as the script's arguments, and the script's reply as a [`Reply`]. `exchange.lua` has both forms.
 
+use std::collections::HashMap;
+
 use redis::{Cmd, Value};
 
 use crate::{
     ledger::{
-        Batch, BatchReply, Exchange, LedgerError, Promotion, Reply, SEQ_CHARS, Seq, Standing, Wake,
-        parse_seq, seq_text,
+        Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Promotion,
+        Rate, Refund, Reply, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, parse_seq, seq_text,
     },
     store::{StoreError, StoreErrorKind},
 };
@@ -16,25 +18,94 @@ pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &
         batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
     };
     let seqs: usize = exchange.batches.iter().map(seqs).sum();
-    let ledgers = exchange.batches.len();
+    let (ledgers, rates) = (exchange.batches.len(), Rates::of(exchange));
+    let claims = exchange.claims.iter();
+    let claims: usize = claims
+        .map(|claim| 2 + 7 * claim.charges.len() + 3 * claim.asks.len())
+        .sum();
+    let more = rates.keys.len() + 9 * exchange.refunds.len() + claims;
     let mut cmd = Cmd::with_capacity(
-        9 + 8 * ledgers + seqs,
-        200 + script.len() + 80 * ledgers + SEQ_CHARS * seqs,
+        12 + 8 * ledgers + seqs + more,
+        200 + script.len() + 80 * (ledgers + rates.keys.len()) + SEQ_CHARS * (seqs + more),
     );
-    cmd.arg(command).arg(script).arg(ledgers);
+    cmd.arg(command).arg(script).arg(ledgers + rates.keys.len());
     for batch in &exchange.batches {
         cmd.arg(&*batch.key);
     }
+    cmd.arg(&rates.keys);
     cmd.arg(exchange.replica.text())
         .arg(exchange.lease_ms)
         .arg(exchange.promote_ms)
         .arg(exchange.alive_ms)
         .arg(exchange.not_after_us)
-        .arg(wake_prefix);
+        .arg(wake_prefix)
+        .arg(ledgers)
+        .arg(exchange.refunds.len())
+        .arg(exchange.claims.len());
     for batch in &exchange.batches {
         encode_batch(&mut cmd, batch);
     }
+    for refund in &exchange.refunds {
+        rates.encode_refund(&mut cmd, refund);
+    }
+    for claim in &exchange.claims {
+        rates.encode_claim(&mut cmd, claim);
+    }
     cmd
+}
+
+/// The keys of rates in an exchange, and their places among its keys.
+struct Rates<'a> {
+    keys: Vec<&'a str>,
+    places: HashMap<&'a str, usize>,
+}
+
+impl<'a> Rates<'a> {
+    fn of(exchange: &'a Exchange) -> Self {
+        let (mut keys, mut places) = (Vec::new(), HashMap::new());
+        let refunds = exchange.refunds.iter().map(|refund| &*refund.key);
+        let charges = exchange.claims.iter().flat_map(|claim| &claim.charges);
+        for key in refunds.chain(charges.map(|charge| &*charge.key)) {
+            places.entry(key).or_insert_with(|| {
+                keys.push(key);
+                exchange.batches.len() + keys.len()
+            });
+        }
+        Self { keys, places }
+    }
+
+    fn encode_refund(&self, cmd: &mut Cmd, refund: &Refund) {
+        self.encode_rate(cmd, &refund.key, refund.rate, refund.cost);
+        let charged = refund.charged;
+        cmd.arg(charged.us)
+            .arg(charged.rem)
+            .arg(charged.refunded_us)
+            .arg(charged.since_us);
+    }
+
+    fn encode_claim(&self, cmd: &mut Cmd, claim: &Claim) {
+        cmd.arg(claim.charges.len()).arg(claim.asks.len());
+        for charge in &claim.charges {
+            self.encode_rate(cmd, &charge.key, charge.rate, charge.cost);
+            cmd.arg(charge.wait_us).arg(&[flag(charge.shadow)]);
+        }
+        for ask in &claim.asks {
+            let want = match ask.want {
+                Want::Now => b"0",
+                Want::Wait => b"1",
+                Want::IfFree => b"2",
+            };
+            cmd.arg(ask.batch + 1).arg(want).arg(&seq_text(ask.seq));
+        }
+    }
+
+    fn encode_rate(&self, cmd: &mut Cmd, key: &str, rate: Rate, cost: u32) {
+        cmd.arg(self.places[key])
+            .arg(rate.count)
+            .arg(rate.period_us)
+            .arg(rate.burst)
+            .arg(cost);
+    }
 }
 
 fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
@@ -77,10 +148,19 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
             None => return Err(unreadable()),
         });
     }
+    let mut claims = Vec::with_capacity(exchange.claims.len());
+    for claim in &exchange.claims {
+        claims.push(match parts.next() {
+            Some(Value::BulkString(words)) => Err(ledger_error(&words)?),
+            Some(value) => Ok(decode_claim(claim, value).ok_or_else(unreadable)?),
+            None => return Err(unreadable()),
+        });
+    }
     Ok(Reply {
         now_us,
         more,
         batches,
+        claims,
     })
 }
 
@@ -118,6 +198,38 @@ fn decode_batch(batch: &Batch, value: Value, promoted_until_ms: u64) -> Option<B
         adopted,
         acquired,
         promoted: parts.map(promotion).collect::<Option<_>>()?,
+    })
+}
+
+fn decode_claim(claim: &Claim, value: Value) -> Option<ClaimReply> {
+    let mut parts = items(value)?;
+    let mut charged = |charge: &Charge| {
+        Some(match integer(parts.next())? {
+            0 => Charged::Not,
+            start @ ..0 => Charged::TooSoon {
+                start_us: start.unsigned_abs(),
+            },
+            start => Charged::Until {
+                start_us: start as u64,
+                tat: Tat {
+                    us: integer(parts.next())? as u64,
+                    rem: integer(parts.next())?.try_into().ok()?,
+                    count: charge.rate.count,
+                    refunded_us: integer(parts.next())? as u64,
+                    since_us: integer(parts.next())? as u64,
+                },
+            },
+        })
+    };
+    let charged = claim
+        .charges
+        .iter()
+        .map(&mut charged)
+        .collect::<Option<_>>()?;
+    let standings = claim.asks.iter().map(|_| standing(parts.next()));
+    Some(ClaimReply {
+        charged,
+        standings: standings.collect::<Option<_>>()?,
     })
 }
 

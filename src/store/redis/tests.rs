@@ -52,6 +52,8 @@ impl Replica {
             alive_ms: ALIVE_MS,
             not_after_us: u64::MAX,
             batches,
+            claims: Vec::new(),
+            refunds: Vec::new(),
         };
         self.store.exchange(Arc::new(exchange)).await
     }

@@ -1,0 +1,435 @@
+//! A claim: a request for slots under several limits and times at rates, all or nothing.
+//!
+//! Its legs are entries of their lines and go the same way as a request for a single slot. They are taken in one order
+//! on all replicas, narrow limits first, so that claims never wait for each other in a circle. A leg whose turn has not
+//! come is *parked*. A claim that has to wait for one leg keeps those before it: giving them back to queue for them
+//! again could go on for ever.
+//!
+//! Rates come first, and are charged once. What was charged is given back if the claim is refused after all.
+
+use std::{cmp::Ordering, sync::Arc, task::Waker, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Core, Lease,
+    entry::{Seen, State},
+    rates::Fee,
+    send::{Note, SentClaim},
+    silence::Fate,
+    turn::{Leases, Taken},
+};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    key::Key,
+    ledger::{ClaimReply, Exchange, LedgerError, Seq, Standing},
+    limit::{Limit, Mode},
+    status::Quota,
+};
+
+/// What a request wants of one limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Leg {
+    /// The limit's number.
+    pub(crate) limit: usize,
+    pub(crate) key: Key,
+    pub(crate) wait: Duration,
+    /// The limit's value for this key, if it has one of its own.
+    pub(crate) max: Option<u32>,
+    /// What it costs at a rate.
+    pub(crate) cost: u32,
+}
+
+pub(super) struct Claim {
+    /// In the order in which they are taken.
+    pub(super) legs: Vec<Arc<Lease>>,
+    pub(super) fees: Vec<Fee>,
+    pub(super) stage: Stage,
+    pub(super) asked: Instant,
+    /// Limits that would have refused it, and only look on.
+    pub(super) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    pub(super) waker: Option<Waker>,
+}
+
+pub(super) enum Stage {
+    /// What comes next depends on its legs.
+    Open,
+    /// On the list of those to be sent.
+    Listed,
+    Sent,
+    /// A rate lets it go on then.
+    Sleeping(Instant),
+    Granted,
+    Refused(AcquireError),
+}
+
+/// How far a claim has come.
+enum Progress {
+    Complete,
+    /// It is this leg's turn.
+    Turn(usize),
+    /// The store, or a line, has the next word.
+    Waits,
+    Refused(usize, AcquireErrorKind),
+    Passed(usize, AcquireErrorKind),
+    /// A leg before this one was lost, or this one itself.
+    Stray(usize),
+}
+
+impl Core {
+    /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
+    /// [`drop_claim`](Self::drop_claim).
+    pub(super) fn submit_claim(&mut self, legs: Vec<Leg>, now: Instant) -> u64 {
+        let id = self.ctx.next_seq();
+        let (mut ordered, mut fees) = (Vec::new(), Vec::new());
+        for leg in legs {
+            let limit = self.limits[leg.limit].clone();
+            let shadow = match limit.current_mode() {
+                Mode::Off => continue,
+                mode => mode == Mode::Shadow,
+            };
+            if let Some(fee) = self.fee(&leg, &limit, shadow) {
+                fees.push(fee);
+                continue;
+            }
+            let class = limit.class_of(&leg.key);
+            let line = self.line(leg.limit, leg.key, now);
+            self.lines[line].set_own_max(&mut self.ctx, leg.max);
+            let wait = if shadow { Duration::ZERO } else { leg.wait };
+            let lease = self.enter(line, wait, now, |entry| {
+                (entry.claim, entry.shadow) = (Some(id), shadow);
+            });
+            ordered.push((class, lease));
+        }
+        ordered.sort_by(|(class, lease), (other, other_lease)| {
+            class
+                .cmp(other)
+                .then_with(|| self.by_ledger_order(lease, other_lease))
+        });
+        let legs = ordered.into_iter().map(|(_, lease)| lease).collect();
+        let claim = Claim {
+            legs,
+            fees,
+            stage: Stage::Open,
+            asked: now,
+            passed: Vec::new(),
+            waker: None,
+        };
+        self.claims.insert(id, claim);
+        self.advance(id);
+        id
+    }
+
+    /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
+    fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
+        let (one, other) = (&self.lines[one.line], &self.lines[other.line]);
+        one.ledger
+            .cmp(&other.ledger)
+            .then_with(|| one.key.cmp(&other.key))
+    }
+
+    /// The answer to a claim, once there is one. It is gone then; the permit has its slots.
+    pub(super) fn collect_claim(
+        &mut self,
+        id: u64,
+        waker: &Waker,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        let claim = self.claims.get_mut(&id)?;
+        if let Stage::Granted = claim.stage {
+            // If nobody came for it in time, a leg may be lost.
+            claim.stage = Stage::Open;
+            self.advance(id);
+        }
+        let claim = self.claims.get_mut(&id)?;
+        if !matches!(claim.stage, Stage::Granted | Stage::Refused(_)) {
+            self.ctx
+                .old_wakers
+                .extend(claim.waker.replace(waker.clone()));
+            return None;
+        }
+        let claim = self.claims.remove(&id)?;
+        self.ctx.old_wakers.extend(claim.waker);
+        if let Stage::Refused(error) = claim.stage {
+            return Some(Err(error));
+        }
+        let mut place = 0;
+        for lease in &claim.legs {
+            if let Some(entry) = self.lines[lease.line].entries.get_mut(&lease.seq()) {
+                (entry.taken, entry.claim) = (true, None);
+                place = place.max(entry.place);
+            }
+        }
+        Some(Ok(Taken {
+            leases: Leases::Many(claim.legs.into()),
+            waited: now.saturating_duration_since(claim.asked),
+            place,
+            passed: claim.passed,
+        }))
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn drop_claim(&mut self, id: u64) {
+        if let Some(mut claim) = self.claims.remove(&id) {
+            self.let_go(id, &mut claim);
+            self.ctx.old_wakers.extend(claim.waker);
+        }
+    }
+
+    /// The place of the leg that waits, when it joined its line.
+    pub(super) fn place_of_claim(&self, id: u64) -> Option<u32> {
+        let claim = self.claims.get(&id)?;
+        claim.legs.iter().find_map(|lease| self.place_of(lease))
+    }
+
+    /// Takes a claim as far as it gets without new word from the store.
+    pub(super) fn advance(&mut self, id: u64) {
+        while let Some(claim) = self.claims.get_mut(&id)
+            && let Stage::Open = claim.stage
+        {
+            match self.progress(id) {
+                Progress::Waits => return,
+                Progress::Refused(leg, kind) => return self.refuse_leg(id, leg, kind),
+                Progress::Passed(leg, kind) => self.pass_leg(id, leg, kind),
+                Progress::Stray(leg) => self.park_leg(id, leg),
+                Progress::Complete if !self.owes(id) => return self.grant_claim(id),
+                Progress::Complete | Progress::Turn(_) if self.asks_store() => {
+                    return self.list_claim(id);
+                }
+                _ if self.owes(id) => self.pay_here(id),
+                Progress::Complete => {}
+                Progress::Turn(leg) => self.begin_leg_here(id, leg),
+            }
+        }
+    }
+
+    /// Takes a claim that was to be sent, or was, on from where its legs are.
+    pub(super) fn reopen(&mut self, id: u64) {
+        if let Some(claim) = self.claims.get_mut(&id)
+            && let Stage::Listed | Stage::Sent = claim.stage
+        {
+            claim.stage = Stage::Open;
+            self.advance(id);
+        }
+    }
+
+    fn progress(&self, id: u64) -> Progress {
+        let mut turn = None;
+        for (number, lease) in self.claims[&id].legs.iter().enumerate() {
+            let Some(entry) = self.lines[lease.line].entries.get(&lease.seq()) else {
+                continue;
+            };
+            match entry.state {
+                State::Held { .. } if turn.is_some() || entry.lease.is_over(self.ctx.now) => {
+                    // What may bring it back into the store has to be answered first.
+                    return if entry.open {
+                        Progress::Waits
+                    } else {
+                        Progress::Stray(number)
+                    };
+                }
+                State::Held { .. } => {}
+                State::Parked => turn = turn.or(Some(number)),
+                State::Refused(kind) => return Progress::Refused(number, kind),
+                State::Passed(kind) => return Progress::Passed(number, kind),
+                _ => return Progress::Waits,
+            }
+        }
+        turn.map_or(Progress::Complete, Progress::Turn)
+    }
+
+    fn list_claim(&mut self, id: u64) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            claim.stage = Stage::Listed;
+            self.asking.insert(id);
+        }
+    }
+
+    /// Without the store legs are taken one after the other: nobody sees anything of it before the lock is free.
+    fn begin_leg_here(&mut self, id: u64, leg: usize) {
+        let lease = self.claims[&id].legs[leg].clone();
+        let line = &mut self.lines[lease.line];
+        if let Some(entry) = line.entries.get_mut(&lease.seq()) {
+            entry.begin(self.ctx.now);
+            line.set(&mut self.ctx, lease.seq(), State::Asking(None));
+            match self.ctx.down {
+                Some(refused) if line.local.is_none() => {
+                    line.decide_without_store(&mut self.ctx, lease.seq(), refused);
+                }
+                _ => line.acquire_here(&mut self.ctx, lease.seq()),
+            }
+        }
+        self.settle(lease.line);
+    }
+
+    fn park_leg(&mut self, id: u64, leg: usize) {
+        let lease = self.claims[&id].legs[leg].clone();
+        let line = &mut self.lines[lease.line];
+        line.release_here(&mut self.ctx, lease.seq());
+        line.park(&mut self.ctx, lease.seq());
+        self.settle(lease.line);
+    }
+
+    fn pass_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let lease = claim.legs.remove(leg);
+        let line = &mut self.lines[lease.line];
+        claim.passed.push((line.limit.clone(), kind));
+        line.give_up(&mut self.ctx, lease.seq());
+        self.settle(lease.line);
+    }
+
+    fn refuse_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
+        let claim = &self.claims[&id];
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        let lease = &claim.legs[leg];
+        let line = &self.lines[lease.line];
+        let place = line
+            .entries
+            .get(&lease.seq())
+            .map_or(0, |entry| entry.place);
+        let error = line.error(&self.ctx, kind, place, waited);
+        self.refuse_claim(id, error);
+    }
+
+    /// How its limits stand, as far as was heard.
+    pub(super) fn quotas_of(&self, claim: &Claim) -> Vec<Quota> {
+        let slots = claim
+            .legs
+            .iter()
+            .filter_map(|lease| self.lines[lease.line].quota(&self.ctx));
+        let rates = claim.fees.iter().filter_map(|fee| self.quota_of(fee));
+        slots.chain(rates).collect()
+    }
+
+    /// Gives back what it has, and what it was charged.
+    pub(super) fn refuse_claim(&mut self, id: u64, mut error: AcquireError) {
+        if let Some(mut claim) = self.claims.remove(&id) {
+            let refused = error
+                .quotas
+                .iter()
+                .map(|quota| quota.limit.shared_name())
+                .collect::<Vec<_>>();
+            let others = self.quotas_of(&claim).into_iter();
+            error
+                .quotas
+                .extend(others.filter(|quota| !refused.contains(&quota.limit.shared_name())));
+            self.let_go(id, &mut claim);
+            self.ctx.wakers.extend(claim.waker.take());
+            claim.stage = Stage::Refused(error);
+            self.claims.insert(id, claim);
+        }
+    }
+
+    fn grant_claim(&mut self, id: u64) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            claim.stage = Stage::Granted;
+            self.ctx.wakers.extend(claim.waker.take());
+        }
+    }
+
+    fn let_go(&mut self, id: u64, claim: &mut Claim) {
+        if let Stage::Sleeping(until) = claim.stage {
+            self.sleepers.remove(&(until, id));
+        }
+        for lease in claim.legs.drain(..) {
+            self.lines[lease.line].give_up(&mut self.ctx, lease.seq());
+            self.settle(lease.line);
+        }
+        for fee in claim.fees.drain(..) {
+            self.refund(fee);
+        }
+    }
+
+    /// Before an exchange's claims are told of: what is heard of their lines is as it was without them.
+    pub(super) fn unqueue(
+        &mut self,
+        exchange: &Exchange,
+        notes: &[Note],
+        answers: &[Result<ClaimReply, LedgerError>],
+    ) {
+        for (claim, answer) in exchange.claims.iter().zip(answers) {
+            let standings = answer.iter().flat_map(|answer| &answer.standings);
+            let queued = claim
+                .asks
+                .iter()
+                .zip(standings)
+                .filter(|(_, standing)| is_queued(standing));
+            for (ask, _) in queued {
+                let heard = &mut self.lines[notes[ask.batch].line].heard;
+                heard.waiting = heard.waiting.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The store has answered a claim. Returns a request for a single slot that came too late.
+    pub(super) fn claim_answered(
+        &mut self,
+        sent: &SentClaim<'_>,
+        answer: &ClaimReply,
+        at: Seen,
+        now: Instant,
+    ) -> Option<(usize, Seq)> {
+        let mut stale = None;
+        for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
+            let index = sent.notes[ask.batch].line;
+            let line = &mut self.lines[index];
+            line.heard.waiting += u32::from(is_queued(standing));
+            let place = line.heard.waiting;
+            if line.acquired(&mut self.ctx, ask.seq, *standing, place, at, now) {
+                stale = Some((index, ask.seq));
+            }
+        }
+        self.charged(sent, &answer.charged, at.store_us);
+        stale
+    }
+
+    /// A claim has no answer.
+    pub(super) fn claim_failed(&mut self, sent: &SentClaim<'_>, not_after_us: u64, fate: Fate) {
+        for ask in &sent.claim.asks {
+            let line = &mut self.lines[sent.notes[ask.batch].line];
+            line.leg_unanswered(&mut self.ctx, ask.seq, not_after_us, fate);
+        }
+        if fate == Fate::Refused && self.claims.contains_key(&sent.id) {
+            let error = self.claim_error(sent.id, AcquireErrorKind::Misconfigured);
+            self.refuse_claim(sent.id, error);
+        }
+    }
+
+    /// After an exchange was answered or given up: its claims go on.
+    pub(super) fn reopen_all(&mut self, claims: &[u64]) {
+        claims.iter().for_each(|id| self.reopen(*id));
+    }
+
+    /// Refuses all that have no answer yet. Returns how many.
+    pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
+        let undecided = |claim: &Claim| !matches!(claim.stage, Stage::Granted | Stage::Refused(_));
+        let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
+        let ids: Vec<u64> = claims.map(|(id, _)| *id).collect();
+        for id in &ids {
+            let error = self.claim_error(*id, kind);
+            self.refuse_claim(*id, error);
+        }
+        ids.len()
+    }
+
+    /// A refusal that no leg of its own has to answer for.
+    fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
+        let claim = &self.claims[&id];
+        let first = claim.legs.first().map(|lease| self.lines[lease.line].key.0);
+        let limit = first
+            .or(claim.fees.first().map(|fee| fee.limit))
+            .unwrap_or(0);
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        AcquireError {
+            waited,
+            ..self.refusal(limit, kind)
+        }
+    }
+}
+
+fn is_queued(standing: &Standing) -> bool {
+    matches!(standing, Standing::Waiting { .. })
+}

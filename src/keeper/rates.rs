@@ -1,0 +1,311 @@
+//! Rates: what a claim is charged, in the store or, without one, in this process.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Core,
+    claim::{Claim, Leg, Stage},
+    send::SentClaim,
+};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    key::Key,
+    ledger::{Charge, Charged, Refund, Tat},
+    limit::{Limit, OnUnavailable},
+    status::Quota,
+};
+
+/// Keys whose state is kept in this process before those that are idle are looked for.
+const PURGE_FROM: usize = 1_024;
+
+/// What a claim is charged at one rate.
+pub(super) struct Fee {
+    /// The limit's number.
+    pub(super) limit: usize,
+    key: Key,
+    /// The limit's value for the key.
+    max: u32,
+    pub(super) charge: Charge,
+    pub(super) paid: Paid,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Paid {
+    Not,
+    InStore(Tat),
+    Here(Tat),
+    /// There is nothing to give back.
+    Free,
+}
+
+/// The rates of this process.
+#[derive(Default)]
+pub(super) struct Rates {
+    states: HashMap<(usize, Key), Tat>,
+    purge_at: usize,
+}
+
+impl Core {
+    /// What a leg costs, if its limit is a rate.
+    pub(super) fn fee(&self, leg: &Leg, limit: &Limit, shadow: bool) -> Option<Fee> {
+        let max = leg.max.unwrap_or(limit.max()).max(1);
+        let rate = limit.to_rate(max)?;
+        let wait_us = leg.wait.as_micros() as u64;
+        let charge = Charge {
+            key: leg
+                .key
+                .rate_name(&self.ctx.settings.namespace, limit.name())
+                .into(),
+            rate,
+            cost: leg.cost.min(rate.burst),
+            wait_us: if shadow {
+                0
+            } else {
+                wait_us.min(rate.time_of(limit.waiters()))
+            },
+            shadow,
+        };
+        let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };
+        Some(Fee {
+            limit: leg.limit,
+            key: leg.key.clone(),
+            max,
+            charge,
+            paid,
+        })
+    }
+
+    pub(super) fn owes(&self, id: u64) -> bool {
+        let owed = |claim: &Claim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+        self.claims.get(&id).is_some_and(owed)
+    }
+
+    /// Charges a claim in this process, as the limits' policies say.
+    pub(super) fn pay_here(&mut self, id: u64) {
+        let now = self.ctx.now;
+        let now_us = self.local_us(now);
+        let mut start_us = now_us;
+        for number in 0..self.claims[&id].fees.len() {
+            let fee = &self.claims[&id].fees[number];
+            if fee.paid != Paid::Not {
+                continue;
+            }
+            match self.charge_here(fee, now_us) {
+                Ok((paid, at_us)) => {
+                    start_us = start_us.max(at_us);
+                    self.pay(id, number, paid);
+                }
+                Err(error) if fee.charge.shadow => self.pass_fee(id, number, error.kind()),
+                Err(error) => return self.refuse_claim(id, error),
+            }
+        }
+        self.sleep(id, now + Duration::from_micros(start_us - now_us));
+    }
+
+    fn charge_here(&self, fee: &Fee, now_us: u64) -> Result<(Paid, u64), AcquireError> {
+        let limit = &self.limits[fee.limit];
+        let refuse = |kind| Err(self.refusal(fee.limit, kind));
+        let mut charge = fee.charge.clone();
+        match (self.ctx.down, limit.policy()) {
+            (None, _) => {}
+            (Some(true), _) => return refuse(AcquireErrorKind::Misconfigured),
+            (Some(false), OnUnavailable::Reject) => return refuse(AcquireErrorKind::Unavailable),
+            (Some(false), OnUnavailable::Allow) => return Ok((Paid::Free, now_us)),
+            (Some(false), OnUnavailable::Local(count)) if count != limit.max() => {
+                charge.rate = limit.to_rate(count).unwrap_or(charge.rate);
+            }
+            (Some(false), OnUnavailable::Local(_)) => {}
+        }
+        let state = self
+            .rates
+            .states
+            .get(&(fee.limit, fee.key.clone()))
+            .copied();
+        match charge
+            .rate
+            .charge(state, now_us, charge.cost, charge.wait_us)
+        {
+            Charged::Until { tat, start_us } => Ok((Paid::Here(tat), start_us)),
+            Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
+            Charged::Not => refuse(AcquireErrorKind::TooSoon),
+        }
+    }
+
+    /// What the store has charged, or would not.
+    pub(super) fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
+        let is_sent = |claim: &Claim| matches!(claim.stage, Stage::Sent);
+        if !self.claims.get(&sent.id).is_some_and(is_sent) {
+            return self.refund_unclaimed(sent, charged);
+        }
+        let (mut start_us, mut refusal) = (now_us, None);
+        let numbers = 0..self.claims[&sent.id].fees.len();
+        let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
+        let owed: Vec<usize> = numbers.filter(owed).collect();
+        for (number, charged) in owed.into_iter().zip(charged) {
+            match *charged {
+                Charged::Until {
+                    tat,
+                    start_us: at_us,
+                } => {
+                    start_us = start_us.max(at_us);
+                    self.pay(sent.id, number, Paid::InStore(tat));
+                }
+                Charged::TooSoon { start_us } => {
+                    let fee = &self.claims[&sent.id].fees[number];
+                    if fee.charge.shadow {
+                        self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
+                    } else {
+                        refusal = Some(self.too_soon(fee, start_us.saturating_sub(now_us)));
+                    }
+                }
+                Charged::Not => {}
+            }
+        }
+        match refusal {
+            Some(error) => self.refuse_claim(sent.id, error),
+            None => self.sleep(
+                sent.id,
+                self.ctx.now + Duration::from_micros(start_us - now_us),
+            ),
+        }
+    }
+
+    /// Nobody waits for the claim any more.
+    fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
+        for (charge, charged) in sent.claim.charges.iter().zip(charged) {
+            if let Charged::Until { tat, .. } = *charged {
+                let Charge {
+                    key, rate, cost, ..
+                } = charge.clone();
+                self.refunds.push(Refund {
+                    key,
+                    rate,
+                    cost,
+                    charged: tat,
+                });
+            }
+        }
+    }
+
+    /// The refusal of a rate that lets the request go on so much later.
+    pub(super) fn too_soon(&self, fee: &Fee, rest_us: u64) -> AcquireError {
+        let rest = Some(Duration::from_micros(rest_us));
+        let quota = Quota {
+            limit: (*self.limits[fee.limit]).clone(),
+            max: fee.max,
+            remaining: 0,
+            reset: rest,
+        };
+        AcquireError {
+            limit: fee.max,
+            retry_after: rest,
+            quotas: vec![quota],
+            ..self.refusal(fee.limit, AcquireErrorKind::TooSoon)
+        }
+    }
+
+    /// How a rate stands after a charge.
+    pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
+        let (tat, now_us) = match fee.paid {
+            Paid::InStore(tat) => (tat, self.clock?.at(self.ctx.now)),
+            Paid::Here(tat) => (tat, self.local_us(self.ctx.now)),
+            Paid::Not | Paid::Free => return None,
+        };
+        let rate = fee.charge.rate;
+        let next_us = rate.next_at_us(tat, now_us) - now_us;
+        Some(Quota {
+            limit: (*self.limits[fee.limit]).clone(),
+            max: fee.max,
+            remaining: rate.remaining(tat, now_us),
+            reset: (next_us > 0).then(|| Duration::from_micros(next_us)),
+        })
+    }
+
+    pub(super) fn pay(&mut self, id: u64, number: usize, paid: Paid) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let fee = &mut claim.fees[number];
+        fee.paid = paid;
+        if let Paid::Here(tat) = paid {
+            self.rates.set(
+                (fee.limit, fee.key.clone()),
+                tat,
+                self.local_us(self.ctx.now),
+            );
+        }
+    }
+
+    /// The rate only looks on.
+    pub(super) fn pass_fee(&mut self, id: u64, number: usize, kind: AcquireErrorKind) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            let fee = &mut claim.fees[number];
+            fee.paid = Paid::Free;
+            claim.passed.push((self.limits[fee.limit].clone(), kind));
+        }
+    }
+
+    /// Gives back what was charged for a claim that was refused or given up.
+    pub(super) fn refund(&mut self, fee: Fee) {
+        let Charge {
+            key, rate, cost, ..
+        } = fee.charge;
+        match fee.paid {
+            Paid::InStore(charged) => {
+                if self.store_is_up() {
+                    self.refunds.push(Refund {
+                        key,
+                        rate,
+                        cost,
+                        charged,
+                    });
+                }
+            }
+            Paid::Here(charged) => {
+                let now_us = self.local_us(self.ctx.now);
+                if let Some(state) = self.rates.states.get_mut(&(fee.limit, fee.key)) {
+                    *state = rate.refund(*state, charged, cost, now_us);
+                }
+            }
+            Paid::Not | Paid::Free => {}
+        }
+    }
+
+    /// Leaves a claim alone until a rate lets it go on.
+    pub(super) fn sleep(&mut self, id: u64, until: Instant) {
+        if until > self.ctx.now
+            && let Some(claim) = self.claims.get_mut(&id)
+        {
+            claim.stage = Stage::Sleeping(until);
+            self.sleepers.insert((until, id));
+        }
+    }
+
+    pub(super) fn wake_sleepers(&mut self, now: Instant) {
+        while let Some(&(at, id)) = self.sleepers.first()
+            && at <= now
+        {
+            self.sleepers.pop_first();
+            if let Some(claim) = self.claims.get_mut(&id) {
+                claim.stage = Stage::Open;
+                self.advance(id);
+            }
+        }
+    }
+
+    fn local_us(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.ctx.epoch).as_micros() as u64
+    }
+}
+
+impl Rates {
+    fn set(&mut self, key: (usize, Key), state: Tat, now_us: u64) {
+        self.states.insert(key, state);
+        if self.states.len() >= self.purge_at.max(PURGE_FROM) {
+            self.states.retain(|_, state| state.us >= now_us);
+            self.purge_at = 2 * self.states.len();
+        }
+    }
+}

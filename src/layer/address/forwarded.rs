@@ -1,0 +1,114 @@
+//! Reads `X-Forwarded-For` and `Forwarded` from the right.
+//!
+//! What stands to the left of the entry that is asked for comes from somebody who may be a liar. It is never looked at:
+//! not even to find out where quotes begin, or an open one would swallow what follows.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use http::{HeaderMap, HeaderName};
+
+/// The longest entry of a list. An address needs 48 bytes; the rest is for what else `Forwarded` has to say.
+const MAX_ENTRY: usize = 512;
+
+/// How a header's entries are told apart: by commas, in `Forwarded` only by those outside of quotes.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Entries {
+    Plain,
+    Quoted,
+}
+
+impl Entries {
+    /// The n-th entry from the right, over all lines of the header. `None` if there are fewer, or a longer one is met.
+    /// An empty entry counts: who skips one has gone too far to the left.
+    pub(super) fn nth_back<'a>(
+        self,
+        headers: &'a HeaderMap,
+        name: &HeaderName,
+        mut n: u8,
+    ) -> Option<&'a [u8]> {
+        for line in headers.get_all(name).iter().rev() {
+            let mut rest = Some(line.as_bytes());
+            while let Some(line) = rest {
+                let comma = self.last(b',', line);
+                let entry = &line[comma.map_or(0, |comma| comma + 1)..];
+                if entry.len() > MAX_ENTRY {
+                    return None;
+                }
+                n = n.checked_sub(1)?;
+                if n == 0 {
+                    return Some(entry.trim_ascii());
+                }
+                rest = comma.map(|comma| &line[..comma]);
+            }
+        }
+        None
+    }
+
+    /// Where this separator last stands. It is not looked for further than an entry can reach.
+    fn last(self, separator: u8, line: &[u8]) -> Option<usize> {
+        let mut quoted = false;
+        for (index, &byte) in line.iter().enumerate().rev().take(MAX_ENTRY + 1) {
+            if self == Self::Quoted && byte == b'"' {
+                let before = line[..index].iter().rev().take(MAX_ENTRY);
+                let escapes = before.take_while(|byte| **byte == b'\\').count();
+                quoted ^= escapes % 2 == 0;
+            } else if byte == separator && !quoted {
+                return Some(index);
+            }
+        }
+        None
+    }
+}
+
+/// The value of `for` in an entry of `Forwarded`. `None` if it has none, or more than one.
+pub(super) fn node(entry: &[u8]) -> Option<&[u8]> {
+    let (mut rest, mut found) = (Some(entry), None);
+    while let Some(pairs) = rest {
+        let semicolon = Entries::Quoted.last(b';', pairs);
+        let pair = &pairs[semicolon.map_or(0, |semicolon| semicolon + 1)..];
+        rest = semicolon.map(|semicolon| &pairs[..semicolon]);
+        let mut sides = pair.splitn(2, |byte| *byte == b'=');
+        let (name, value) = (sides.next()?.trim_ascii(), sides.next());
+        if name.eq_ignore_ascii_case(b"for") {
+            let value = unquoted(value?.trim_ascii())?;
+            if found.replace(value).is_some() {
+                return None;
+            }
+        }
+    }
+    found
+}
+
+/// No address needs an escape.
+fn unquoted(value: &[u8]) -> Option<&[u8]> {
+    match value {
+        [b'"', value @ .., b'"'] => Some(value),
+        [b'"', ..] | [.., b'"'] => None,
+        _ => Some(value),
+    }
+}
+
+/// An address, with or without a port, and with IPv6 in brackets or not. No names.
+pub(super) fn address(entry: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(entry).ok()?;
+    if let Ok(address) = text.parse() {
+        return Some(address);
+    }
+    if let Some(text) = text.strip_prefix('[') {
+        let (address, port) = text.split_once(']')?;
+        let address = address.parse::<Ipv6Addr>().ok()?;
+        let port = port.is_empty() || is_port(port.strip_prefix(':')?);
+        return port.then_some(address.into());
+    }
+    let (address, port) = text.split_once(':')?;
+    let address = address.parse().ok().filter(IpAddr::is_ipv4)?;
+    is_port(port).then_some(address)
+}
+
+/// A number, or in `Forwarded` a name that hides it.
+fn is_port(port: &str) -> bool {
+    match port.strip_prefix('_') {
+        Some(name) => !name.is_empty(),
+        None => port.parse::<u16>().is_ok(),
+    }
+}

@@ -1,0 +1,277 @@
+//! The address of a client as a key: the peer's, or the one that a trusted proxy tells.
+
+mod forwarded;
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use http::{HeaderName, header, request::Parts};
+
+use self::forwarded::Entries;
+use super::Scope;
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+    limit::Limit,
+};
+
+/// The most proxies in front of a service that can be counted.
+pub const MAX_PROXIES: u8 = 32;
+/// What one customer of a provider usually has.
+const IPV6_PREFIX: u8 = 64;
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Finds the address of a request's client, for [`Limit::by_client_address`].
+///
+/// Behind proxies the peer is the nearest proxy, and a header tells the rest: each proxy adds the address that it was
+/// called from at the right. A caller can send such a header too, so only the entries of proxies that you run can be
+/// believed, and nothing to the left of them. Say how many there are:
+///
+/// | | |
+/// | --- | --- |
+/// | [`peer`](Self::peer) | no proxy: the peer's address |
+/// | [`forwarded_for(n)`](Self::forwarded_for) | n proxies that write `X-Forwarded-For` |
+/// | [`forwarded(n)`](Self::forwarded) | n proxies that write `Forwarded` (RFC 7239) |
+///
+/// With one proxy the client is the entry at the right, with two the one before it, and so on: the address that the
+/// outermost of your proxies was called from.
+///
+/// - Say the header that *all* of them write. One which a proxy does not write it passes on as the caller sent it.
+/// - Say no more proxies than there are on every way to the service, and let nobody reach it on another way: with one
+///   more, callers choose their addresses. With too few, all callers have the address of a proxy.
+/// - A proxy that replaces the header rather than adding to it is the outermost: count from there.
+///
+/// Requests whose client's address cannot be found, since the header is missing, has too few entries, or has no address
+/// at that place (as `unknown`, or a name such as `_hidden`), share one key, [`Key::SHARED`]. So nobody gets a new key
+/// by sending rubbish.
+///
+/// Of an IPv6 address the first 64 bits count ([`ipv6_prefix`](Self::ipv6_prefix)), since a client has as many
+/// addresses behind them as it likes. An IPv4 address that is written as IPv6 (`::ffff:192.0.2.1`) is one of IPv4.
+/// Ports do not count.
+///
+/// ```
+/// use tower_turnstile::{ClientAddress, Limit, Limiter};
+///
+/// // Behind a load balancer and a proxy of one's own.
+/// let per_client = Limit::concurrent("per-client", 10).by_client_address(ClientAddress::forwarded_for(2));
+/// let layer = Limiter::in_memory().layer(per_client);
+/// ```
+#[derive(Clone)]
+#[must_use = "it does nothing until it is made a scope"]
+pub struct ClientAddress {
+    proxies: Proxies,
+    ipv6_prefix: u8,
+    peer: Option<Arc<FindPeer>>,
+}
+
+#[derive(Clone, Debug)]
+enum Proxies {
+    ForwardedFor(u8),
+    Forwarded(u8),
+}
+
+type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
+
+/// The peer of a connection, as [`ClientAddress::peer`] finds it in the extensions of a request.
+///
+/// For servers that have no extension of their own, such as hyper: put it there for each request of a connection.
+///
+/// ```
+/// use std::net::SocketAddr;
+///
+/// use http::Request;
+/// use tower::{Service, ServiceBuilder};
+/// use tower_turnstile::PeerAddress;
+///
+/// /// The service for one connection, from the one for all and what the listener told.
+/// fn for_connection<Q, S: Service<Request<Q>>>(
+///     service: S,
+///     peer: SocketAddr,
+/// ) -> impl Service<Request<Q>, Response = S::Response, Error = S::Error> {
+///     ServiceBuilder::new()
+///         .map_request(move |mut request: Request<Q>| {
+///             request.extensions_mut().insert(PeerAddress(peer));
+///             request
+///         })
+///         .service(service)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerAddress(pub SocketAddr);
+
+impl Limit {
+    /// Counts each client by itself, told apart by its address.
+    ///
+    /// See [`ClientAddress`] for what that is behind proxies, and for requests without one.
+    ///
+    /// ```
+    /// use tower_turnstile::{ClientAddress, Limit, Limiter};
+    ///
+    /// const SEARCH: Limit = Limit::concurrent("search", 5);
+    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns that as an error.
+    #[track_caller]
+    pub fn by_client_address(self, address: ClientAddress) -> Scope {
+        match self.try_by_client_address(address) {
+            Ok(scope) => scope,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`by_client_address`](Self::by_client_address), for values from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than 32 proxies ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)), or an IPv6 prefix is not 1 to 128
+    /// bits long.
+    pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
+        address.check()?;
+        Ok(self.by_key(move |head| Some(address.key(head))))
+    }
+}
+
+impl ClientAddress {
+    /// The peer's address: for services without proxies. It is found in the extensions as [`PeerAddress`], or by a
+    /// closure ([`peer_by`](Self::peer_by)).
+    pub fn peer() -> Self {
+        Self::forwarded_for(0)
+    }
+
+    /// The address that the outermost of so many trusted proxies has put into `X-Forwarded-For`. At most 32
+    /// ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    pub fn forwarded_for(proxies: u8) -> Self {
+        Self::behind(Proxies::ForwardedFor(proxies))
+    }
+
+    /// The address that the outermost of so many trusted proxies has put into `Forwarded` (RFC 7239). At most 32
+    /// ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    pub fn forwarded(proxies: u8) -> Self {
+        Self::behind(Proxies::Forwarded(proxies))
+    }
+
+    fn behind(proxies: Proxies) -> Self {
+        Self {
+            proxies,
+            ipv6_prefix: IPV6_PREFIX,
+            peer: None,
+        }
+    }
+
+    /// How many bits of an IPv6 address tell clients apart, 1 to 128. Default: 64.
+    ///
+    /// Fewer hold those together who have a larger network, such as a /56 or /48 of their provider.
+    pub fn ipv6_prefix(mut self, bits: u8) -> Self {
+        self.ipv6_prefix = bits;
+        self
+    }
+
+    /// Finds the peer's address where the server has put it. Default: [`PeerAddress`] in the extensions. Behind proxies
+    /// it is not asked for.
+    ///
+    /// With axum:
+    ///
+    /// ```
+    /// use std::net::SocketAddr;
+    ///
+    /// use axum::{Router, extract::ConnectInfo, routing::get};
+    /// use tower_turnstile::{ClientAddress, Limit, Limiter};
+    ///
+    /// let peer = ClientAddress::peer()
+    ///     .peer_by(|head| Some(head.extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
+    /// let per_client = Limit::concurrent("per-client", 10).by_client_address(peer);
+    /// let app = Router::new()
+    ///     .route("/", get(async || "hello"))
+    ///     .layer(Limiter::in_memory().layer(per_client))
+    ///     .into_make_service_with_connect_info::<SocketAddr>();
+    /// # let _ = app;
+    /// ```
+    pub fn peer_by(
+        mut self,
+        find: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static,
+    ) -> Self {
+        self.peer = Some(Arc::new(find));
+        self
+    }
+
+    /// The client's address, whole. `None` if it is not known.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_turnstile::ClientAddress;
+    ///
+    /// let request = Request::get("/").header("x-forwarded-for", "6.6.6.6, 192.0.2.7, 10.0.0.1");
+    /// let (head, ()) = request.body(())?.into_parts();
+    /// let client = ClientAddress::forwarded_for(2).find(&head);
+    /// assert_eq!(client, Some([192, 0, 2, 7].into()));
+    /// # Ok::<_, http::Error>(())
+    /// ```
+    pub fn find(&self, head: &Parts) -> Option<IpAddr> {
+        let address = match self.proxies {
+            Proxies::ForwardedFor(0) | Proxies::Forwarded(0) => self.find_peer(head)?,
+            Proxies::ForwardedFor(proxies) => {
+                let entry = Entries::Plain.nth_back(&head.headers, &X_FORWARDED_FOR, proxies)?;
+                forwarded::address(entry)?
+            }
+            Proxies::Forwarded(proxies) => {
+                let entry = Entries::Quoted.nth_back(&head.headers, &header::FORWARDED, proxies)?;
+                forwarded::address(forwarded::node(entry)?)?
+            }
+        };
+        Some(address.to_canonical())
+    }
+
+    /// The key of the client: its address, or the network that it is in. [`Key::SHARED`] if it is not known.
+    ///
+    /// For keys that are made of more than an address, use [`find`](Self::find).
+    pub fn key(&self, head: &Parts) -> Key {
+        match self.find(head) {
+            Some(IpAddr::V6(address)) => {
+                let bits = 128u32.saturating_sub(self.ipv6_prefix.into());
+                let mask = u128::MAX.checked_shl(bits).unwrap_or(0);
+                IpAddr::from(Ipv6Addr::from_bits(address.to_bits() & mask)).into()
+            }
+            Some(address) => address.into(),
+            None => Key::SHARED,
+        }
+    }
+
+    fn find_peer(&self, head: &Parts) -> Option<IpAddr> {
+        match &self.peer {
+            Some(find) => find(head),
+            None => Some(head.extensions.get::<PeerAddress>()?.0.ip()),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (Proxies::ForwardedFor(proxies) | Proxies::Forwarded(proxies)) = self.proxies;
+        let error = |message| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        if proxies > MAX_PROXIES {
+            return error(format!(
+                "{proxies} proxies are more than the {MAX_PROXIES} that can be counted"
+            ));
+        }
+        if !(1..=128).contains(&self.ipv6_prefix) {
+            let bits = self.ipv6_prefix;
+            return error(format!(
+                "an IPv6 prefix of {bits} bits is not one of 1 to 128"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientAddress")
+            .field("proxies", &self.proxies)
+            .field("ipv6_prefix", &self.ipv6_prefix)
+            .finish_non_exhaustive()
+    }
+}

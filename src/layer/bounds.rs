@@ -1,0 +1,64 @@
+//! Bounds on the slot of a response that does not end.
+
+use std::time::Duration;
+
+use super::layer::LimitLayer;
+
+/// The longest bound of a slot: [`LimitLayer::max_hold`] and [`LimitLayer::idle`].
+pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Timers are no finer.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Responses that do not end.
+///
+/// When a bound is reached the slot is given back at once, whatever the response does and whatever
+/// [`on_lost`](Self::on_lost) says: somebody else may get it at the same moment. The response ends in an error
+/// ([`LostError`](super::LostError)) when it is next asked for a frame, so that the client does not take it for
+/// complete; one that is waiting for a frame is woken for that.
+impl LimitLayer {
+    /// The longest time that a request holds its slot, counted from its admission. Default: none.
+    ///
+    /// If there is no response head by then, the call to the service is dropped, as if the client had left, and the
+    /// request is refused ([`RefusalKind::HeldTooLong`](super::RefusalKind::HeldTooLong)). A [`Hold`](super::Hold) is
+    /// ended too: its slot is gone, and [`Hold::lost`](super::Hold::lost) completes.
+    ///
+    /// It should be far longer than any response that is meant to end: it is the last resort against streams that were
+    /// forgotten.
+    ///
+    /// # Panics
+    ///
+    /// If it is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
+    #[track_caller]
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.gate_mut().bounds.max_hold = Some(checked("max_hold", max_hold));
+        self
+    }
+
+    /// The longest time for which a response may lie unread. Default: none.
+    ///
+    /// It counts from the moment at which the response head, or a frame, was handed to the server until the server
+    /// asks for the next. A server does not ask while its connection is full, so this ends the slots of clients that
+    /// stopped reading and did not leave. Time in which the server waits for the service does not count, however long
+    /// the service thinks: for that there is [`max_hold`](Self::max_hold). A client that reads slowly, and does read,
+    /// needs less than this for what fits into the buffers on the way: some seconds are too short.
+    ///
+    /// It ends with the response: a [`Hold`](super::Hold) may go on without one.
+    ///
+    /// # Panics
+    ///
+    /// If it is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
+    #[track_caller]
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.gate_mut().bounds.idle = Some(checked("idle", idle));
+        self
+    }
+}
+
+#[track_caller]
+fn checked(name: &str, bound: Duration) -> Duration {
+    assert!(
+        (SHORTEST..=MAX_HOLD).contains(&bound),
+        "{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}"
+    );
+    bound
+}

@@ -1,0 +1,248 @@
+//! The fields `RateLimit-Policy` and `RateLimit`, as in draft-ietf-httpapi-ratelimit-headers: what a limit allows, and
+//! what is left of it. They are lists of structured fields (RFC 9651).
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, utf8_percent_encode};
+
+use crate::{
+    limit::{Limit, Mode},
+    status::Quota,
+};
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// When a slot comes free is an estimate. One that is wrong should not keep a client away for days.
+const MAX_ESTIMATE: Duration = Duration::from_secs(60 * 60);
+/// Ten thousand years: the most that `google.protobuf.Duration` can say, and less than a structured field can.
+const MAX_TIME: Duration = Duration::from_secs(315_576_000_000);
+
+/// Adds both fields, with an item for each limit that is enforced. Items that the service, or a layer further in, has
+/// set stay: several fields of one name are one list.
+pub(super) fn append(headers: &mut HeaderMap, quotas: &[Quota]) {
+    append_list(headers, POLICY, enforced(quotas).map(policy_item).collect());
+    append_list(headers, LIMIT, enforced(quotas).map(limit_item).collect());
+}
+
+/// When none of the limits is used up any more, as far as is known.
+pub(super) fn all_again(quotas: &[Quota]) -> Option<Duration> {
+    enforced(quotas)
+        .filter(|quota| quota.remaining == 0)
+        .filter_map(until_more)
+        .max()
+}
+
+/// A time until a limit gives more, within bounds.
+pub(super) fn bounded(limit: &Limit, told: Duration) -> Duration {
+    if limit.period().is_some() {
+        told.min(MAX_TIME)
+    } else {
+        told.min(MAX_ESTIMATE)
+    }
+}
+
+/// Rounded up, so that it is never too early.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// A limit's name as a quoted string, the same in structured fields, which know ASCII only, and in JSON.
+pub(super) fn quoted_name(limit: &Limit) -> String {
+    let name = printable(limit.name()).to_string();
+    format!(r#""{}""#, name.replace('\\', r"\\").replace('"', r#"\""#))
+}
+
+/// Printable ASCII stands for itself, but for `%`. Any other byte is percent-encoded.
+pub(super) fn printable(text: &str) -> PercentEncode<'_> {
+    const OTHERS: &AsciiSet = &CONTROLS.add(b'%');
+    utf8_percent_encode(text, OTHERS)
+}
+
+/// One that only looks on should slow nobody down.
+fn enforced(quotas: &[Quota]) -> impl Iterator<Item = &Quota> {
+    let is_enforced = |quota: &&Quota| quota.limit.current_mode() == Mode::Enforce;
+    quotas.iter().filter(is_enforced)
+}
+
+fn policy_item(quota: &Quota) -> String {
+    let name = quoted_name(&quota.limit);
+    let Some(period) = quota.limit.period() else {
+        return format!(r#"{name};q={};qu="concurrent-requests""#, quota.max);
+    };
+    // A window has whole seconds. A rate of another period is told for a window that has.
+    let window = whole_seconds(period);
+    let in_window = Duration::from_secs(window).as_nanos() * u128::from(quota.max);
+    let count = in_window / period.as_nanos();
+    format!(r#"{name};q={count};w={window};qu="requests""#)
+}
+
+fn limit_item(quota: &Quota) -> String {
+    let name = quoted_name(&quota.limit);
+    let remaining = quota.remaining;
+    match until_more(quota) {
+        Some(time) => format!("{name};r={remaining};t={}", whole_seconds(time)),
+        None => format!("{name};r={remaining}"),
+    }
+}
+
+fn until_more(quota: &Quota) -> Option<Duration> {
+    quota.reset.map(|told| bounded(&quota.limit, told))
+}
+
+fn append_list(headers: &mut HeaderMap, field: HeaderName, items: Vec<String>) {
+    // Printable ASCII is always a value; an empty list is no field.
+    if let Ok(list) = HeaderValue::try_from(items.join(", "))
+        && !list.is_empty()
+    {
+        headers.append(field, list);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use percent_encoding::percent_decode_str;
+    use proptest::prelude::*;
+    use sfv::{BareItem, Integer, List, ListEntry, Parser};
+
+    use super::*;
+
+    const CHAT: Limit = Limit::concurrent("chat", 5);
+    const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60));
+
+    fn quota(limit: &Limit, remaining: u32, reset: Option<Duration>) -> Quota {
+        Quota {
+            limit: limit.clone(),
+            max: limit.max(),
+            remaining,
+            reset,
+        }
+    }
+
+    fn fields(quotas: &[Quota]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        append(&mut headers, quotas);
+        headers
+    }
+
+    /// As a client reads it: a name, and parameters.
+    fn parsed(headers: &HeaderMap, field: &str) -> Vec<(String, Vec<(String, BareItem)>)> {
+        let values = headers.get_all(field).iter();
+        let lines = values.map(|line| line.to_str().unwrap());
+        let list = Parser::new(&lines.collect::<Vec<_>>().join(", ")).parse::<List>();
+        let item = |entry| match entry {
+            ListEntry::Item(item) => item,
+            ListEntry::InnerList(list) => panic!("no item: {list:?}"),
+        };
+        list.unwrap()
+            .into_iter()
+            .map(item)
+            .map(|item| {
+                let name = item.bare_item.as_string().expect("a string").to_string();
+                let params = item.params.into_iter();
+                (name, params.map(|(key, v)| (key.into(), v)).collect())
+            })
+            .collect()
+    }
+
+    fn integer(number: u64) -> BareItem {
+        BareItem::Integer(Integer::try_from(number).unwrap())
+    }
+
+    #[test]
+    fn they_look_as_in_the_draft() {
+        let soon = Some(Duration::from_millis(120));
+        let headers = fields(&[quota(&CHAT, 2, None), quota(&OPENS, 12, soon)]);
+        let policy = r#""chat";q=5;qu="concurrent-requests", "opens";q=60;w=60;qu="requests""#;
+        assert_eq!(headers["ratelimit-policy"], policy);
+        assert_eq!(headers["ratelimit"], r#""chat";r=2, "opens";r=12;t=1"#);
+    }
+
+    #[test]
+    fn no_limits_make_no_field() {
+        let shadow = CHAT.mode(Mode::Shadow);
+        assert!(fields(&[]).is_empty());
+        assert!(fields(&[quota(&shadow, 0, None)]).is_empty());
+    }
+
+    #[test]
+    fn the_services_own_items_stay() {
+        let mut headers = HeaderMap::new();
+        headers.insert("ratelimit", HeaderValue::from_static(r#""daily";r=9"#));
+        append(&mut headers, &[quota(&CHAT, 2, None)]);
+        let names = parsed(&headers, "ratelimit");
+        assert_eq!(names[0].0, "daily");
+        assert_eq!(names[1].0, "chat");
+    }
+
+    #[test]
+    fn a_window_has_whole_seconds() {
+        let of = |count, millis| {
+            let limit = Limit::rate("r", count, Duration::from_millis(millis));
+            fields(&[quota(&limit, 0, None)])["ratelimit-policy"].clone()
+        };
+        assert_eq!(of(10, 100), r#""r";q=100;w=1;qu="requests""#);
+        assert_eq!(of(10, 1_500), r#""r";q=13;w=2;qu="requests""#);
+        assert_eq!(of(10, 2_000), r#""r";q=10;w=2;qu="requests""#);
+    }
+
+    #[test]
+    fn a_retry_waits_for_all_that_is_used_up() {
+        let secs = |secs| Some(Duration::from_secs(secs));
+        let (chat, opens) = (quota(&CHAT, 0, secs(2)), quota(&OPENS, 0, secs(9)));
+        assert_eq!(all_again(&[chat.clone(), opens]), secs(9));
+        let left = quota(&OPENS, 1, secs(9));
+        let shadow = quota(&OPENS.mode(Mode::Shadow), 0, secs(9));
+        assert_eq!(all_again(&[chat, left, shadow]), secs(2));
+        assert_eq!(all_again(&[quota(&CHAT, 0, None)]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_and_number_can_be_read(
+            name in "\\PC{1,32}|[\\x00-\\x7f]{1,128}",
+            other in "[%\"\\\\, ;]{1,8}",
+            max in 1..=crate::limit::MAX_LIMIT,
+            period in proptest::option::of(1u64..=86_400_000),
+            remaining: u32,
+            reset: Option<Duration>,
+        ) {
+            let limit = match period {
+                Some(period) => Limit::try_rate(name.clone(), max, Duration::from_millis(period)),
+                None => Limit::try_concurrent(name.clone(), max),
+            };
+            let limit = limit.unwrap();
+            let other = Limit::try_concurrent(other, 1).unwrap();
+            let headers = fields(&[quota(&limit, remaining, reset), quota(&other, 0, None)]);
+
+            let policies = parsed(&headers, "ratelimit-policy");
+            let limits = parsed(&headers, "ratelimit");
+            prop_assert_eq!((policies.len(), limits.len()), (2, 2));
+            for (read, limit) in [(0, &limit), (1, &other)] {
+                prop_assert_eq!(&policies[read].0, &limits[read].0);
+                let decoded = percent_decode_str(&limits[read].0).decode_utf8().unwrap();
+                prop_assert_eq!(decoded, limit.name());
+            }
+            // The problem details name it alike.
+            let json = serde_json::from_str::<String>(&quoted_name(&limit)).unwrap();
+            prop_assert_eq!(&json, &policies[0].0);
+
+            let (_, params) = &limits[0];
+            prop_assert_eq!(&params[0], &("r".into(), integer(remaining.into())));
+            if let Some(reset) = reset {
+                let seconds = whole_seconds(bounded(&limit, reset));
+                prop_assert_eq!(&params[1], &("t".into(), integer(seconds)));
+            }
+            let (_, params) = &policies[0];
+            match period {
+                None => prop_assert_eq!(&params[0], &("q".into(), integer(max.into()))),
+                Some(period) => {
+                    let window = period.div_ceil(1_000);
+                    let count = u64::from(max) * window * 1_000 / period;
+                    prop_assert_eq!(&params[0], &("q".into(), integer(count)));
+                    prop_assert_eq!(&params[1], &("w".into(), integer(window)));
+                }
+            }
+        }
+    }
+}

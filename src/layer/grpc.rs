@@ -1,0 +1,167 @@
+//! A refusal as a gRPC client understands it: a status in the response head, and no message.
+//!
+//! The details are a `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`. That is a few dozen bytes of protocol
+//! buffers, written by hand here.
+
+use base64::{Engine, prelude::BASE64_STANDARD_NO_PAD};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+
+use super::{
+    fields::printable,
+    problem,
+    refusal::{Refusal, RefusalKind},
+};
+
+const MEDIA_TYPE: &str = "application/grpc";
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+
+const RESOURCE_EXHAUSTED: u8 = 8;
+const UNAVAILABLE: u8 = 14;
+const CANCELLED: u8 = 1;
+
+/// Whether a request is a gRPC call: `application/grpc`, with or without a format as in `application/grpc+proto`.
+///
+/// Not gRPC-Web. A browser shows a page the status in the head only where the server permits it, and a refusal without
+/// a visible status looks like success. Its clients understand the HTTP status of a plain refusal.
+pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(content_type) = headers.get(header::CONTENT_TYPE) else {
+        return false;
+    };
+    let Some((media_type, rest)) = content_type.as_bytes().split_at_checked(MEDIA_TYPE.len())
+    else {
+        return false;
+    };
+    media_type.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes())
+        && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+}
+
+/// "Trailers-Only": the trailers are the head of a response without a body.
+pub(super) fn response(refusal: &Refusal) -> Response<Bytes> {
+    let (code, message) = if refusal.kind().is_limited() {
+        let message = format!("{}: {}", refusal.limit().name(), problem::detail(refusal));
+        (RESOURCE_EXHAUSTED, message)
+    } else if refusal.kind() == RefusalKind::BodyFailed {
+        (CANCELLED, problem::detail(refusal))
+    } else {
+        (UNAVAILABLE, problem::detail(refusal))
+    };
+    let details = BASE64_STANDARD_NO_PAD.encode(status(refusal, code, &message));
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    headers.insert(STATUS, u16::from(code).into());
+    for (name, text) in [
+        (MESSAGE, printable(&message).to_string()),
+        (DETAILS, details),
+    ] {
+        // Printable ASCII is always a value.
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+/// `google.rpc.Status`.
+fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
+    let mut status = Proto::default();
+    status.number(1, code.into());
+    status.bytes(2, message.as_bytes());
+    status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
+    if refusal.kind().is_limited() {
+        status.bytes(3, &any("google.rpc.QuotaFailure", quota_failure(refusal)));
+    }
+    status.0
+}
+
+fn retry_info(refusal: &Refusal) -> Proto {
+    let mut delay = Proto::default();
+    delay.number(1, refusal.retry_after().as_secs());
+    delay.number(2, refusal.retry_after().subsec_nanos().into());
+    let mut info = Proto::default();
+    info.bytes(1, &delay.0);
+    info
+}
+
+fn quota_failure(refusal: &Refusal) -> Proto {
+    let subject = format!("limit:{}", refusal.limit().name());
+    let mut violation = Proto::default();
+    violation.bytes(1, subject.as_bytes());
+    violation.bytes(2, problem::detail(refusal).as_bytes());
+    let mut failure = Proto::default();
+    failure.bytes(1, &violation.0);
+    failure
+}
+
+/// `google.protobuf.Any`.
+fn any(name: &str, message: Proto) -> Vec<u8> {
+    let mut any = Proto::default();
+    any.bytes(1, format!("type.googleapis.com/{name}").as_bytes());
+    any.bytes(2, &message.0);
+    any.0
+}
+
+/// A message of protocol buffers that is being written. The numbers of its fields are below 16.
+#[derive(Default)]
+struct Proto(Vec<u8>);
+
+impl Proto {
+    fn number(&mut self, field: u8, value: u64) {
+        self.0.push(field << 3);
+        self.varint(value);
+    }
+
+    /// Also for strings and messages.
+    fn bytes(&mut self, field: u8, value: &[u8]) {
+        self.0.push(field << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+    }
+
+    /// Seven bits a byte, the lowest first. All but the last byte have the high bit set.
+    fn varint(&mut self, mut value: u64) {
+        while value > 0x7f {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_is_told_by_its_media_type() {
+        let told = |content_type| {
+            let value = HeaderValue::from_static(content_type);
+            is_grpc(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]))
+        };
+        for grpc in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc;charset=utf-8",
+            "application/grpc ; charset=utf-8",
+            "Application/gRPC+json",
+        ] {
+            assert!(told(grpc), "{grpc}");
+        }
+        for other in [
+            "",
+            "application/json",
+            "application/grp",
+            "application/grpc-web",
+            "application/grpc-web+proto",
+            "application/grpc-web-text",
+            "application/grpcs",
+            "text/plain; application/grpc",
+        ] {
+            assert!(!told(other), "{other}");
+        }
+        assert!(!is_grpc(&HeaderMap::new()));
+    }
+}

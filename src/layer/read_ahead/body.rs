@@ -1,0 +1,127 @@
+//! The request's body: keeps what was read ahead, and replays it.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+/// Frames that are taken in one go. A client may send any number of tiny or empty ones.
+const FRAMES_A_POLL: usize = 32;
+
+pin_project! {
+    /// Request body of a [`ReadAhead`](super::ReadAhead) service: what was read while the request waited, as one frame
+    /// of data, then the rest.
+    pub struct ReadAheadBody<B> {
+        // Copied: many tiny frames, each of which keeps its server's buffer, would take far more memory than they hold.
+        data: Vec<u8>,
+        // What came after the data and is none itself: trailers.
+        last: Option<Frame<Bytes>>,
+        ended: bool,
+        bound: usize,
+        #[pin]
+        rest: B,
+    }
+}
+
+impl<B> ReadAheadBody<B> {
+    pub(super) fn new(rest: B, bound: usize) -> Self {
+        Self {
+            data: Vec::new(),
+            last: None,
+            ended: false,
+            bound,
+            rest,
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> ReadAheadBody<B> {
+    /// Whether there is nothing to read, or no room for it.
+    pub(super) fn is_read(&self) -> bool {
+        self.ended
+            || self.last.is_some()
+            || self.data.len() >= self.bound
+            || self.rest.is_end_stream()
+    }
+
+    /// Reads until [`is_read`](Self::is_read), or until the body fails.
+    pub(super) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), B::Error>> {
+        for _ in 0..FRAMES_A_POLL {
+            if self.is_read() {
+                return Poll::Ready(Ok(()));
+            }
+            let Some(frame) = ready!(Pin::new(&mut self.rest).poll_frame(cx)?) else {
+                self.ended = true;
+                continue;
+            };
+            match frame.into_data() {
+                Ok(data) => self.keep(&data),
+                Err(last) => self.last = Some(last),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Grows twofold, but not past the bound unless one frame reaches further.
+    fn keep(&mut self, data: &[u8]) {
+        let length = self.data.len() + data.len();
+        if length > self.data.capacity() {
+            let capacity = self.bound.min(2 * self.data.capacity()).max(length);
+            self.data.reserve_exact(capacity - self.data.len());
+        }
+        self.data.extend_from_slice(data);
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        if !this.data.is_empty() {
+            let data = Bytes::from(mem::take(this.data));
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if let Some(last) = this.last.take() {
+            return Poll::Ready(Some(Ok(last)));
+        }
+        if *this.ended {
+            return Poll::Ready(None);
+        }
+        this.rest.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_empty() && self.last.is_none() && (self.ended || self.rest.is_end_stream())
+    }
+
+    /// That of the rest, and what is kept. If the rest does not know its length, it is not told here either: a proxy
+    /// may take a known length as a reason not to send trailers.
+    fn size_hint(&self) -> SizeHint {
+        let (kept, rest) = (self.data.len() as u64, self.rest.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(kept));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(kept));
+        }
+        hint
+    }
+}
+
+impl<B> fmt::Debug for ReadAheadBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadAheadBody")
+            .field("data", &self.data.len())
+            .finish_non_exhaustive()
+    }
+}

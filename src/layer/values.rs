@@ -1,0 +1,103 @@
+//! Values of a limit for single keys: from a table, a closure, or a lookup whose answers are kept for a while.
+
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use http::request::Parts;
+use quick_cache::sync::Cache;
+use tokio::time::Instant;
+
+use crate::key::Key;
+
+/// Where a key's own value comes from. Cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Values {
+    table: Option<Arc<HashMap<Key, u32>>>,
+    rule: Rule,
+}
+
+#[derive(Clone, Default)]
+enum Rule {
+    #[default]
+    None,
+    Head(Arc<ByHead>),
+    Async(Arc<dyn Fn(Key) -> BoxFuture<'static, Option<u32>> + Send + Sync>),
+}
+
+type ByHead = dyn Fn(&Parts, &Key) -> Option<u32> + Send + Sync;
+
+/// A key's own value, or the way to it.
+pub(super) enum Value {
+    Now(Option<u32>),
+    Later(BoxFuture<'static, Option<u32>>),
+}
+
+impl Values {
+    pub(super) fn table<K: Into<Key>>(&mut self, table: impl IntoIterator<Item = (K, u32)>) {
+        let table = table.into_iter().map(|(key, value)| (key.into(), value));
+        self.table = Some(Arc::new(table.collect()));
+    }
+
+    pub(super) fn by(
+        &mut self,
+        find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
+    ) {
+        self.rule = Rule::Head(Arc::new(find));
+    }
+
+    pub(super) fn by_async<F>(
+        &mut self,
+        capacity: usize,
+        fresh: Duration,
+        find: impl Fn(&Key) -> F + Send + Sync + 'static,
+    ) where
+        F: Future<Output = Option<u32>> + Send + 'static,
+    {
+        let answers = Arc::new(Cache::new(capacity));
+        let find = Arc::new(find);
+        self.rule = Rule::Async(Arc::new(move |key| {
+            kept(answers.clone(), fresh, key, find.clone()).boxed()
+        }));
+    }
+
+    /// Whether [`find`](Self::find) reads the head.
+    pub(super) fn needs_head(&self) -> bool {
+        matches!(self.rule, Rule::Head(_))
+    }
+
+    pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Value {
+        let listed = self.table.as_ref().and_then(|table| table.get(key));
+        match (&self.rule, listed, head) {
+            (_, Some(value), _) => Value::Now(Some(*value)),
+            (Rule::Head(find), None, Some(head)) => Value::Now(find(head, key)),
+            (Rule::Async(find), None, _) => Value::Later(find(key.clone())),
+            _ => Value::Now(None),
+        }
+    }
+}
+
+type Answers = Cache<Key, (Option<u32>, Instant)>;
+
+/// The kept answer if it is fresh. Otherwise one request looks the key up, and the others wait for it.
+async fn kept<F>(
+    answers: Arc<Answers>,
+    fresh: Duration,
+    key: Key,
+    find: Arc<impl Fn(&Key) -> F>,
+) -> Option<u32>
+where
+    F: Future<Output = Option<u32>>,
+{
+    loop {
+        match answers.get_value_or_guard_async(&key).await {
+            Ok((value, at)) if at.elapsed() < fresh => return value,
+            Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
+            Err(guard) => {
+                let value = find(&key).await;
+                // If somebody was quicker the answer is as good.
+                let _ = guard.insert((value, Instant::now()));
+                return value;
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A whole store in this process, for tests: what Redis would hold, and what the script would make of it.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund, ReplicaId,
+    Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want,
+    machine::{Call, Prospect},
+};
+
+/// Ledgers and the states of rates, by key.
+#[derive(Debug)]
+pub(crate) struct Ledgers {
+    ledgers: BTreeMap<String, Ledger>,
+    rates: BTreeMap<String, Tat>,
+    budget: usize,
+}
+
+/// All that is there, as Redis has it.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Content {
+    /// Members and scores.
+    pub(crate) ledgers: BTreeMap<String, Vec<(String, f64)>>,
+    pub(crate) rates: BTreeMap<String, String>,
+}
+
+/// One claim at work.
+struct Claiming<'a> {
+    batches: &'a [Batch],
+    /// By the batch: its line was swept for a claim of this exchange.
+    swept: &'a mut [bool],
+    claim: &'a Claim,
+    reply: ClaimReply,
+}
+
+impl Default for Ledgers {
+    fn default() -> Self {
+        Self::with_budget(SWEEP_BUDGET as usize)
+    }
+}
+
+impl Ledgers {
+    pub(crate) fn with_budget(budget: usize) -> Self {
+        Self {
+            ledgers: BTreeMap::new(),
+            rates: BTreeMap::new(),
+            budget,
+        }
+    }
+
+    pub(crate) fn exchange(
+        &mut self,
+        exchange: &Exchange,
+        now_us: u64,
+    ) -> (Reply, Vec<(ReplicaId, Wake)>) {
+        let batches = &exchange.batches;
+        let mut call = Call::new(exchange, now_us);
+        call.budget = self.budget;
+        let begin = |batch: &Batch| self.ledger(batch).begin(&mut call, batch);
+        let mut replies: Vec<BatchReply> = batches.iter().map(begin).collect();
+        for refund in &exchange.refunds {
+            self.refund(refund, now_us);
+        }
+        let mut swept = vec![false; batches.len()];
+        let mut claims = Vec::new();
+        for claim in &exchange.claims {
+            let mut claiming = Claiming {
+                batches,
+                swept: &mut swept,
+                claim,
+                reply: ClaimReply {
+                    charged: vec![Charged::Not; claim.charges.len()],
+                    standings: vec![Standing::Absent; claim.asks.len()],
+                },
+            };
+            self.claim(&mut call, &mut claiming, now_us);
+            claims.push(Ok(claiming.reply));
+        }
+        for (batch, reply) in batches.iter().zip(&mut replies) {
+            self.ledger(batch).close(&call, batch, reply);
+        }
+        self.ledgers.retain(|_, ledger| !ledger.is_empty());
+        self.rates.retain(|_, tat| !tat.is_over(now_us));
+        let reply = Reply {
+            now_us,
+            more: call.more,
+            batches: replies.into_iter().map(Ok).collect(),
+            claims,
+        };
+        (reply, call.wakes)
+    }
+
+    fn refund(&mut self, refund: &Refund, now_us: u64) {
+        if let Some(tat) = self.rates.get_mut(&*refund.key) {
+            *tat = refund
+                .rate
+                .refund(*tat, refund.charged, refund.cost, now_us);
+        }
+    }
+
+    fn claim(&mut self, call: &mut Call, claiming: &mut Claiming<'_>, now_us: u64) {
+        if call.is_stale() {
+            return claiming.reply.standings.fill(Standing::Stale);
+        }
+        let charges = &claiming.claim.charges;
+        let charged: Vec<Charged> = charges.iter().map(|one| self.quote(one, now_us)).collect();
+        let refuses = |(charge, charged): (&Charge, &Charged)| {
+            !charge.shadow && matches!(charged, Charged::TooSoon { .. })
+        };
+        let refused = charges.iter().zip(&charged).any(refuses);
+        let is_later = |charged: &Charged| match charged {
+            Charged::Until { start_us, .. } => *start_us > now_us,
+            _ => false,
+        };
+        // Nothing is held while a time is waited for.
+        let later = charged.iter().any(is_later);
+        let go_on = !refused && (later || self.walk(call, claiming));
+        for (number, charged) in charged.into_iter().enumerate() {
+            if let Charged::Until { tat, .. } = charged {
+                if !go_on {
+                    continue;
+                }
+                self.rates.insert(charges[number].key.to_string(), tat);
+            }
+            claiming.reply.charged[number] = charged;
+        }
+    }
+
+    fn quote(&self, charge: &Charge, now_us: u64) -> Charged {
+        let state = self.rates.get(&*charge.key).copied();
+        let wait_us = if charge.shadow { 0 } else { charge.wait_us };
+        charge.rate.charge(state, now_us, charge.cost, wait_us)
+    }
+
+    /// Takes slots up to the first ledger that makes it wait, or none at all. Returns whether it was not refused.
+    fn walk(&mut self, call: &mut Call, claiming: &mut Claiming<'_>) -> bool {
+        let mut slots = Vec::new();
+        let asks = &claiming.claim.asks;
+        for (number, ask) in asks.iter().enumerate() {
+            let (id, batch) = (call.own(ask.seq), &claiming.batches[ask.batch]);
+            let ledger = self.ledger(batch);
+            let (wait, swept) = (ask.want == Want::Wait, &mut claiming.swept[ask.batch]);
+            let known = ledger.standing(id);
+            let standing =
+                known.unwrap_or_else(|| match ledger.prospect(call, batch, wait, swept) {
+                    Prospect::Slot => {
+                        slots.push((ask, number));
+                        Standing::Absent
+                    }
+                    Prospect::Place => ledger.queue(call, id),
+                    Prospect::None(refusal) => refusal,
+                });
+            claiming.reply.standings[number] = standing;
+            match standing {
+                Standing::Full | Standing::LineFull if ask.want != Want::IfFree => {
+                    claiming.reply.standings.fill(Standing::Absent);
+                    claiming.reply.standings[number] = standing;
+                    return false;
+                }
+                Standing::Waiting { .. } => break,
+                _ => {}
+            }
+        }
+        for (ask, number) in slots {
+            let ledger = self.ledger(&claiming.batches[ask.batch]);
+            let held = ledger.hold(call.own(ask.seq), call.lease_end_ms());
+            claiming.reply.standings[number] = held;
+        }
+        true
+    }
+
+    fn ledger(&mut self, batch: &Batch) -> &mut Ledger {
+        self.ledgers.entry(batch.key.to_string()).or_default()
+    }
+
+    /// All data is lost.
+    pub(crate) fn clear(&mut self) {
+        self.ledgers.clear();
+        self.rates.clear();
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Ledger)> {
+        self.ledgers.iter()
+    }
+
+    pub(crate) fn rates(&self) -> impl Iterator<Item = (&String, Tat)> {
+        self.rates.iter().map(|(key, tat)| (key, *tat))
+    }
+
+    pub(crate) fn content(&self) -> Content {
+        let ledgers = self.ledgers.iter();
+        let rates = self.rates.iter();
+        Content {
+            ledgers: ledgers
+                .map(|(key, ledger)| (key.clone(), ledger.content()))
+                .collect(),
+            rates: rates.map(|(key, tat)| (key.clone(), tat.text())).collect(),
+        }
+    }
+}

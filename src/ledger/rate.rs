@@ -1,0 +1,232 @@
+//! Rates: the generic cell rate algorithm (GCRA, ITU-T I.371), in exact arithmetic.
+//!
+//! The state of a key is one time, the *theoretical arrival time* (TAT): when the bucket that the charges have filled
+//! will have run empty. It is kept as whole microseconds and a remainder, in parts of the rate's count, so that no
+//! charge is ever rounded.
+//!
+//! A charge may be taken back in part or in whole. Each lies in the bucket between those before it and those after it,
+//! and only what has not run out yet can be taken back. The rule below keeps the promise for the charges that stand,
+//! that in any time `t` (of whole microseconds, the first and the last included) at most `t / T + burst` begin:
+//!
+//! - It takes no more than the charge, so that nothing changes for those before it.
+//! - Those after it, say of cost `K` in all, still fill `K x T` or more from now on: where the charge ends is reckoned
+//!   as if all that was taken back since had lain below it. If none of them begins later than now, this is all that
+//!   the promise needs of them.
+//! - If one begins later, its time is fixed, and somebody else could be given the time before it. So nothing is taken
+//!   back then, unless nothing was charged after this one.
+
+use std::{cmp::min, time::Duration};
+
+use super::Charged;
+use crate::limit::{MAX_LIMIT, MAX_WAIT};
+
+/// The largest product of two numbers that the script's floating point numbers hold exactly, and some to spare.
+const MAX_EXACT: u64 = 1 << 52;
+const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
+
+/// `count` in each `period_us`, in lowest terms, and up to `burst` at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rate {
+    pub(crate) count: u32,
+    pub(crate) period_us: u64,
+    pub(crate) burst: u32,
+}
+
+/// The state of a key: the time `us + rem / count`, in store time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tat {
+    pub(crate) us: u64,
+    pub(crate) rem: u32,
+    /// That of the rate which was charged last. It may have changed since.
+    pub(crate) count: u32,
+    /// What has been taken back since `since_us`. It tells where in the bucket an earlier charge lies by now.
+    pub(crate) refunded_us: u64,
+    /// When the bucket was last empty. A charge from before is not taken back.
+    pub(crate) since_us: u64,
+}
+
+impl Rate {
+    pub(crate) fn new(count: u32, period: Duration, burst: u32) -> Self {
+        let period_us = period.as_micros() as u64;
+        let common = common_divisor(u64::from(count), period_us).max(1);
+        Self {
+            count: (u64::from(count) / common) as u32,
+            period_us: period_us / common,
+            burst,
+        }
+    }
+
+    /// Whether its arithmetic is exact in the script too.
+    pub(crate) fn is_exact(&self) -> bool {
+        let filled = self.period_us.checked_mul(u64::from(self.burst));
+        (1..=MAX_LIMIT).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
+    }
+
+    /// Charges a key. What is charged is to be its state from now on.
+    pub(crate) fn charge(
+        self,
+        state: Option<Tat>,
+        now_us: u64,
+        cost: u32,
+        wait_us: u64,
+    ) -> Charged {
+        debug_assert!((1..=self.burst).contains(&cost), "{cost} of {self:?}");
+        let before = match state {
+            Some(state) if !state.is_over(now_us) => self.read(state, now_us),
+            _ => Tat::empty(self.count, now_us),
+        };
+        let filled = self.parts(before) + self.cost(cost);
+        let start_us = self.up_us(filled - self.cost(self.burst)).max(now_us);
+        if start_us - now_us > wait_us {
+            return Charged::TooSoon { start_us };
+        }
+        let tat = self.with_parts(before, filled);
+        Charged::Until { tat, start_us }
+    }
+
+    /// Takes back what is left of a charge, in whole microseconds, and returns the new state of its key. `charged` is
+    /// what the charge made of it. No charge is taken back twice.
+    pub(crate) fn refund(self, state: Tat, charged: Tat, cost: u32, now_us: u64) -> Tat {
+        let tat = self.read(state, now_us);
+        if state.is_over(now_us)
+            || tat.since_us != charged.since_us
+            || tat.count != charged.count
+            || tat.refunded_us < charged.refunded_us
+        {
+            return state;
+        }
+        let moved_us = tat.refunded_us - charged.refunded_us;
+        let top = self.parts(charged) - i128::from(moved_us) * i128::from(self.count);
+        let is_last = top == self.parts(tat);
+        let now = i128::from(now_us) * i128::from(self.count);
+        if self.parts(tat) - self.cost(self.burst) > now && !is_last {
+            return state;
+        }
+        let share_us = min(self.cost(cost), top - now).div_euclid(self.count.into());
+        if share_us <= 0 {
+            return state;
+        }
+        let tat = Tat {
+            us: tat.us - share_us as u64,
+            refunded_us: tat.refunded_us + share_us as u64,
+            ..tat
+        };
+        if tat.refunded_us > MAX_EXACT {
+            tat.renewed()
+        } else {
+            tat
+        }
+    }
+
+    /// How many may begin at once.
+    pub(crate) fn remaining(self, state: Tat, now_us: u64) -> u32 {
+        if state.is_over(now_us) {
+            return self.burst;
+        }
+        let now = i128::from(now_us) * i128::from(self.count);
+        let room = self.cost(self.burst) - (self.parts(self.read(state, now_us)) - now);
+        (room.max(0) / i128::from(self.period_us)) as u32
+    }
+
+    /// When the next one may begin.
+    pub(crate) fn next_at_us(self, state: Tat, now_us: u64) -> u64 {
+        let tat = self.read(state, now_us);
+        let next = self.parts(tat) - self.cost(self.burst - 1);
+        self.up_us(next).max(now_us)
+    }
+
+    /// When a whole burst may begin.
+    pub(crate) fn full_at_us(self, state: Tat, now_us: u64) -> u64 {
+        self.up_us(self.parts(self.read(state, now_us))).max(now_us)
+    }
+
+    /// How long so many take, rounded up.
+    pub(crate) fn time_of(self, cost: u32) -> u64 {
+        self.up_us(self.cost(cost))
+    }
+
+    /// A state as this rate counts. One too far ahead was set before the clock was stepped back.
+    fn read(self, state: Tat, now_us: u64) -> Tat {
+        let mut tat = state;
+        if tat.count != self.count {
+            tat.us += u64::from(tat.rem > 0);
+            (tat.rem, tat.count) = (0, self.count);
+        }
+        let latest_us = i128::from(now_us + MAX_WAIT_US);
+        let latest = latest_us * i128::from(self.count) + self.cost(self.burst);
+        if self.parts(tat) > latest {
+            tat = self.with_parts(tat, latest).renewed();
+        }
+        tat
+    }
+
+    /// In parts of a microsecond, `count` to one.
+    fn parts(self, tat: Tat) -> i128 {
+        i128::from(tat.us) * i128::from(self.count) + i128::from(tat.rem)
+    }
+
+    fn with_parts(self, tat: Tat, parts: i128) -> Tat {
+        Tat {
+            us: (parts / i128::from(self.count)) as u64,
+            rem: (parts % i128::from(self.count)) as u32,
+            ..tat
+        }
+    }
+
+    /// What so many fill, in these parts.
+    fn cost(self, cost: u32) -> i128 {
+        i128::from(cost) * i128::from(self.period_us)
+    }
+
+    /// Parts as microseconds, rounded up; none if less than none.
+    fn up_us(self, parts: i128) -> u64 {
+        (parts.max(0) as u128).div_ceil(self.count.into()) as u64
+    }
+}
+
+impl Tat {
+    fn empty(count: u32, now_us: u64) -> Self {
+        Self {
+            us: now_us,
+            rem: 0,
+            count,
+            refunded_us: 0,
+            since_us: now_us,
+        }
+    }
+
+    /// The bucket is empty: the same as no state at all.
+    pub(crate) fn is_over(self, now_us: u64) -> bool {
+        (self.us, self.rem) <= (now_us, 0)
+    }
+
+    /// None of the charges until now is taken back.
+    fn renewed(self) -> Self {
+        Self {
+            refunded_us: 0,
+            since_us: self.since_us + 1,
+            ..self
+        }
+    }
+
+    /// As it stands in the store.
+    #[cfg(test)]
+    pub(super) fn text(self) -> String {
+        let Self {
+            us,
+            rem,
+            count,
+            refunded_us,
+            since_us,
+        } = self;
+        format!("{us} {rem} {count} {refunded_us} {since_us}")
+    }
+}
+
+fn common_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 {
+        one
+    } else {
+        common_divisor(other, one % other)
+    }
+}

@@ -1,0 +1,193 @@
+//! The layer on clients: it caps the calls in progress to a peer. hyper-util, tonic and reqwest.
+
+use std::{convert::Infallible, future::IntoFuture, net::SocketAddr};
+
+use axum::{
+    Router,
+    body::Body,
+    response::Response,
+    routing::{get, post},
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt, Empty, StreamBody};
+use hyper::body::Frame;
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::net::TcpListener;
+use tonic::{client::Grpc, transport::Endpoint};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{Limiter, Refusal, RefusalKind, layer::ResponseBody};
+
+use crate::{
+    stacks::Nothing,
+    support::{ONE, SOON, freed, held, soon, take},
+};
+
+/// One that never ends at `/endless`, one that does at `/short`, a refusal of its own at `/busy`, and a gRPC call of
+/// one message that never ends.
+async fn peer() -> SocketAddr {
+    let endless = async || Body::from_stream(first_then_nothing("data"));
+    let grpc = async || {
+        let message = first_then_nothing("\0\0\0\0\0").map(|data| data.map(Frame::data));
+        let mut response = Response::new(Body::new(StreamBody::new(message)));
+        let grpc = HeaderValue::from_static("application/grpc");
+        response.headers_mut().insert(header::CONTENT_TYPE, grpc);
+        response
+    };
+    let app = Router::new()
+        .route("/endless", get(endless))
+        .route("/short", get(async || "short"))
+        .route("/busy", get(async || StatusCode::TOO_MANY_REQUESTS))
+        .route("/test.Test/Call", post(grpc));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, app).into_future());
+    address
+}
+
+fn first_then_nothing(
+    data: &'static str,
+) -> impl stream::Stream<Item = Result<Bytes, Infallible>> + Send {
+    stream::iter([Ok(Bytes::from_static(data.as_bytes()))]).chain(stream::pending())
+}
+
+/// Each way in which a call gives its slot back, and what a refusal looks like.
+async fn caps_calls<S, Q, B>(limiter: Limiter, client: S, request: impl Fn(&str) -> Request<Q>)
+where
+    S: Service<Request<Q>, Response = Response<ResponseBody<B>>> + Clone,
+    S::Error: std::fmt::Debug,
+    ResponseBody<B>: http_body::Body<Data = Bytes, Error: std::fmt::Debug> + Unpin,
+{
+    let send = async |path| soon(client.clone().oneshot(request(path))).await.unwrap();
+
+    let mut endless = send("/endless").await;
+    let frame = soon(endless.body_mut().frame()).await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "data");
+    assert_eq!(held(&limiter), 1);
+
+    let refused = send("/short").await;
+    let refusal = refused.extensions().get::<Refusal>().expect("a refusal");
+    assert_eq!(refusal.kind(), RefusalKind::Full);
+    assert_eq!(refused.status(), refusal.status());
+    drop(endless);
+    freed(&limiter).await;
+
+    let short = send("/short").await;
+    assert_eq!(
+        short.into_body().collect().await.unwrap().to_bytes(),
+        "short"
+    );
+    freed(&limiter).await;
+
+    // The peer's own.
+    let busy = send("/busy").await;
+    assert_eq!(busy.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(busy.extensions().get::<Refusal>().is_none());
+    drop(busy);
+    freed(&limiter).await;
+}
+
+#[tokio::test]
+async fn hyper_util_client() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let client = limiter.layer(ONE).layer(client);
+    caps_calls(limiter, client, |path| {
+        let request = Request::get(format!("http://{peer}{path}"));
+        request.body(Empty::new()).unwrap()
+    })
+    .await;
+}
+
+/// reqwest's client is a service of its own types, which convert from and to those of the crate `http`.
+#[tokio::test]
+async fn reqwest_client() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let client = limiter.layer(ONE).layer(reqwest_service());
+    caps_calls(limiter, client, |path| {
+        let request = Request::get(format!("http://{peer}{path}"));
+        request.body(reqwest::Body::default()).unwrap()
+    })
+    .await;
+}
+
+fn reqwest_service()
+-> impl Service<Request<reqwest::Body>, Response = Response<reqwest::Body>, Error = reqwest::Error>
++ Clone {
+    let client = reqwest::Client::new();
+    service_fn(move |request: Request<reqwest::Body>| {
+        let client = client.clone();
+        async move { client.execute(request.try_into()?).await.map(Into::into) }
+    })
+}
+
+/// The limited response turns into reqwest's again, with its slot, and what a refusal is can still be seen.
+#[tokio::test]
+async fn reqwest_response() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let client = limiter.layer(ONE).layer(reqwest_service());
+    let get = async |path| {
+        let request = Request::get(format!("http://{peer}{path}"));
+        let request = request.body(reqwest::Body::default()).unwrap();
+        let response = client.clone().oneshot(request).await.unwrap();
+        reqwest::Response::from(response.map(reqwest::Body::wrap))
+    };
+    let mut endless = get("/endless").await;
+    assert_eq!(endless.chunk().await.unwrap().unwrap(), "data");
+    assert_eq!(held(&limiter), 1);
+    let refused = get("/short").await;
+    assert!(refused.extensions().get::<Refusal>().is_some());
+    drop(endless);
+    freed(&limiter).await;
+    assert_eq!(get("/short").await.text().await.unwrap(), "short");
+    freed(&limiter).await;
+}
+
+#[tokio::test]
+async fn tonic_channel() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let endpoint = Endpoint::from_shared(format!("http://{peer}")).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let mut grpc = Grpc::new(limiter.layer(ONE).layer(channel));
+    let mut call = async || {
+        grpc.ready().await.unwrap();
+        let path = http::uri::PathAndQuery::from_static("/test.Test/Call");
+        let call = grpc.server_streaming(tonic::Request::new(()), path, Nothing);
+        soon(call).await
+    };
+    for _ in 0..2 {
+        let mut messages = call().await.unwrap().into_inner();
+        soon(messages.message()).await.unwrap().expect("a message");
+        assert_eq!(held(&limiter), 1);
+        match call().await {
+            Err(_status) => {}
+            // A refusal that is no gRPC: the status is made up when its body is read.
+            Ok(refused) => drop(refused.into_inner().message().await.unwrap_err()),
+        }
+        drop(messages);
+        freed(&limiter).await;
+    }
+}
+
+/// A call that waits for its slot is not sent, and one that is given up leaves the line.
+#[tokio::test]
+async fn call_that_is_given_up_leaves_the_line() {
+    let (limiter, peer) = (Limiter::in_memory(), peer().await);
+    let permit = take(&limiter).await;
+    let client = limiter.layer(ONE.wait_up_to(SOON)).layer(reqwest_service());
+    let request = || {
+        let request = Request::get(format!("http://{peer}/short"));
+        request.body(reqwest::Body::default()).unwrap()
+    };
+    let mut given_up = tokio_test::task::spawn(client.clone().oneshot(request()));
+    let mut patient = tokio_test::task::spawn(client.oneshot(request()));
+    tokio_test::assert_pending!(given_up.poll());
+    tokio_test::assert_pending!(patient.poll());
+    assert_eq!(limiter.status().waiting, 2);
+    drop(given_up);
+    assert_eq!(limiter.status().waiting, 1);
+    drop(permit);
+    let response = soon(patient).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+}

@@ -1,0 +1,295 @@
+//! Clients that leave while their request waits, with a body that nobody reads: what is noticed with read-ahead and
+//! what without, on real connections.
+
+use std::{
+    convert::Infallible,
+    future::IntoFuture,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use axum::{Router, routing::post};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::JoinHandle,
+};
+use tower::{Service, service_fn};
+use tower_turnstile::{Limiter, Permit, layer::ReadAheadLayer};
+
+use crate::{
+    servers::{server, until},
+    support::{ONE, SOON, soon, take},
+};
+
+const KIB: usize = 1024;
+
+/// A limiter whose one slot is taken, and a layer that waits for it.
+pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    let layer = limiter.layer(ONE.wait_up_to(SOON)).read_ahead();
+    (limiter, permit, layer)
+}
+
+/// A service that tells when it is called, and reads the body.
+fn reader<Q>() -> (
+    impl Service<Request<Q>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static,
+    mpsc::UnboundedReceiver<()>,
+)
+where
+    Q: Body<Data = Bytes, Error: Send> + Send + 'static,
+{
+    let (tell, told) = mpsc::unbounded_channel();
+    let service = service_fn(move |request: Request<Q>| {
+        let _ = tell.send(());
+        async move {
+            let _ = request.into_body().collect().await;
+            Ok(Response::new(Full::from("read")))
+        }
+    });
+    (service, told)
+}
+
+fn with_length(length: usize) -> Vec<u8> {
+    let mut raw =
+        format!("POST / HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n").into_bytes();
+    raw.extend(bytes(length));
+    raw
+}
+
+fn chunked(length: usize) -> Vec<u8> {
+    let head = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n";
+    let mut raw = head.to_vec();
+    for chunk in bytes(length).chunks(1_000) {
+        raw.extend(format!("{:x}\r\n", chunk.len()).into_bytes());
+        raw.extend(chunk);
+        raw.extend(b"\r\n");
+    }
+    raw.extend(b"0\r\n\r\n");
+    raw
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index % 251) as u8).collect()
+}
+
+/// Sends a raw request until the task is aborted, and counts the bytes.
+fn http1(address: SocketAddr, raw: Vec<u8>) -> (JoinHandle<()>, Arc<AtomicUsize>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = sent.clone();
+    let client = tokio::spawn(async move {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for part in raw.chunks(KIB) {
+            stream.write_all(part).await.unwrap();
+            count.fetch_add(part.len(), Ordering::Relaxed);
+        }
+        std::future::pending().await
+    });
+    (client, sent)
+}
+
+/// Joins the line with this request, sends at least so much of it, and leaves.
+async fn joins_and_leaves(limiter: &Limiter, address: SocketAddr, raw: Vec<u8>, at_least: usize) {
+    let waiting = limiter.status().waiting;
+    let (client, sent) = http1(address, raw);
+    soon(until(|| limiter.status().waiting == waiting + 1)).await;
+    soon(until(|| sent.load(Ordering::Relaxed) >= at_least)).await;
+    client.abort();
+    client.await.unwrap_err();
+}
+
+#[tokio::test]
+async fn http1_client_that_leaves_is_noticed_whatever_it_sent() {
+    let raws = [
+        with_length(100),
+        chunked(100),
+        with_length(64 * KIB),
+        chunked(64 * KIB),
+    ];
+    for raw in raws {
+        let (limiter, permit, layer) = busy().await;
+        let (service, mut told) = reader();
+        let address = server(layer, service).await;
+        let length = raw.len();
+        joins_and_leaves(&limiter, address, raw, length).await;
+        soon(until(|| limiter.status().waiting == 0)).await;
+        drop(permit);
+        assert!(told.try_recv().is_err());
+    }
+}
+
+#[tokio::test]
+async fn http1_client_that_leaves_in_the_middle_is_noticed() {
+    for raw in [with_length(1024 * KIB), chunked(1024 * KIB)] {
+        let (limiter, _permit, layer) = busy().await;
+        let (service, _told) = reader();
+        let address = server(layer, service).await;
+        let begun = raw[..8 * KIB].to_vec();
+        joins_and_leaves(&limiter, address, begun, 8 * KIB).await;
+        soon(until(|| limiter.status().waiting == 0)).await;
+    }
+}
+
+#[tokio::test]
+async fn http1_client_with_a_long_body_is_noticed_if_so_much_is_read_ahead() {
+    let (limiter, _permit, layer) = busy().await;
+    let (service, _told) = reader();
+    let address = server(layer.up_to(1024 * KIB), service).await;
+    for raw in [with_length(1024 * KIB), chunked(1024 * KIB)] {
+        let length = raw.len();
+        joins_and_leaves(&limiter, address, raw, length).await;
+        soon(until(|| limiter.status().waiting == 0)).await;
+    }
+}
+
+/// What is documented to be missed, so that it is noticed when the docs are no longer right.
+#[tokio::test]
+async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
+    let (limiter, permit, layer) = busy().await;
+    let (service, told) = reader();
+    let address = server(layer, service).await;
+    keeps_its_place(&limiter, permit, address, told, 1024 * KIB, 512 * KIB).await;
+}
+
+/// As above, for the layer without read-ahead.
+#[tokio::test]
+async fn http1_client_with_a_body_is_not_noticed_without_read_ahead() {
+    let (limiter, permit, _) = busy().await;
+    let (service, told) = reader();
+    let address = server(limiter.layer(ONE.wait_up_to(SOON)), service).await;
+    keeps_its_place(&limiter, permit, address, told, 64 * KIB, 64 * KIB).await;
+}
+
+async fn keeps_its_place(
+    limiter: &Limiter,
+    permit: Permit,
+    address: SocketAddr,
+    mut told: mpsc::UnboundedReceiver<()>,
+    length: usize,
+    at_least: usize,
+) {
+    joins_and_leaves(limiter, address, with_length(length), at_least).await;
+    // The server has time to notice those who come and go after it.
+    for _ in 0..3 {
+        joins_and_leaves(limiter, address, with_length(0), 1).await;
+        soon(until(|| limiter.status().waiting == 1)).await;
+    }
+    drop(permit);
+    soon(told.recv()).await.expect("the service is called");
+}
+
+#[tokio::test]
+async fn http2_client_that_leaves_is_noticed_in_any_case() {
+    let (limiter, _permit, ahead) = busy().await;
+    let plain = limiter.layer(ONE.wait_up_to(SOON));
+    let ((with, _), (without, _)) = (reader(), reader());
+    for address in [server(ahead, with).await, server(plain, without).await] {
+        for length in [100, 64 * KIB, 1024 * KIB] {
+            let mut client = http2(address).await;
+            let call = tokio::spawn(client.send_request(upload(length)));
+            soon(until(|| limiter.status().waiting == 1)).await;
+            call.abort();
+            soon(until(|| limiter.status().waiting == 0)).await;
+
+            // All of its tasks end with their runtime, and the connection with them.
+            let clients = tokio::runtime::Runtime::new().unwrap();
+            let call = async move { http2(address).await.send_request(upload(length)).await };
+            clients.spawn(call);
+            soon(until(|| limiter.status().waiting == 1)).await;
+            clients.shutdown_background();
+            soon(until(|| limiter.status().waiting == 0)).await;
+        }
+    }
+}
+
+type Frames = stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>;
+
+async fn http2(address: SocketAddr) -> http2::SendRequest<StreamBody<Frames>> {
+    let io = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+fn upload(length: usize) -> Request<StreamBody<Frames>> {
+    let data = bytes(length);
+    let frames = data.chunks(8 * KIB).map(Bytes::copy_from_slice);
+    let frames = frames.map(|data| Ok(Frame::data(data))).collect::<Vec<_>>();
+    let body = StreamBody::new(stream::iter(frames));
+    Request::post("http://test/").body(body).unwrap()
+}
+
+/// It has closed its side in the middle of the body, and still listens.
+#[tokio::test]
+async fn request_whose_body_fails_is_refused() {
+    let (_limiter, _permit, layer) = busy().await;
+    let (service, mut told) = reader();
+    let address = server(layer, service).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client
+        .write_all(&with_length(2 * KIB)[..KIB])
+        .await
+        .unwrap();
+    client.shutdown().await.unwrap();
+    let mut answer = String::new();
+    soon(client.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+    assert!(told.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn client_that_asks_is_told_to_continue_only_if_it_waits() {
+    let (limiter, permit, layer) = busy().await;
+    let deaf = service_fn(async |_: Request<_>| Ok(Response::new(Full::<Bytes>::from("served"))));
+    let address = server(layer, deaf).await;
+    let ask = b"POST / HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n";
+    let mut permit = Some(permit);
+    for first in ["HTTP/1.1 100 ", "HTTP/1.1 200 "] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(ask).await.unwrap();
+        let mut head = [0; 13];
+        soon(client.read_exact(&mut head)).await.unwrap();
+        assert_eq!(str::from_utf8(&head).unwrap(), first);
+        drop((client, permit.take()));
+        soon(until(|| limiter.status() == Limiter::in_memory().status())).await;
+    }
+}
+
+#[tokio::test]
+async fn whole_upload_arrives_after_a_wait() {
+    let limiter = Limiter::in_memory();
+    let permit = take(&limiter).await;
+    let app: Router = Router::new()
+        .route("/", post(async |body: Bytes| body))
+        .layer(axum::extract::DefaultBodyLimit::disable())
+        .layer(limiter.layer(ONE.wait_up_to(SOON)).read_ahead());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, app).into_future());
+    let client = reqwest::Client::new();
+    let url = format!("http://{address}/");
+    let sent = bytes(1024 * KIB);
+    let call = tokio::spawn(client.post(url).body(sent.clone()).send());
+    soon(until(|| limiter.status().waiting == 1)).await;
+    drop(permit);
+    let answer = call.await.unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(answer.bytes().await.unwrap() == sent);
+}

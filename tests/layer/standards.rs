@@ -1,0 +1,72 @@
+//! How the limits stand, in the fields of the IETF's draft. What stands in them is tested where they are written.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use http_body_util::Full;
+use sfv::{List, ListEntry, Parser};
+use tower::Layer;
+use tower_turnstile::{LimitLayer, Limiter};
+
+use crate::support::{ONE, get, send, serve, take};
+
+async fn head(layer: LimitLayer) -> HeaderMap {
+    let service = layer.layer(serve(Full::<Bytes>::from("served")));
+    send(&service, get("/")).await.headers().clone()
+}
+
+fn names(headers: &HeaderMap, field: &str) -> Vec<String> {
+    let lines = headers.get_all(field).iter();
+    let lines = lines.map(|line| line.to_str().unwrap()).collect::<Vec<_>>();
+    let list = Parser::new(&lines.join(", ")).parse::<List>().unwrap();
+    let name = |entry| match entry {
+        ListEntry::Item(item) => item.bare_item.as_string().unwrap().to_string(),
+        ListEntry::InnerList(list) => panic!("no item: {list:?}"),
+    };
+    list.into_iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn a_refusal_tells_what_is_used_up() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let head = head(limiter.layer(ONE).rate_limit_fields()).await;
+    let policy = r#""one";q=1;qu="concurrent-requests""#;
+    assert_eq!(head["ratelimit-policy"], policy);
+    assert_eq!(head["ratelimit"], r#""one";r=0"#);
+    assert_eq!(head["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn nothing_is_told_unless_it_is_wanted() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let head = head(limiter.layer(ONE)).await;
+    assert!(!head.contains_key("ratelimit-policy"));
+    assert!(!head.contains_key("ratelimit"));
+}
+
+#[tokio::test]
+async fn a_limit_that_is_not_at_fault_is_not_told_of() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE).rate_limit_fields();
+    limiter.shutdown(std::time::Duration::ZERO).await;
+    let head = head(layer).await;
+    assert!(head.contains_key("retry-after"));
+    assert!(!head.contains_key("ratelimit"));
+}
+
+#[tokio::test]
+async fn what_a_closure_tells_stays() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let layer = limiter.layer(ONE).rate_limit_fields();
+    let layer = layer.refuse_with(|refusal, _| {
+        let mut response = refusal.to_response();
+        let daily = HeaderValue::from_static(r#""daily";r=9;t=3600"#);
+        response.headers_mut().insert("ratelimit", daily);
+        response
+    });
+    let head = head(layer).await;
+    assert_eq!(names(&head, "ratelimit"), ["daily", "one"]);
+    assert_eq!(names(&head, "ratelimit-policy"), ["one"]);
+}
