@@ -46,6 +46,8 @@ pub(super) struct Claim {
     pub(super) fees: Vec<Fee>,
     pub(super) stage: Stage,
     pub(super) asked: Instant,
+    /// When it began to ask the store that it asks now.
+    pub(super) asking_since: Option<Instant>,
     /// Limits that would have refused it, and only look on.
     pub(super) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     pub(super) waker: Option<Waker>,
@@ -112,6 +114,7 @@ impl Core {
             fees,
             stage: Stage::Open,
             asked: now,
+            asking_since: None,
             passed: Vec::new(),
             waker: None,
         };
@@ -381,6 +384,9 @@ impl Core {
             if line.acquired(&mut self.ctx, ask.seq, *standing, place, at, now) {
                 stale = Some((index, ask.seq));
             }
+        }
+        if let Some(claim) = self.claims.get_mut(&sent.id) {
+            claim.asking_since = None;
         }
         self.charged(sent, &answer.charged, at.store_us);
         stale

@@ -130,6 +130,13 @@ impl Ctx {
         }
     }
 
+    /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
+    /// all of it again.
+    pub(super) fn patience(&self, since: Instant, now: Instant) -> Instant {
+        let timeout = self.settings.store_timeout;
+        (since + timeout).max(now + timeout / 8)
+    }
+
     /// How long slots of a limit are held: the recent ones count more.
     pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
         let mean = &mut self.holds[limit];

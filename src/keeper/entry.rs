@@ -8,6 +8,9 @@
 //!     \__________\__________________________/
 //! ```
 //!
+//! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit which only looks on
+//! has *passed*: it goes on without a slot.
+//!
 //! An entry only moves forward, except that a request which the store has lost asks again under a new name: a name
 //! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
 
@@ -51,6 +54,8 @@ pub(super) struct Entry {
     pub(super) waker: Option<Waker>,
     /// The claim that it is a leg of, until that is granted.
     pub(super) claim: Option<u64>,
+    /// As a leg, it has had its turn.
+    begun: bool,
     /// Its limit only looks on: a refusal lets it pass.
     pub(super) shadow: bool,
 }
@@ -97,13 +102,16 @@ impl Entry {
             place: 0,
             waker: None,
             claim: None,
+            begun: false,
             shadow: false,
         }
     }
 
-    /// Its time to wait and its time for the store begin.
+    /// It is the turn of this leg: its time to wait begins, unless it has begun before.
     pub(super) fn begin(&mut self, now: Instant) {
-        (self.asked, self.asking_since) = (now, now);
+        if !std::mem::replace(&mut self.begun, true) {
+            self.asked = now;
+        }
     }
 
     /// It needs nothing from any ledger any more.

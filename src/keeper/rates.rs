@@ -12,8 +12,8 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    ledger::{Charge, Charged, Refund, Tat},
-    limit::{Limit, OnUnavailable},
+    ledger::{Charge, Charged, Rate, Refund, Tat},
+    limit::{Limit, MAX_LIMIT, OnUnavailable},
     status::Quota,
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Fee {
 pub(super) enum Paid {
     Not,
     InStore(Tat),
-    Here(Tat),
+    Here(Rate, Tat),
     /// There is nothing to give back.
     Free,
 }
@@ -50,8 +50,8 @@ pub(super) struct Rates {
 impl Core {
     /// What a leg costs, if its limit is a rate.
     pub(super) fn fee(&self, leg: &Leg, limit: &Limit, shadow: bool) -> Option<Fee> {
-        let max = leg.max.unwrap_or(limit.max()).max(1);
-        let rate = limit.to_rate(max)?;
+        let max = leg.max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
+        let rate = limit.to_rate(max)?.clamped();
         let wait_us = leg.wait.as_micros() as u64;
         let charge = Charge {
             key: leg
@@ -84,8 +84,7 @@ impl Core {
 
     /// Charges a claim in this process, as the limits' policies say.
     pub(super) fn pay_here(&mut self, id: u64) {
-        let now = self.ctx.now;
-        let now_us = self.local_us(now);
+        let now_us = self.local_us(self.ctx.now);
         let mut start_us = now_us;
         for number in 0..self.claims[&id].fees.len() {
             let fee = &self.claims[&id].fees[number];
@@ -101,33 +100,31 @@ impl Core {
                 Err(error) => return self.refuse_claim(id, error),
             }
         }
-        self.sleep(id, now + Duration::from_micros(start_us - now_us));
+        self.sleep(id, self.ctx.now + Duration::from_micros(start_us - now_us));
     }
 
     fn charge_here(&self, fee: &Fee, now_us: u64) -> Result<(Paid, u64), AcquireError> {
         let limit = &self.limits[fee.limit];
         let refuse = |kind| Err(self.refusal(fee.limit, kind));
-        let mut charge = fee.charge.clone();
-        match (self.ctx.down, limit.policy()) {
-            (None, _) => {}
+        let rate = match (self.ctx.down, limit.policy()) {
             (Some(true), _) => return refuse(AcquireErrorKind::Misconfigured),
             (Some(false), OnUnavailable::Reject) => return refuse(AcquireErrorKind::Unavailable),
             (Some(false), OnUnavailable::Allow) => return Ok((Paid::Free, now_us)),
             (Some(false), OnUnavailable::Local(count)) if count != limit.max() => {
-                charge.rate = limit.to_rate(count).unwrap_or(charge.rate);
+                limit.to_rate(count).map(Rate::clamped)
             }
-            (Some(false), OnUnavailable::Local(_)) => {}
-        }
-        let state = self
-            .rates
-            .states
-            .get(&(fee.limit, fee.key.clone()))
-            .copied();
-        match charge
-            .rate
-            .charge(state, now_us, charge.cost, charge.wait_us)
-        {
-            Charged::Until { tat, start_us } => Ok((Paid::Here(tat), start_us)),
+            _ => None,
+        };
+        let Charge {
+            rate: usual,
+            cost,
+            wait_us,
+            ..
+        } = fee.charge;
+        let rate = rate.unwrap_or(usual);
+        let state = self.rates.states.get(&(fee.limit, fee.key.clone()));
+        match rate.charge(state.copied(), now_us, cost.min(rate.burst), wait_us) {
+            Charged::Until { tat, start_us } => Ok((Paid::Here(rate, tat), start_us)),
             Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
             Charged::Not => refuse(AcquireErrorKind::TooSoon),
         }
@@ -208,12 +205,11 @@ impl Core {
 
     /// How a rate stands after a charge.
     pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        let (tat, now_us) = match fee.paid {
-            Paid::InStore(tat) => (tat, self.clock?.at(self.ctx.now)),
-            Paid::Here(tat) => (tat, self.local_us(self.ctx.now)),
+        let (rate, tat, now_us) = match fee.paid {
+            Paid::InStore(tat) => (fee.charge.rate, tat, self.clock?.at(self.ctx.now)),
+            Paid::Here(rate, tat) => (rate, tat, self.local_us(self.ctx.now)),
             Paid::Not | Paid::Free => return None,
         };
-        let rate = fee.charge.rate;
         let next_us = rate.next_at_us(tat, now_us) - now_us;
         Some(Quota {
             limit: (*self.limits[fee.limit]).clone(),
@@ -229,7 +225,7 @@ impl Core {
         };
         let fee = &mut claim.fees[number];
         fee.paid = paid;
-        if let Paid::Here(tat) = paid {
+        if let Paid::Here(_, tat) = paid {
             self.rates.set(
                 (fee.limit, fee.key.clone()),
                 tat,
@@ -263,7 +259,8 @@ impl Core {
                     });
                 }
             }
-            Paid::Here(charged) => {
+            Paid::Here(rate, charged) => {
+                let cost = cost.min(rate.burst);
                 let now_us = self.local_us(self.ctx.now);
                 if let Some(state) = self.rates.states.get_mut(&(fee.limit, fee.key)) {
                     *state = rate.refund(*state, charged, cost, now_us);

@@ -148,6 +148,8 @@ impl Core {
                 continue;
             }
             claim.stage = Stage::Sent;
+            let since = *claim.asking_since.get_or_insert(now);
+            draft.deadline = self.ctx.patience(since, now).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
             let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
@@ -321,10 +323,7 @@ impl Line {
                     seq,
                     wait: !entry.wait.is_zero(),
                 });
-                // A request that has spent part of its time on an exchange that failed does not get all of it again.
-                let patience = (entry.asking_since + ctx.settings.store_timeout)
-                    .max(now + ctx.settings.store_timeout / 8);
-                *deadline = patience.min(*deadline);
+                *deadline = ctx.patience(entry.asking_since, now).min(*deadline);
                 *room -= 1;
             }
         }

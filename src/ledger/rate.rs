@@ -62,6 +62,13 @@ impl Rate {
         (1..=MAX_LIMIT).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
     }
 
+    /// With a burst for which it is.
+    pub(crate) fn clamped(self) -> Self {
+        let most = (MAX_EXACT / self.period_us).min(MAX_LIMIT.into()) as u32;
+        let burst = self.burst.clamp(1, most);
+        Self { burst, ..self }
+    }
+
     /// Charges a key. What is charged is to be its state from now on.
     pub(crate) fn charge(
         self,

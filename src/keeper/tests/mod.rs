@@ -1,5 +1,7 @@
 //! Single promises of the keeper, step by step. The simulation checks them in every order.
 
+mod claims;
+
 use std::{sync::Arc, task::Waker, time::Duration};
 
 use tokio::time::Instant;
@@ -35,6 +37,10 @@ type Collected = Option<Result<Taken, AcquireError>>;
 
 impl World {
     fn new(keepers: usize, limit: &Limit) -> Self {
+        Self::under(keepers, &[limit])
+    }
+
+    fn under(keepers: usize, limits: &[&Limit]) -> Self {
         let start = Instant::now();
         let keeper = |number: usize| {
             let settings = Settings {
@@ -47,7 +53,9 @@ impl World {
                 seed: 0,
             };
             let mut core = Core::new(settings, true, start);
-            core.register(limit).expect("valid");
+            for limit in limits {
+                core.register(limit).expect("valid");
+            }
             core
         };
         let keepers = (0..keepers).map(keeper).collect();

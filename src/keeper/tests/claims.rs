@@ -1,0 +1,271 @@
+//! Requests for slots under several limits and times at rates.
+
+use super::*;
+use crate::ledger::{Exchange, Seq};
+
+const NARROW: Limit = Limit::concurrent("narrow", 1);
+const WIDE: Limit = Limit::concurrent("wide", 1);
+const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(60));
+
+fn world(keepers: usize) -> World {
+    World::under(keepers, &[&NARROW, &WIDE, &RATE])
+}
+
+fn leg(limit: usize, wait: Duration) -> Leg {
+    let key = match limit {
+        1 => Key::SHARED,
+        _ => Key::from("me"),
+    };
+    Leg {
+        limit,
+        key,
+        wait,
+        max: None,
+        cost: 1,
+    }
+}
+
+impl World {
+    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Asked {
+        let now = self.local();
+        let asked = self.keepers[keeper].submit(Demand::All(legs), now);
+        asked.expect("open")
+    }
+
+    /// A slot of each limit and a time at the rate.
+    fn claim_all(&mut self, wait: Duration) -> Asked {
+        self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
+    }
+
+    fn hold(&mut self, limit: usize) -> Arc<Lease> {
+        let now = self.local();
+        let demand = Demand::One(leg(limit, PATIENT));
+        let Ok(Asked::Slot(lease)) = self.keepers[0].submit(demand, now) else {
+            panic!("it is for one slot");
+        };
+        self.settle();
+        lease
+    }
+
+    fn look(&mut self, asked: &Asked) -> Collected {
+        let now = self.local();
+        self.keepers[0].collect(asked, Waker::noop(), now)
+    }
+
+    fn cancel(&mut self, asked: &Asked) {
+        let now = self.local();
+        self.keepers[0].cancel(asked, now);
+    }
+
+    /// Who holds and who waits under a limit.
+    fn under_limit(&self, limit: &Limit) -> (usize, usize) {
+        let key = match limit.name() {
+            "wide" => Key::SHARED,
+            _ => Key::from("me"),
+        };
+        let name = key.ledger_name("test", limit.name());
+        let mut ledgers = self.ledgers.iter().filter(|(key, _)| **key == name);
+        ledgers.next().map_or((0, 0), |(_, ledger)| {
+            (ledger.holders().count(), ledger.waiters().count())
+        })
+    }
+
+    /// Whether the rate would let somebody go on now.
+    fn rate_is_free(&mut self) -> bool {
+        let asked = self.claim(0, vec![leg(2, Duration::ZERO)]);
+        self.settle();
+        held(self.look(&asked))
+    }
+}
+
+fn seqs(exchange: &Exchange) -> Vec<Seq> {
+    let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
+    asks.map(|ask| ask.seq).collect()
+}
+
+#[test]
+fn a_request_that_waits_for_its_own_slot_takes_none_that_all_share() {
+    let mut world = world(1);
+    let _holder = world.hold(0);
+    let asked = world.claim_all(PATIENT);
+    world.settle();
+    assert!(world.look(&asked).is_none());
+    assert_eq!(world.under_limit(&NARROW), (1, 1));
+    assert_eq!(world.under_limit(&WIDE), (0, 0));
+}
+
+#[test]
+fn one_exchange_takes_all() {
+    let mut world = world(1);
+    let asked = world.claim_all(PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.answer(0, &sent, reply);
+    let Some(Ok(taken)) = world.look(&asked) else {
+        panic!("everything is free");
+    };
+    assert_eq!(taken.leases.all().len(), 2);
+    assert_eq!(world.under_limit(&NARROW), (1, 0));
+    assert_eq!(world.under_limit(&WIDE), (1, 0));
+    assert!(!world.rate_is_free());
+}
+
+/// Wherever a request is when it ends, its slots and what it was charged are given back.
+#[test]
+fn a_claim_dropped_at_any_point_gives_everything_back() {
+    type Point = (&'static str, fn(&mut World));
+    let points: [Point; 5] = [
+        ("before it is sent", |world| {
+            let asked = world.claim_all(PATIENT);
+            world.cancel(&asked);
+        }),
+        ("on its way", |world| {
+            let asked = world.claim_all(PATIENT);
+            let sent = world.send(0);
+            let reply = world.run(&sent);
+            world.cancel(&asked);
+            world.answer(0, &sent, reply);
+        }),
+        ("granted and not collected", |world| {
+            let asked = world.claim_all(PATIENT);
+            world.settle();
+            world.cancel(&asked);
+        }),
+        ("waiting for one slot with the other", |world| {
+            let holder = world.hold(1);
+            let asked = world.claim_all(PATIENT);
+            world.settle();
+            assert_eq!(world.under_limit(&NARROW), (1, 0));
+            assert_eq!(world.under_limit(&WIDE), (1, 1));
+            world.cancel(&asked);
+            world.release(0, &holder);
+        }),
+        ("when its wait is over", |world| {
+            let holder = world.hold(1);
+            let asked = world.claim_all(Duration::from_secs(1));
+            world.settle();
+            world.pass(Duration::from_secs(1));
+            assert_eq!(
+                refused(world.look(&asked)),
+                Some(AcquireErrorKind::TimedOut)
+            );
+            world.release(0, &holder);
+        }),
+    ];
+    for (point, reach) in points {
+        let mut world = world(1);
+        reach(&mut world);
+        world.settle();
+        assert_eq!(world.ledger(), (0, 0), "{point}");
+        assert!(world.keepers[0].claims.is_empty(), "{point}");
+        assert!(world.rate_is_free(), "{point}");
+    }
+}
+
+#[test]
+fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
+    let mut world = world(1);
+    let legs = vec![leg(2, Duration::ZERO), leg(0, PATIENT), leg(1, PATIENT)];
+    let asked = world.claim(0, legs);
+    let sent = world.send(0);
+    let first = seqs(&sent.exchange);
+    // It runs, and its answer is lost.
+    world.run(&sent);
+    world.fail(0, &sent, false);
+    let again = world.send(0);
+    assert!(seqs(&again.exchange).iter().all(|seq| !first.contains(seq)));
+    let released = again
+        .exchange
+        .batches
+        .iter()
+        .flat_map(|batch| &batch.release);
+    assert_eq!(released.count(), 2);
+    let reply = world.run(&again);
+    world.answer(0, &again, reply);
+    // The time at the rate was charged, and cannot be charged again: it is not known whether it was.
+    assert_eq!(refused(world.look(&asked)), Some(AcquireErrorKind::TooSoon));
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+}
+
+/// What is held while the claim waits for more may be lost like any permit.
+#[test]
+fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
+    let mut world = world(2);
+    let holder = world.hold(1);
+    let legs = vec![leg(0, PATIENT), leg(1, PATIENT)];
+    let asked = world.claim(0, legs);
+    world.settle();
+    assert_eq!(world.under_limit(&NARROW), (1, 0));
+    // Nothing is renewed for more than a lease, and another replica takes the slot.
+    world.now += LEASE + Duration::from_secs(1);
+    let now = world.local();
+    let other = world.keepers[1].submit(Demand::One(leg(0, PATIENT)), now);
+    let Ok(Asked::Slot(other)) = other else {
+        panic!("it is for one slot");
+    };
+    let sent = world.send(1);
+    let reply = world.run(&sent);
+    world.answer(1, &sent, reply);
+    world.pass(Duration::ZERO);
+    world.release(0, &holder);
+    world.settle();
+    assert!(world.look(&asked).is_none());
+    assert_eq!(world.under_limit(&NARROW), (1, 1));
+    assert_eq!(
+        world.under_limit(&WIDE),
+        (0, 0),
+        "it may not hold what comes later"
+    );
+    world.release(1, &other);
+    world.settle();
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.look(&asked)));
+}
+
+#[test]
+fn a_rate_lets_wait_without_a_slot() {
+    let mut world = world(1);
+    assert!(world.rate_is_free());
+    let minute = Duration::from_secs(60);
+    let asked = world.claim(0, vec![leg(0, PATIENT), leg(2, minute)]);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    world.pass(minute - Duration::from_millis(1));
+    world.settle();
+    assert!(world.look(&asked).is_none());
+    world.pass(Duration::from_millis(1));
+    world.settle();
+    assert!(held(world.look(&asked)));
+    assert_eq!(world.under_limit(&NARROW), (1, 0));
+}
+
+#[test]
+fn without_the_store_a_refusal_leaves_nothing_either() {
+    let mut world = world(1);
+    let error = StoreError {
+        kind: StoreErrorKind::Outage,
+        message: "down".to_owned(),
+    };
+    let _hello = world.claim(0, vec![leg(2, Duration::ZERO)]);
+    let sent = world.send(0);
+    let now = world.local();
+    world.keepers[0].on_failure(sent.number, &error, true, now);
+    // `rate` has let the first one go on, here.
+    let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
+    assert!(held(world.look(&wide)));
+    let narrow = Key::from("you");
+    let other = |limit: usize| Leg {
+        key: if limit == 1 {
+            Key::SHARED
+        } else {
+            narrow.clone()
+        },
+        ..leg(limit, Duration::ZERO)
+    };
+    let both = world.claim(0, vec![other(0), other(1), other(2)]);
+    assert_eq!(refused(world.look(&both)), Some(AcquireErrorKind::Full));
+    let alone = world.claim(0, vec![other(0), other(2)]);
+    assert!(held(world.look(&alone)), "nothing was taken of the others");
+}
