@@ -6,7 +6,8 @@
 //! - **G1** never more holders than the limit;
 //! - **G2** what a process believes to hold, the ledger holds;
 //! - **G3** no slot is given past a live waiter with a lower ticket;
-//! - **G4** no slot is free after an exchange while a live waiter stands in line; and in the end everybody was served;
+//! - **G4** no slot is free after an exchange while a live waiter stands in line; requests for several slots never wait
+//!   for each other; and in the end everybody was served;
 //! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers.
 //!
 //! `TURNSTILE_SIM_SEEDS` runs that many fresh seeds, `TURNSTILE_SIM_SEED` a single one; otherwise the first 500 are run.
@@ -22,7 +23,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Core, Demand, Lease, Leases, Leg, Settings, entry::Release, send::Outgoing, turn::Asked,
+    Core, Demand, Lease, Leases, Leg, Settings,
+    entry::{Release, State},
+    send::Outgoing,
+    turn::Asked,
 };
 use crate::{
     key::Key,
@@ -781,6 +785,7 @@ impl World {
         }
         self.check_clients(&after);
         self.check_names(&after);
+        self.check_circles(&after);
     }
 
     /// G2: a client that believes to hold does hold, and what was over stays over.
@@ -820,6 +825,33 @@ impl World {
                     ));
                 }
             }
+        }
+    }
+
+    /// G4: no requests wait for each other. One that waits goes on when somebody who holds what it waits for does.
+    fn check_circles(&self, picture: &Picture) {
+        let mut stuck: BTreeMap<(usize, u64), (String, Vec<PermitId>)> = BTreeMap::new();
+        for (number, replica) in self.replicas.iter().enumerate() {
+            let waiting = replica.core.waiting_claims(replica.id);
+            stuck.extend(waiting.map(|(id, waits_for, holds)| ((number, id), (waits_for, holds))));
+        }
+        loop {
+            let held = stuck.values().flat_map(|(_, holds)| holds);
+            let held: BTreeSet<PermitId> = held.copied().collect();
+            let before = stuck.len();
+            stuck.retain(|_, (waits_for, _)| {
+                let Some(ledger) = picture.get(waits_for) else {
+                    return false;
+                };
+                let full = ledger.holders.len() >= self.limits[waits_for] as usize;
+                full && ledger.holders.keys().all(|id| held.contains(id))
+            });
+            if stuck.len() == before {
+                break;
+            }
+        }
+        if !stuck.is_empty() {
+            self.fail(&format!("G4: requests wait for each other: {stuck:?}"));
         }
     }
 
@@ -987,6 +1019,25 @@ impl Core {
             .iter()
             .flat_map(|flight| &flight.notes)
             .any(|note| listed(&note.releases))
+    }
+
+    /// Claims that wait for a slot: which ledger's, and what they hold meanwhile.
+    fn waiting_claims(
+        &self,
+        replica: ReplicaId,
+    ) -> impl Iterator<Item = (u64, String, Vec<PermitId>)> {
+        self.claims.iter().filter_map(move |(id, claim)| {
+            let (mut waits_for, mut holds) = (None, Vec::new());
+            for lease in &claim.legs {
+                let (line, seq) = (&self.lines[lease.line], lease.seq());
+                match line.entries.get(&seq).map(|entry| entry.state) {
+                    Some(State::Waiting { .. }) => waits_for = Some(line.ledger.to_string()),
+                    Some(State::Held { .. }) => holds.push(PermitId { replica, seq }),
+                    _ => {}
+                }
+            }
+            waits_for.map(|ledger| (*id, ledger, holds))
+        })
     }
 
     /// How many permits were lost.
