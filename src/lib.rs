@@ -1,4 +1,5 @@
-//! Caps how many requests, streams and WebSockets are in progress at once, across all replicas of a service.
+//! Caps how many requests, streams and WebSockets are in progress at once, and how many begin in a time, across all
+//! replicas of a service.
 //!
 //! Underneath is a fair semaphore that the replicas share through Redis (or Valkey): whoever came first is let in
 //! first, on whichever replica. On top is a [`tower`](https://docs.rs/tower) layer that holds a slot for each request
@@ -24,6 +25,27 @@
 //!     .route_layer(limiter.layer(CHAT.clone().by_header("x-api-key")));
 //! # Ok(())
 //! # }
+//! ```
+//!
+//! A whole policy, decided on in one round trip: 200 streams in all, 5 for each API key, 20 for some, and no key opens
+//! more than 60 a minute. A request that is refused by one limit is not counted by the others.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use tower_turnstile::{Limit, Limiter};
+//!
+//! static ALL: Limit = Limit::concurrent("chat-all", 200);
+//! static EACH: Limit = Limit::concurrent("chat-each", 5).wait_up_to(Duration::from_secs(2));
+//! /// 50 a minute and 10 at once: never more than 60 in any minute.
+//! static OPENS: Limit = Limit::rate("chat-opens", 50, Duration::from_secs(60)).burst(10);
+//!
+//! # let limiter = Limiter::in_memory();
+//! let layer = limiter.layer([
+//!     EACH.clone().by_header("x-api-key").values([("gold-1", 20), ("gold-2", 20)]),
+//!     OPENS.clone().by_header("x-api-key"),
+//!     ALL.clone().into(),
+//! ]);
 //! ```
 //!
 //! The same limits work without HTTP. A mutex is a limit of 1:
@@ -56,10 +78,12 @@
 //! - A [`Limiter`] is the process's way to the store. One for each process is enough: it is cheap to clone, and runs
 //!   one task with one connection, however many permits there are. Without a store ([`Limiter::in_memory`]) the same
 //!   rules hold within the process.
-//! - A [`Limit`] is a policy with a name: how many at once, how long to wait, how long the line may be, and what to do
-//!   without a store. All replicas should use the same values for one name.
+//! - A [`Limit`] has a name and says how much: so many at once ([`Limit::concurrent`]), or so many in a time
+//!   ([`Limit::rate`]); how long to wait, how long the line may be, and what to do without a store. All replicas should
+//!   use the same values for one name.
 //! - A [`Key`] says who is counted: each key has its own slots and its own line. It may be a caller, a tenant, a
-//!   route, or [`Key::SHARED`] for all. A limit together with the rule that finds the key of a request is a [`Scope`].
+//!   route, or [`Key::SHARED`] for all. A limit together with the rule that finds the key of a request is a [`Scope`],
+//!   and the scopes that a request is under together are its [`Policy`].
 //! - A [`Semaphore`] is a limit bound to a key, and a [`Permit`] is one slot of it. Dropping the permit gives the slot
 //!   back. In the layer the permit belongs to the response, and a handler sees it as a [`Slot`].
 //! - A *lease* is how the store knows a permit: it ends by itself unless it is renewed, so that a process which dies
@@ -85,9 +109,23 @@
 //! **The store timeout** ([`LimiterBuilder::store_timeout`]) is the most that a sick store can delay a request. It
 //! should be far longer than a round trip; a pause of the store that exceeds it counts as an outage.
 //!
-//! **Two limits on one request**, such as one for each caller and one for all: two layers, the caller's on the
-//! outside. Then a caller waits for a slot of its own before it takes one of those that all share. Keep that order on
-//! every route: in different orders, requests could wait for each other until their waits end.
+//! **Several limits on one request**, such as one for each caller and one for all, are a list in one layer
+//! ([`Policy`]), or a semaphore [`and`](Semaphore::and) another. They are taken together: a request that one of them
+//! refuses leaves nothing in the others. Who has to wait takes a slot of its own before one of those that all share:
+//! see [`Class`]. With two layers in place of a list that would depend on their order.
+//!
+//! **A rate** ([`Limit::rate`]) counts beginnings, and holds nothing. Over any time `t` it gives at most
+//! `count x t / period +` [`burst`](Limit::burst). Without a wait the refusal tells exactly when to come back; with one,
+//! the request reserves the next free time, waits for it without a slot, and goes on then. A request is charged when it
+//! comes, not when it gets its slots, and what it was charged is given back if another limit refuses it, or if it leaves
+//! before it was let in (unless that would let somebody go on too early). If the store's answer is lost the request is
+//! charged again.
+//!
+//! **Values for single keys**, such as customers who have paid for more: from a table, a closure that sees the request,
+//! or a lookup whose answers are kept ([`Scope::values`], [`Scope::values_by`], [`Scope::values_by_async`]).
+//!
+//! **A new limit** is best tried in [`Mode::Shadow`] first: it decides, logs and counts, and admits all the same.
+//! [`Limiter::update`] changes values and modes while the service runs.
 //!
 //! **Keys** come from callers, so look at who can choose them. A header that nobody has checked is a new key with each
 //! new value. See [`Limit::by_header`] and [`Limit::by_key`], and [where the layer belongs in a stack](layer#where-it-belongs-in-a-stack).
@@ -131,7 +169,7 @@
 //! | --- | --- | --- |
 //! | **G1** cap | The leases of a key that are alive are at most the limit. | Replicas that disagree on the limit, as in a rollout: then the largest holds. Data that the store has lost. A store whose clock is stepped forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
 //! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process. | What the server had taken before may still be sent. Lost data, clock steps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
-//! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. |
+//! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas, under each limit. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. |
 //! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
 //! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). |
 //! | **G6** no ghosts | A message that is late or lost or repeated leaves no holder or waiter behind that its process does not know of. | |
@@ -153,14 +191,22 @@
 //! | [`namespace`](LimiterBuilder::namespace) | limiter | `turnstile` | the same for all replicas of a service |
 //! | [`runtime`](LimiterBuilder::runtime) | limiter | the one that uses it first | |
 //! | [`concurrent`](Limit::concurrent) | limit | none: it must be said | 1 to 1,000,000 |
+//! | [`rate`](Limit::rate) | limit | none: it must be said | 1 to 1,000,000 in 1 ms to 24 h |
+//! | [`burst`](Limit::burst) | limit, of a rate | as many as in a period | 1 to 1,000,000; less with a long period |
+//! | [`mode`](Limit::mode) | limit | `Enforce` | |
+//! | [`class`](Limit::class) | limit | `Caller`; `Global` for [`Key::SHARED`] | the same for all replicas |
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 a key | at most 100,000; without a wait there is no line |
 //! | [`on_unavailable`](Limit::on_unavailable) | limit | `Local(limit)` | |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
+//! | [`values`](Scope::values) | scope | the limit's own | 0 refuses a key always; of a rate at least 1 |
+//! | [`cost`](Scope::cost) | scope, of a rate | 1 | at most the burst |
+//! | scopes | policy | | 1 to 16, each limit once |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
 //! | [`release_at`](LimitLayer::release_at) | layer | `BodyEnd` | |
 //! | [`max_hold`](LimitLayer::max_hold) | layer | none | 1 ms to 30 days |
 //! | [`idle`](LimitLayer::idle) | layer | none | 1 ms to 30 days |
+//! | [`rate_limit_fields`](LimitLayer::rate_limit_fields) | layer | not sent | |
 //! | [`limited_status`](LimitLayer::limited_status) | layer | 429 with keys, 503 without | |
 //! | [`unavailable_status`](LimitLayer::unavailable_status) | layer | 503 | |
 //! | [`refuse_with`](LimitLayer::refuse_with) | layer | problem details in JSON | |

@@ -8,7 +8,9 @@
 //! | `request` | a request for a permit, as a future |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
 //! | `core` | the state machine: lines, and where to find the one that needs something |
-//! | `turn` | a permit's way through it: asked for, collected, released |
+//! | `turn` | a request's way through it: asked for, collected, cancelled |
+//! | `claim` | a request for slots under several limits, all or nothing |
+//! | `rates` | what it is charged |
 //! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `send` | collects the work of many lines into one exchange (group commit) |
