@@ -13,32 +13,14 @@ use tokio::time::Instant;
 
 use super::{
     Core, Lease,
-    entry::{Seen, State},
+    demand::{Leases, Leg, Taken},
     rates::Fee,
-    send::{Note, SentClaim},
-    silence::Fate,
-    turn::{Leases, Taken},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
-    key::Key,
-    ledger::{ClaimReply, Exchange, LedgerError, Seq, Standing},
     limit::{Limit, Mode},
     status::Quota,
 };
-
-/// What a request wants of one limit.
-#[derive(Clone, Debug)]
-pub(crate) struct Leg {
-    /// The limit's number.
-    pub(crate) limit: usize,
-    pub(crate) key: Key,
-    pub(crate) wait: Duration,
-    /// The limit's value for this key, if it has one of its own.
-    pub(crate) max: Option<u32>,
-    /// What it costs at a rate.
-    pub(crate) cost: u32,
-}
 
 pub(super) struct Claim {
     /// In the order in which they are taken.
@@ -63,19 +45,6 @@ pub(super) enum Stage {
     Sleeping(Instant),
     Granted,
     Refused(AcquireError),
-}
-
-/// How far a claim has come.
-enum Progress {
-    Complete,
-    /// It is this leg's turn.
-    Turn(usize),
-    /// The store, or a line, has the next word.
-    Waits,
-    Refused(usize, AcquireErrorKind),
-    Passed(usize, AcquireErrorKind),
-    /// A leg before this one was lost, or this one itself.
-    Stray(usize),
 }
 
 impl Core {
@@ -185,118 +154,6 @@ impl Core {
         claim.legs.iter().find_map(|lease| self.place_of(lease))
     }
 
-    /// Takes a claim as far as it gets without new word from the store.
-    pub(super) fn advance(&mut self, id: u64) {
-        while let Some(claim) = self.claims.get_mut(&id)
-            && let Stage::Open = claim.stage
-        {
-            match self.progress(id) {
-                Progress::Waits => return,
-                Progress::Refused(leg, kind) => return self.refuse_leg(id, leg, kind),
-                Progress::Passed(leg, kind) => self.pass_leg(id, leg, kind),
-                Progress::Stray(leg) => self.park_leg(id, leg),
-                Progress::Complete if !self.owes(id) => return self.grant_claim(id),
-                Progress::Complete | Progress::Turn(_) if self.asks_store() => {
-                    return self.list_claim(id);
-                }
-                _ if self.owes(id) => self.pay_here(id),
-                Progress::Complete => {}
-                Progress::Turn(leg) => self.begin_leg_here(id, leg),
-            }
-        }
-    }
-
-    /// Takes a claim that was to be sent, or was, on from where its legs are.
-    pub(super) fn reopen(&mut self, id: u64) {
-        if let Some(claim) = self.claims.get_mut(&id)
-            && let Stage::Listed | Stage::Sent = claim.stage
-        {
-            claim.stage = Stage::Open;
-            self.advance(id);
-        }
-    }
-
-    fn progress(&self, id: u64) -> Progress {
-        let mut turn = None;
-        for (number, lease) in self.claims[&id].legs.iter().enumerate() {
-            let Some(entry) = self.lines[lease.line].entries.get(&lease.seq()) else {
-                continue;
-            };
-            match entry.state {
-                State::Held { .. } if turn.is_some() || entry.lease.is_over(self.ctx.now) => {
-                    // What may bring it back into the store has to be answered first.
-                    return if entry.open {
-                        Progress::Waits
-                    } else {
-                        Progress::Stray(number)
-                    };
-                }
-                State::Held { .. } => {}
-                State::Parked => turn = turn.or(Some(number)),
-                State::Refused(kind) => return Progress::Refused(number, kind),
-                State::Passed(kind) => return Progress::Passed(number, kind),
-                _ => return Progress::Waits,
-            }
-        }
-        turn.map_or(Progress::Complete, Progress::Turn)
-    }
-
-    fn list_claim(&mut self, id: u64) {
-        if let Some(claim) = self.claims.get_mut(&id) {
-            claim.stage = Stage::Listed;
-            self.asking.insert(id);
-        }
-    }
-
-    /// Without the store legs are taken one after the other: nobody sees anything of it before the lock is free.
-    fn begin_leg_here(&mut self, id: u64, leg: usize) {
-        let lease = self.claims[&id].legs[leg].clone();
-        let line = &mut self.lines[lease.line];
-        if let Some(entry) = line.entries.get_mut(&lease.seq()) {
-            entry.begin(self.ctx.now);
-            line.set(&mut self.ctx, lease.seq(), State::Asking(None));
-            match self.ctx.down {
-                Some(refused) if line.local.is_none() => {
-                    line.decide_without_store(&mut self.ctx, lease.seq(), refused);
-                }
-                _ => line.acquire_here(&mut self.ctx, lease.seq()),
-            }
-        }
-        self.settle(lease.line);
-    }
-
-    fn park_leg(&mut self, id: u64, leg: usize) {
-        let lease = self.claims[&id].legs[leg].clone();
-        let line = &mut self.lines[lease.line];
-        line.release_here(&mut self.ctx, lease.seq());
-        line.park(&mut self.ctx, lease.seq());
-        self.settle(lease.line);
-    }
-
-    fn pass_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
-        let Some(claim) = self.claims.get_mut(&id) else {
-            return;
-        };
-        let lease = claim.legs.remove(leg);
-        let line = &mut self.lines[lease.line];
-        claim.passed.push((line.limit.clone(), kind));
-        line.give_up(&mut self.ctx, lease.seq());
-        self.settle(lease.line);
-    }
-
-    fn refuse_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
-        let claim = &self.claims[&id];
-        let waited = self.ctx.now.saturating_duration_since(claim.asked);
-        let lease = &claim.legs[leg];
-        let line = &self.lines[lease.line];
-        let place = line
-            .entries
-            .get(&lease.seq())
-            .map_or(0, |entry| entry.place);
-        let error = line.error(&self.ctx, kind, place, waited);
-        self.refuse_claim(id, error);
-    }
-
     /// How its limits stand, as far as was heard.
     pub(super) fn quotas_of(&self, claim: &Claim) -> Vec<Quota> {
         let slots = claim
@@ -326,14 +183,14 @@ impl Core {
         }
     }
 
-    fn grant_claim(&mut self, id: u64) {
+    pub(super) fn grant_claim(&mut self, id: u64) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = Stage::Granted;
             self.ctx.wakers.extend(claim.waker.take());
         }
     }
 
-    fn let_go(&mut self, id: u64, claim: &mut Claim) {
+    pub(super) fn let_go(&mut self, id: u64, claim: &mut Claim) {
         if let Stage::Sleeping(until) = claim.stage {
             self.sleepers.remove(&(until, id));
         }
@@ -344,69 +201,6 @@ impl Core {
         for fee in claim.fees.drain(..) {
             self.refund(fee);
         }
-    }
-
-    /// Before an exchange's claims are told of: what is heard of their lines is as it was without them.
-    pub(super) fn unqueue(
-        &mut self,
-        exchange: &Exchange,
-        notes: &[Note],
-        answers: &[Result<ClaimReply, LedgerError>],
-    ) {
-        for (claim, answer) in exchange.claims.iter().zip(answers) {
-            let standings = answer.iter().flat_map(|answer| &answer.standings);
-            let queued = claim
-                .asks
-                .iter()
-                .zip(standings)
-                .filter(|(_, standing)| is_queued(standing));
-            for (ask, _) in queued {
-                let heard = &mut self.lines[notes[ask.batch].line].heard;
-                heard.waiting = heard.waiting.saturating_sub(1);
-            }
-        }
-    }
-
-    /// The store has answered a claim. Returns a request for a single slot that came too late.
-    pub(super) fn claim_answered(
-        &mut self,
-        sent: &SentClaim<'_>,
-        answer: &ClaimReply,
-        at: Seen,
-        now: Instant,
-    ) -> Option<(usize, Seq)> {
-        let mut stale = None;
-        for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
-            let index = sent.notes[ask.batch].line;
-            let line = &mut self.lines[index];
-            line.heard.waiting += u32::from(is_queued(standing));
-            let place = line.heard.waiting;
-            if line.acquired(&mut self.ctx, ask.seq, *standing, place, at, now) {
-                stale = Some((index, ask.seq));
-            }
-        }
-        if let Some(claim) = self.claims.get_mut(&sent.id) {
-            claim.asking_since = None;
-        }
-        self.charged(sent, &answer.charged, at.store_us);
-        stale
-    }
-
-    /// A claim has no answer.
-    pub(super) fn claim_failed(&mut self, sent: &SentClaim<'_>, not_after_us: u64, fate: Fate) {
-        for ask in &sent.claim.asks {
-            let line = &mut self.lines[sent.notes[ask.batch].line];
-            line.leg_unanswered(&mut self.ctx, ask.seq, not_after_us, fate);
-        }
-        if fate == Fate::Refused && self.claims.contains_key(&sent.id) {
-            let error = self.claim_error(sent.id, AcquireErrorKind::Misconfigured);
-            self.refuse_claim(sent.id, error);
-        }
-    }
-
-    /// After an exchange was answered or given up: its claims go on.
-    pub(super) fn reopen_all(&mut self, claims: &[u64]) {
-        claims.iter().for_each(|id| self.reopen(*id));
     }
 
     /// Refuses all that have no answer yet. Returns how many.
@@ -422,7 +216,7 @@ impl Core {
     }
 
     /// A refusal that no leg of its own has to answer for.
-    fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
+    pub(super) fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
         let claim = &self.claims[&id];
         let first = claim.legs.first().map(|lease| self.lines[lease.line].key.0);
         let limit = first
@@ -434,8 +228,4 @@ impl Core {
             ..self.refusal(limit, kind)
         }
     }
-}
-
-fn is_queued(standing: &Standing) -> bool {
-    matches!(standing, Standing::Waiting { .. })
 }

@@ -7,13 +7,13 @@
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
-//! | `core` | the state machine: lines, and where to find the one that needs something |
-//! | `turn` | a request's way through it: asked for, collected, cancelled |
-//! | `claim` | a request for slots under several limits, all or nothing |
-//! | `rates` | what it is charged |
+//! | `core`, `ctx` | the state machine: lines, and where to find the one that needs something |
+//! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
+//! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
+//! | `rates` | what a claim is charged |
 //! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
-//! | `send` | collects the work of many lines into one exchange (group commit) |
+//! | `draft`, `send` | collect the work of many lines, and claims, into one exchange (group commit) |
 //! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
@@ -31,11 +31,15 @@ mod change;
 mod claim;
 mod clock;
 mod core;
+mod ctx;
+mod demand;
+mod draft;
 mod driver;
 mod entry;
 mod lease;
 mod line;
 mod outage;
+mod progress;
 mod rates;
 mod receive;
 mod request;
@@ -48,18 +52,18 @@ mod sim;
 mod tests;
 mod timers;
 mod turn;
+mod verdict;
 
 use std::time::Duration;
 
-use self::core::{Core, Ctx};
 pub(crate) use self::{
     bounds::Bounds,
-    claim::Leg,
+    demand::{Demand, Leases, Leg, Taken},
     lease::Lease,
     request::{Granted, Request},
     shared::Shared,
-    turn::{Demand, Leases, Taken},
 };
+use self::{core::Core, ctx::Ctx};
 use crate::ledger::ReplicaId;
 
 /// Two may be on their way while the next one fills.

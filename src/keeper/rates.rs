@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::{
     Core,
-    claim::{Claim, Leg, Stage},
-    send::SentClaim,
+    claim::{Claim, Stage},
+    demand::Leg,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -127,62 +127,6 @@ impl Core {
             Charged::Until { tat, start_us } => Ok((Paid::Here(rate, tat), start_us)),
             Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
             Charged::Not => refuse(AcquireErrorKind::TooSoon),
-        }
-    }
-
-    /// What the store has charged, or would not.
-    pub(super) fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
-        let is_sent = |claim: &Claim| matches!(claim.stage, Stage::Sent);
-        if !self.claims.get(&sent.id).is_some_and(is_sent) {
-            return self.refund_unclaimed(sent, charged);
-        }
-        let (mut start_us, mut refusal) = (now_us, None);
-        let numbers = 0..self.claims[&sent.id].fees.len();
-        let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
-        let owed: Vec<usize> = numbers.filter(owed).collect();
-        for (number, charged) in owed.into_iter().zip(charged) {
-            match *charged {
-                Charged::Until {
-                    tat,
-                    start_us: at_us,
-                } => {
-                    start_us = start_us.max(at_us);
-                    self.pay(sent.id, number, Paid::InStore(tat));
-                }
-                Charged::TooSoon { start_us } => {
-                    let fee = &self.claims[&sent.id].fees[number];
-                    if fee.charge.shadow {
-                        self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
-                    } else {
-                        refusal = Some(self.too_soon(fee, start_us.saturating_sub(now_us)));
-                    }
-                }
-                Charged::Not => {}
-            }
-        }
-        match refusal {
-            Some(error) => self.refuse_claim(sent.id, error),
-            None => self.sleep(
-                sent.id,
-                self.ctx.now + Duration::from_micros(start_us - now_us),
-            ),
-        }
-    }
-
-    /// Nobody waits for the claim any more.
-    fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
-        for (charge, charged) in sent.claim.charges.iter().zip(charged) {
-            if let Charged::Until { tat, .. } = *charged {
-                let Charge {
-                    key, rate, cost, ..
-                } = charge.clone();
-                self.refunds.push(Refund {
-                    key,
-                    rate,
-                    cost,
-                    charged: tat,
-                });
-            }
         }
     }
 

@@ -5,12 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Core, Ctx,
-    clock::StoreClock,
-    entry::Seen,
-    outage::Breaker,
-    send::{InFlight, SentClaim},
-    silence::Fate,
+    Core, Ctx, clock::StoreClock, entry::Seen, outage::Breaker, send::InFlight, silence::Fate,
+    verdict::SentClaim,
 };
 use crate::{
     ledger::{Reply, Wake},

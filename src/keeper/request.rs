@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Shared,
-    turn::{Asked, Demand, Taken},
+    demand::{Asked, Demand, Taken},
 };
 use crate::{error::AcquireError, status::Quota};
 

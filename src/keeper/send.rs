@@ -1,25 +1,14 @@
 //! Group commit: what many lines have to say is said in one exchange.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Core, Ctx, Lease, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES,
-    claim::Stage,
-    entry::{Release, Seen, State},
-    line::Line,
-    outage::Breaker,
-    rates::Paid,
+    Core, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES, draft::Draft, entry::Release, outage::Breaker,
 };
-use crate::{
-    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, Want},
-    status::Usage,
-};
+
+use crate::{ledger::Exchange, status::Usage};
 
 /// An exchange that has not been answered.
 pub(super) struct InFlight {
@@ -30,24 +19,6 @@ pub(super) struct InFlight {
     pub(super) notes: Vec<Note>,
     /// The keeper's name for each claim; 0 for a request for a single slot.
     pub(super) claims: Vec<u64>,
-}
-
-/// A claim as it was sent.
-pub(super) struct SentClaim<'a> {
-    pub(super) id: u64,
-    pub(super) claim: &'a Claim,
-    pub(super) notes: &'a [Note],
-}
-
-/// An exchange in the making.
-struct Draft {
-    batches: Vec<Batch>,
-    notes: Vec<Note>,
-    /// By the order in which they came.
-    claims: BTreeMap<u64, (u64, Claim)>,
-    /// Names that there is room for.
-    room: usize,
-    deadline: Instant,
 }
 
 /// What the keeper wants to remember of a batch.
@@ -118,86 +89,6 @@ impl Core {
         Some(self.send(draft, now))
     }
 
-    fn draft_batch(&mut self, draft: &mut Draft, index: usize, now: Instant) {
-        let line = &mut self.lines[index];
-        let (room, deadline) = (&mut draft.room, &mut draft.deadline);
-        if let Some((batch, note)) = line.take_work(&self.ctx, index, room, deadline, now) {
-            draft.batches.push(batch);
-            draft.notes.push(note);
-        }
-    }
-
-    /// Claims take no more than half of the room: lines have work too.
-    fn draft_claims(&mut self, draft: &mut Draft, now: Instant) {
-        let mut later = BTreeSet::new();
-        while draft.room > MAX_NAMES / 2 && draft.batches.len() < MAX_BATCHES / 2 {
-            let Some(id) = self.asking.pop_first() else {
-                break;
-            };
-            let is_listed = |claim: &super::claim::Claim| matches!(claim.stage, Stage::Listed);
-            let Some(claim) = self.claims.get_mut(&id).filter(|claim| is_listed(claim)) else {
-                continue;
-            };
-            let lines = &mut self.lines;
-            if claim
-                .legs
-                .iter()
-                .any(|lease| lines[lease.line].is_introducing())
-            {
-                later.insert(id);
-                continue;
-            }
-            claim.stage = Stage::Sent;
-            let since = *claim.asking_since.get_or_insert(now);
-            draft.deadline = self.ctx.patience(since, now).min(draft.deadline);
-            let legs = claim.legs.clone();
-            let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
-            let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
-            draft.room = draft.room.saturating_sub(charges.len());
-            let asks = legs
-                .iter()
-                .filter_map(|lease| self.draft_ask(draft, lease, now))
-                .collect();
-            draft.claims.insert(id, (id, Claim { charges, asks }));
-        }
-        self.asking.append(&mut later);
-    }
-
-    /// A leg that the claim does not have yet; its line gets a batch if it has none.
-    fn draft_ask(&mut self, draft: &mut Draft, lease: &Lease, now: Instant) -> Option<ClaimAsk> {
-        let (index, seq) = (lease.line, lease.seq());
-        let entry = self.lines[index].entries.get_mut(&seq)?;
-        let State::Parked = entry.state else {
-            return None;
-        };
-        let batch = match draft.notes.iter().position(|note| note.line == index) {
-            Some(batch) => batch,
-            None => {
-                self.lines[index].work.touch = true;
-                self.draft_batch(draft, index, now);
-                draft.batches.len() - 1
-            }
-        };
-        let line = &mut self.lines[index];
-        let entry = line.entries.get_mut(&seq)?;
-        entry.begin(now);
-        entry.open = true;
-        let (shadow, wait) = (entry.shadow, !entry.wait.is_zero());
-        let seen = Seen {
-            store_us: 0,
-            sent: now,
-        };
-        line.set(&mut self.ctx, seq, State::Asking(Some(seen)));
-        draft.batches[batch].waits |= wait;
-        draft.room = draft.room.saturating_sub(1);
-        let want = match (shadow, wait) {
-            (true, _) => Want::IfFree,
-            (false, true) => Want::Wait,
-            (false, false) => Want::Now,
-        };
-        Some(ClaimAsk { batch, seq, want })
-    }
-
     /// An exchange that asks for nothing but the time.
     pub(crate) fn hello(&mut self, now: Instant) -> Outgoing {
         let draft = Draft {
@@ -244,106 +135,6 @@ impl Core {
             exchange,
             deadline,
         }
-    }
-}
-
-impl Draft {
-    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
-    fn join(&mut self) {
-        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
-        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
-        for batch in touched {
-            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
-                let want = if wait { Want::Wait } else { Want::Now };
-                let asks = vec![ClaimAsk { batch, seq, want }];
-                let charges = Vec::new();
-                self.claims.insert(seq, (0, Claim { charges, asks }));
-            }
-        }
-    }
-}
-
-impl Line {
-    /// As much of this line's work as there is room for.
-    fn take_work(
-        &mut self,
-        ctx: &Ctx,
-        index: usize,
-        room: &mut usize,
-        deadline: &mut Instant,
-        now: Instant,
-    ) -> Option<(Batch, Note)> {
-        let mut batch = Batch {
-            key: self.ledger.clone(),
-            limit: self.max(),
-            max_waiters: self.limit.waiters(),
-            ..Batch::default()
-        };
-        let touch = std::mem::take(&mut self.work.touch);
-        let inquiries = std::mem::take(&mut self.work.inquiries);
-        let count = self.work.release.len().min(*room);
-        let releases: Vec<Release> = self.work.release.drain(..count).collect();
-        batch.release = releases.iter().map(|release| release.seq).collect();
-        *room -= count;
-        while *room > 0
-            && let Some(seq) = self.work.renew.pop_front()
-        {
-            if self.entries.contains_key(&seq) {
-                batch.renew.push(seq);
-                *room -= 1;
-            }
-        }
-        while *room > 0
-            && let Some(seq) = self.work.adopt.pop_front()
-        {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && entry.is_held()
-                && !entry.open
-                && !entry.lease.is_over(now)
-            {
-                entry.open = true;
-                batch.adopt.push(seq);
-                *room -= 1;
-            }
-        }
-        let introducing = self.is_introducing();
-        while *room > 0
-            && !introducing
-            && let Some(seq) = self.work.acquire.pop_front()
-        {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && let State::Asking(None) = entry.state
-            {
-                entry.open = true;
-                entry.state = State::Asking(Some(Seen {
-                    store_us: 0,
-                    sent: now,
-                }));
-                batch.acquire.push(Ask {
-                    seq,
-                    wait: !entry.wait.is_zero(),
-                });
-                *deadline = ctx.patience(entry.asking_since, now).min(*deadline);
-                *room -= 1;
-            }
-        }
-        batch.waits = !self.queue.is_empty() || batch.acquire.iter().any(|ask| ask.wait);
-        let empty = batch.release.is_empty()
-            && batch.renew.is_empty()
-            && batch.adopt.is_empty()
-            && batch.acquire.is_empty();
-        if empty && !touch && inquiries.is_empty() {
-            return None;
-        }
-        self.in_flight += 1;
-        Some((
-            batch,
-            Note {
-                line: index,
-                releases,
-                inquiries,
-            },
-        ))
     }
 }
 

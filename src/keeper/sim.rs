@@ -24,9 +24,9 @@ use tokio::time::Instant;
 
 use super::{
     Core, Demand, Lease, Leases, Leg, Settings,
+    demand::Asked,
     entry::{Release, State},
     send::Outgoing,
-    turn::Asked,
 };
 use crate::{
     key::Key,

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::{
     Bounds, Core, Demand, Lease, Leg, Settings,
+    demand::{Asked, Taken},
     send::Outgoing,
-    turn::{Asked, Taken},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind},

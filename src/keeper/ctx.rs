@@ -1,0 +1,108 @@
+//! What lines need of their keeper.
+
+use std::{collections::BTreeSet, task::Waker, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Settings,
+    entry::{Release, State},
+};
+use crate::ledger::{Exchange, Seq};
+
+/// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
+/// promoted and nobody here knows it.
+const FORGET_AFTER: u32 = 10;
+
+/// What lines need of their keeper.
+pub(super) struct Ctx {
+    pub(super) settings: Settings,
+    /// Whether there is a store that other replicas share.
+    pub(super) shared: bool,
+    /// What this process's own ledgers are told of times, which do not matter there.
+    pub(super) here: Exchange,
+    pub(super) epoch: Instant,
+    pub(super) rng: fastrand::Rng,
+    pub(super) last_seq: Seq,
+    pub(super) counts: Counts,
+    /// When a ledger was last complained of.
+    pub(super) complained: Option<Instant>,
+    /// Ends of waits.
+    pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    /// To be woken once the lock is free.
+    pub(super) wakers: Vec<Waker>,
+    /// Claims of which a leg was decided on.
+    pub(super) moved: BTreeSet<u64>,
+    /// How long slots are held lately, by the number of the limit.
+    pub(super) holds: Vec<Option<Duration>>,
+    /// To be dropped then: a waker may own anything, such as a permit.
+    pub(super) old_wakers: Vec<Waker>,
+    /// Whether the store is down, and if so, whether by its own word.
+    pub(super) down: Option<bool>,
+    /// The time of the latest step that was told it.
+    pub(super) now: Instant,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) held: usize,
+    pub(super) waiting: usize,
+    pub(super) lost: u64,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, state: State) {
+        match state {
+            State::Held { .. } => self.held += 1,
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
+            _ => self.waiting += 1,
+        }
+    }
+
+    pub(super) fn forget(&mut self, state: State) {
+        match state {
+            State::Held { .. } => self.held -= 1,
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
+            _ => self.waiting -= 1,
+        }
+    }
+}
+
+impl Ctx {
+    pub(super) fn next_seq(&mut self) -> Seq {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    pub(super) fn release(&self, seq: Seq, not_after_us: u64) -> Release {
+        let forget_at = self.now + FORGET_AFTER * self.settings.lease;
+        Release {
+            seq,
+            not_after_us,
+            forget_at,
+        }
+    }
+
+    /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
+    /// all of it again.
+    pub(super) fn patience(&self, since: Instant, now: Instant) -> Instant {
+        let timeout = self.settings.store_timeout;
+        (since + timeout).max(now + timeout / 8)
+    }
+
+    /// How long slots of a limit are held: the recent ones count more.
+    pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+        let mean = &mut self.holds[limit];
+        *mean = Some(mean.map_or(held, |mean| mean.mul_f64(0.9) + held.mul_f64(0.1)));
+    }
+
+    /// A third of the way from `sent` to the deadline.
+    pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
+        sent + self.jittered(until.saturating_duration_since(sent) / 3)
+    }
+
+    /// A little less, so that replicas which started together drift apart.
+    pub(super) fn jittered(&mut self, length: Duration) -> Duration {
+        length.mul_f64(0.9 + 0.1 * self.rng.f64())
+    }
+}

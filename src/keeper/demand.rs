@@ -1,0 +1,112 @@
+//! What a request wants, and what it gets.
+
+use std::{future::pending, slice, sync::Arc, time::Duration};
+
+use futures_util::future::select_all;
+use tokio::time::Instant;
+
+use super::Lease;
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    key::Key,
+    limit::Limit,
+};
+
+/// What a request wants of one limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Leg {
+    /// The limit's number.
+    pub(crate) limit: usize,
+    pub(crate) key: Key,
+    pub(crate) wait: Duration,
+    /// The limit's value for this key, if it has one of its own.
+    pub(crate) max: Option<u32>,
+    /// What it costs at a rate.
+    pub(crate) cost: u32,
+}
+
+/// What a request wants.
+#[derive(Clone, Debug)]
+pub(crate) enum Demand {
+    One(Leg),
+    /// All or nothing. No limit is named twice.
+    All(Vec<Leg>),
+}
+
+impl Demand {
+    /// The number of its first limit.
+    pub(super) fn first_limit(&self) -> usize {
+        match self {
+            Self::One(leg) => leg.limit,
+            Self::All(legs) => legs.first().map_or(0, |leg| leg.limit),
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Clone)]
+pub(crate) enum Asked {
+    /// For one slot.
+    Slot(Arc<Lease>),
+    /// For several, or for times at rates.
+    Claim(u64),
+}
+
+/// How a request came by its permit.
+pub(crate) struct Taken {
+    pub(crate) leases: Leases,
+    pub(crate) waited: Duration,
+    /// The place in the line when it was joined; 0 if there was no need to wait.
+    pub(crate) place: u32,
+    /// Limits that would have refused it, and only look on.
+    pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+}
+
+/// The slots of a permit.
+#[derive(Clone)]
+pub(crate) enum Leases {
+    One(Arc<Lease>),
+    Many(Arc<[Arc<Lease>]>),
+}
+
+impl Leases {
+    pub(crate) fn all(&self) -> &[Arc<Lease>] {
+        match self {
+            Self::One(lease) => slice::from_ref(lease),
+            Self::Many(leases) => leases,
+        }
+    }
+
+    /// Whether one of them is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.all().iter().any(|lease| lease.is_lost())
+    }
+
+    /// Whether one of them is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        self.all().iter().find_map(|lease| lease.over())
+    }
+
+    /// As [`Lease::set_unread`], for all.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        self.all().iter().for_each(|lease| lease.set_unread(since));
+    }
+
+    /// Completes when one of them is over for a reason that `counts`.
+    pub(crate) async fn ended(
+        &self,
+        attend: impl Fn(),
+        counts: impl Fn(LostErrorKind) -> bool,
+    ) -> LostErrorKind {
+        match self.all() {
+            [] => pending().await,
+            [lease] => lease.ended(attend, counts).await,
+            leases => {
+                let ended = leases
+                    .iter()
+                    .map(|lease| Box::pin(lease.ended(&attend, &counts)));
+                select_all(ended).await.0
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the store says of a claim, or that it says nothing.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Core,
+    claim::{self, Stage},
+    entry::Seen,
+    rates::Paid,
+    send::Note,
+    silence::Fate,
+};
+use crate::{
+    error::AcquireErrorKind,
+    ledger::{Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Refund, Seq, Standing},
+};
+
+/// A claim as it was sent.
+pub(super) struct SentClaim<'a> {
+    pub(super) id: u64,
+    pub(super) claim: &'a Claim,
+    pub(super) notes: &'a [Note],
+}
+
+impl Core {
+    /// Before an exchange's claims are told of: what is heard of their lines is as it was without them.
+    pub(super) fn unqueue(
+        &mut self,
+        exchange: &Exchange,
+        notes: &[Note],
+        answers: &[Result<ClaimReply, LedgerError>],
+    ) {
+        for (claim, answer) in exchange.claims.iter().zip(answers) {
+            let standings = answer.iter().flat_map(|answer| &answer.standings);
+            let queued = claim
+                .asks
+                .iter()
+                .zip(standings)
+                .filter(|(_, standing)| is_queued(standing));
+            for (ask, _) in queued {
+                let heard = &mut self.lines[notes[ask.batch].line].heard;
+                heard.waiting = heard.waiting.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The store has answered a claim. Returns a request for a single slot that came too late.
+    pub(super) fn claim_answered(
+        &mut self,
+        sent: &SentClaim<'_>,
+        answer: &ClaimReply,
+        at: Seen,
+        now: Instant,
+    ) -> Option<(usize, Seq)> {
+        let mut stale = None;
+        for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
+            let index = sent.notes[ask.batch].line;
+            let line = &mut self.lines[index];
+            line.heard.waiting += u32::from(is_queued(standing));
+            let place = line.heard.waiting;
+            if line.acquired(&mut self.ctx, ask.seq, *standing, place, at, now) {
+                stale = Some((index, ask.seq));
+            }
+        }
+        if let Some(claim) = self.claims.get_mut(&sent.id) {
+            claim.asking_since = None;
+        }
+        self.charged(sent, &answer.charged, at.store_us);
+        stale
+    }
+
+    /// A claim has no answer.
+    pub(super) fn claim_failed(&mut self, sent: &SentClaim<'_>, not_after_us: u64, fate: Fate) {
+        for ask in &sent.claim.asks {
+            let line = &mut self.lines[sent.notes[ask.batch].line];
+            line.leg_unanswered(&mut self.ctx, ask.seq, not_after_us, fate);
+        }
+        if fate == Fate::Refused && self.claims.contains_key(&sent.id) {
+            let error = self.claim_error(sent.id, AcquireErrorKind::Misconfigured);
+            self.refuse_claim(sent.id, error);
+        }
+    }
+
+    /// What the store has charged, or would not.
+    pub(super) fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
+        let is_sent = |claim: &claim::Claim| matches!(claim.stage, Stage::Sent);
+        if !self.claims.get(&sent.id).is_some_and(is_sent) {
+            return self.refund_unclaimed(sent, charged);
+        }
+        let (mut start_us, mut refusal) = (now_us, None);
+        let numbers = 0..self.claims[&sent.id].fees.len();
+        let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
+        let owed: Vec<usize> = numbers.filter(owed).collect();
+        for (number, charged) in owed.into_iter().zip(charged) {
+            match *charged {
+                Charged::Until {
+                    tat,
+                    start_us: at_us,
+                } => {
+                    start_us = start_us.max(at_us);
+                    self.pay(sent.id, number, Paid::InStore(tat));
+                }
+                Charged::TooSoon { start_us } => {
+                    let fee = &self.claims[&sent.id].fees[number];
+                    if fee.charge.shadow {
+                        self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
+                    } else {
+                        refusal = Some(self.too_soon(fee, start_us.saturating_sub(now_us)));
+                    }
+                }
+                Charged::Not => {}
+            }
+        }
+        match refusal {
+            Some(error) => self.refuse_claim(sent.id, error),
+            None => self.sleep(
+                sent.id,
+                self.ctx.now + Duration::from_micros(start_us - now_us),
+            ),
+        }
+    }
+
+    /// Nobody waits for the claim any more.
+    fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
+        for (charge, charged) in sent.claim.charges.iter().zip(charged) {
+            if let Charged::Until { tat, .. } = *charged {
+                let Charge {
+                    key, rate, cost, ..
+                } = charge.clone();
+                self.refunds.push(Refund {
+                    key,
+                    rate,
+                    cost,
+                    charged: tat,
+                });
+            }
+        }
+    }
+}
+
+fn is_queued(standing: &Standing) -> bool {
+    matches!(standing, Standing::Waiting { .. })
+}
