@@ -10,8 +10,8 @@
 -- us + rem / count.
 --
 -- KEYS   the ledgers, each once; then the states of rates, each once
--- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups, how many ledgers,
---        refunds and claims; then
+-- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups, and a text:
+--        'ledgers refunds claims', how many of each, or nothing if there are only ledgers; then
 --        for each ledger: limit, max_waiters, whether the replica waits here (0 or 1), how many permits to release, to
 --        renew and to adopt, a text with 1 or 0 for each permit to acquire (whether it would wait), and the numbers of
 --        all these permits in this order;
@@ -54,8 +54,12 @@ local latest_end_ms = now_ms + MAX_LEASE_MS -- a deadline beyond it was set befo
 local stale = now_us > tonumber(ARGV[5])
 
 local budget, more = SWEEP_BUDGET, 0
-local ledgers, refunds, claims = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local at = 10 -- the next of ARGV
+local ledgers, refunds, claims = #KEYS, 0, 0
+local at = 8 -- the next of ARGV
+if ARGV[7] ~= '' then
+  ledgers, refunds, claims = string.match(ARGV[7], '(%d+) (%d+) (%d+)')
+  ledgers, refunds, claims = tonumber(ledgers), tonumber(refunds), tonumber(claims)
+end
 
 -- The ledger at work.
 local key, limit, max_waiters
@@ -349,19 +353,14 @@ local function run(waits, releases, renews, adopts, asks)
   for _, number in ipairs(promoted) do
     reply[#reply + 1] = number
   end
-  if claims == 0 then
+  if claims == 0 then -- else this waits for them
     close(waits)
   end
   return reply
 end
 
--- As the text of an error, if it is one.
-local function told(ok, result)
-  return ok and result or type(result) == 'table' and result.err or result
-end
-
 local replies = { now_us, 0 }
-local states = {} -- the ledgers that claims are about
+local states = claims > 0 and {} or nil -- of the ledgers, for the claims
 for i = 1, ledgers do
   key, limit, max_waiters = KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
   local waits, asks = ARGV[at + 2] == '1', ARGV[at + 6]
@@ -370,9 +369,9 @@ for i = 1, ledgers do
   local following = at + releases + renews + adopts + #asks
   -- By pcall: one ledger's error does not stop the others.
   local ok, result = pcall(run, waits, releases, renews, adopts, asks)
-  replies[i + 2] = told(ok, result)
+  replies[i + 2] = ok and result or type(result) == 'table' and result.err or result
   at = following
-  if claims > 0 then
+  if states then
     states[i] = {
       failed = not ok and replies[i + 2],
       key = key, limit = limit, max_waiters = max_waiters, waits = waits,
@@ -384,10 +383,16 @@ end
 
 -- These functions are made only for those who need them.
 if refunds + claims > 0 then
+  states = states or {}
   local WAIT, IF_FREE = '1', '2'
   local MAX_WAIT_US, MAX_EXACT = 86400000000, 4503599627370496
   -- The server reckons from a time a little before ours, and rounds.
   local TTL_SPARE_MS = 2
+
+  -- As the text of an error, if it is one.
+  local function told(ok, result)
+    return ok and result or type(result) == 'table' and result.err or result
+  end
 
   local tats = {} -- the states of rates by their place in KEYS; false: there is none
   local changed = {} -- those to be written

@@ -17,6 +17,8 @@
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
 
+#[cfg(all(test, feature = "redis"))]
+mod claim_rules;
 mod id;
 #[cfg(test)]
 mod ledgers;

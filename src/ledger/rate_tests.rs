@@ -182,3 +182,226 @@ proptest! {
         run(rate(7, 5, burst), steps);
     }
 }
+
+proptest! {
+    #[test]
+    fn decides_as_governor_does(
+        spacing_us in 1..50u64,
+        burst in 1..12u32,
+        steps in prop::collection::vec((0..120u64, 1..=12u32), 1..80),
+    ) {
+        let clock = FakeRelativeClock::default();
+        let quota = Quota::with_period(Duration::from_micros(spacing_us)).unwrap();
+        let quota = quota.allow_burst(NonZeroU32::new(burst).unwrap());
+        let governor = RateLimiter::direct_with_clock(quota, clock.clone());
+        let start = clock.now();
+        let mut bucket = Bucket::new(rate(1, spacing_us, burst));
+        for (pass_us, cost) in steps {
+            clock.advance(Duration::from_micros(pass_us));
+            bucket.now_us += pass_us;
+            let cost = cost.min(burst);
+            let after_us = |since: Duration| since.as_micros() as u64 - (bucket.now_us - START_US);
+            let theirs = governor.check_n(NonZeroU32::new(cost).unwrap()).unwrap();
+            let theirs = theirs.map(|()| 0).map_err(|refusal| {
+                after_us(refusal.earliest_possible().duration_since(start).into())
+            });
+            prop_assert_eq!(bucket.after_us(cost, 0), theirs);
+        }
+    }
+}
+
+#[test]
+fn a_burst_comes_at_once_and_the_rest_spaced() {
+    let mut bucket = Bucket::new(rate(7, 1_000_000, 3));
+    let after: Vec<_> = (0..11).map(|_| bucket.after_us(1, 10_000_000)).collect();
+    // Multiples of a seventh of a second, rounded up, without drift.
+    let spaced = [
+        142_858, 285_715, 428_572, 571_429, 714_286, 857_143, 1_000_000, 1_142_858,
+    ];
+    let expected = [0, 0, 0].into_iter().chain(spaced).map(Ok);
+    assert_eq!(after, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn the_time_told_is_the_first_at_which_it_may_begin() {
+    let mut bucket = Bucket::new(rate(7, 1_000_000, 3));
+    assert_eq!(bucket.after_us(3, 0), Ok(0));
+    assert_eq!(bucket.after_us(2, 0), Err(285_715));
+    bucket.now_us += 285_714;
+    assert_eq!(bucket.after_us(2, 0), Err(1));
+    bucket.now_us += 1;
+    assert_eq!(bucket.after_us(2, 0), Ok(0));
+}
+
+#[test]
+fn an_idle_key_has_its_burst_and_no_more() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 5));
+    bucket.charge(5, 0);
+    bucket.now_us += 3_600_000_000;
+    assert_eq!(bucket.after_us(5, 0), Ok(0));
+    assert_eq!(bucket.after_us(1, 0), Err(1_000_000));
+}
+
+#[test]
+fn a_wait_is_as_long_as_was_said_and_no_longer() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 1));
+    assert_eq!(bucket.after_us(1, 0), Ok(0));
+    assert_eq!(bucket.after_us(1, 999_999), Err(1_000_000));
+    assert_eq!(bucket.after_us(1, 1_000_000), Ok(1_000_000));
+    assert_eq!(bucket.after_us(1, 1_000_000), Err(2_000_000));
+}
+
+#[test]
+fn what_remains_is_what_may_come_at_once() {
+    let mut bucket = Bucket::new(rate(7, 1_000_000, 3));
+    assert_eq!(bucket.remaining(), 3);
+    bucket.charge(1, 0);
+    assert_eq!(bucket.remaining(), 2);
+    bucket.charge(2, 0);
+    assert_eq!(bucket.remaining(), 0);
+    let Some(state) = bucket.state else {
+        unreachable!()
+    };
+    let next_us = bucket.rate.next_at_us(state, bucket.now_us);
+    let full_us = bucket.rate.full_at_us(state, bucket.now_us);
+    assert_eq!((next_us, full_us), (START_US + 142_858, START_US + 428_572));
+    for (at_us, remaining) in [
+        (next_us - 1, 0),
+        (next_us, 1),
+        (full_us - 1, 2),
+        (full_us, 3),
+    ] {
+        bucket.now_us = at_us;
+        assert_eq!(bucket.remaining(), remaining, "{}", at_us - START_US);
+    }
+    assert_eq!(bucket.rate.next_at_us(state, full_us), full_us);
+    assert_eq!(bucket.rate.full_at_us(state, full_us + 5), full_us + 5);
+    assert_eq!(bucket.rate.time_of(2), 285_715);
+    // A time was reserved: less than nothing remains.
+    bucket.charge(3, 0);
+    bucket.charge(1, 1_000_000);
+    assert_eq!(bucket.remaining(), 0);
+}
+
+#[test]
+fn what_was_taken_back_may_be_used_again() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
+    for _ in 0..3 {
+        bucket.charge(1, 0);
+    }
+    for number in 0..3 {
+        bucket.refund(number);
+        assert_eq!(bucket.remaining(), number as u32 + 1);
+    }
+}
+
+#[test]
+fn what_has_run_out_is_not_taken_back() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
+    bucket.charge(1, 0);
+    bucket.charge(1, 0);
+    bucket.now_us += 1_500_000;
+    // The first has run out; half of the second has.
+    bucket.refund(0);
+    assert_eq!(bucket.remaining(), 2);
+    bucket.refund(1);
+    assert_eq!(bucket.remaining(), 3);
+    bucket.charge(3, 0);
+    assert_eq!(bucket.remaining(), 0);
+}
+
+#[test]
+fn a_refund_takes_nothing_of_what_came_later() {
+    let mut bucket = Bucket::new(rate(1, 10, 10));
+    bucket.charge(5, 0);
+    bucket.charge(1, 0);
+    bucket.refund(0);
+    bucket.now_us += 9;
+    bucket.charge(1, 0);
+    // Of the second only a tenth is left, since the first is gone. The third stands, and takes ten.
+    bucket.refund(1);
+    assert_eq!(bucket.state.unwrap().us, bucket.now_us + 10);
+}
+
+#[test]
+fn a_reserved_time_is_taken_back_only_if_nobody_else_has_one() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 1));
+    bucket.charge(1, 0);
+    assert_eq!(bucket.after_us(1, 10_000_000), Ok(1_000_000));
+    assert_eq!(bucket.after_us(1, 10_000_000), Ok(2_000_000));
+    bucket.refund(1);
+    assert_eq!(bucket.after_us(1, 0), Err(3_000_000));
+    bucket.refund(2);
+    assert_eq!(bucket.after_us(1, 10_000_000), Ok(2_000_000));
+}
+
+#[test]
+fn a_charge_from_before_the_key_was_idle_is_not_taken_back() {
+    let mut bucket = Bucket::new(rate(1, 10, 10));
+    bucket.charge(5, 0);
+    bucket.charge(1, 0);
+    bucket.refund(0);
+    // By now the bucket would still hold the second, if the first were in it.
+    bucket.now_us += 15;
+    bucket.charge(5, 0);
+    let state = bucket.state;
+    bucket.refund(1);
+    assert_eq!(bucket.state, state);
+}
+
+#[test]
+fn refunds_for_ever_keep_the_arithmetic_exact() {
+    // The longest and fullest there may be.
+    let day = rate(1, 86_400_000_000, 52_124);
+    assert!(day.is_exact());
+    let mut bucket = Bucket::new(day);
+    bucket.charge(1, 0);
+    let standing_us = bucket.state.unwrap().us;
+    for number in 1..10 {
+        let charged = bucket.charge(52_123, 0);
+        assert!(
+            matches!(charged, Charged::Until { .. }),
+            "{number}: {charged:?}"
+        );
+        bucket.refund(number);
+        let Tat {
+            us, refunded_us, ..
+        } = bucket.state.unwrap();
+        assert_eq!(us, standing_us);
+        assert!(refunded_us <= 1 << 52, "{refunded_us}");
+    }
+    // What was charged before the count began anew cannot be placed any more.
+    bucket.charge(52_123, 0);
+    let state = bucket.state;
+    bucket.refund(1);
+    assert_eq!(bucket.state, state);
+}
+
+#[test]
+fn a_rate_that_changed_rounds_in_its_own_favour() {
+    let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
+    bucket.charge(1, 0);
+    bucket.rate = rate(3, 1_000_000, 1);
+    assert_eq!(bucket.after_us(1, 0), Err(142_858));
+    bucket.now_us += 142_858;
+    assert_eq!(bucket.after_us(1, 0), Ok(0));
+    assert_eq!(bucket.after_us(1, 0), Err(333_334));
+}
+
+#[test]
+fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 2));
+    bucket.charge(2, 0);
+    bucket.now_us -= 365 * 86_400_000_000;
+    assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
+    bucket.now_us += 86_401_000_000;
+    assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
+}
+
+#[test]
+fn a_rate_is_kept_in_lowest_terms() {
+    assert_eq!(rate(60, 60_000_000, 10), rate(1, 1_000_000, 10));
+    assert_eq!(rate(7, 1_000_000, 1).count, 7);
+    assert!(!rate(1, 86_400_000_000, 52_125).is_exact());
+    assert!(!rate(1, 1_000, 0).is_exact());
+}

@@ -25,7 +25,7 @@ pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &
         .sum();
     let more = rates.keys.len() + 9 * exchange.refunds.len() + claims;
     let mut cmd = Cmd::with_capacity(
-        12 + 8 * ledgers + seqs + more,
+        10 + 8 * ledgers + seqs + more,
         200 + script.len() + 80 * (ledgers + rates.keys.len()) + SEQ_CHARS * (seqs + more),
     );
     cmd.arg(command).arg(script).arg(ledgers + rates.keys.len());
@@ -39,9 +39,7 @@ pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &
         .arg(exchange.alive_ms)
         .arg(exchange.not_after_us)
         .arg(wake_prefix)
-        .arg(ledgers)
-        .arg(exchange.refunds.len())
-        .arg(exchange.claims.len());
+        .arg(counts(exchange));
     for batch in &exchange.batches {
         encode_batch(&mut cmd, batch);
     }
@@ -122,6 +120,15 @@ fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
     for &seq in listed.chain(asked) {
         cmd.arg(&seq_text(seq));
     }
+}
+
+/// Most exchanges are about ledgers only: these say nothing here.
+fn counts(exchange: &Exchange) -> String {
+    let (refunds, claims) = (exchange.refunds.len(), exchange.claims.len());
+    if refunds + claims == 0 {
+        return String::new();
+    }
+    format!("{} {refunds} {claims}", exchange.batches.len())
 }
 
 fn flag(flag: bool) -> u8 {

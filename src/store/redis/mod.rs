@@ -13,7 +13,7 @@
 //!     ~turnstile:* &turnstile:wake:*
 //!     +subscribe +publish +evalsha +eval +time
 //!     +zadd +zrem +zrange +zcount +zscore +zmscore +zremrangebyrank +zremrangebyscore
-//!     +pttl +pexpire
+//!     +pttl +pexpire +get +set
 //! ```
 //!
 //! Without `publish`, waiters learn of their slots when they ask, once a poll interval. With `config|get` a

@@ -9,12 +9,16 @@ use std::{
 
 use super::*;
 use crate::{
-    ledger::{Ask, Batch, BatchReply, LedgerError, Standing, Wake},
+    ledger::{
+        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, LedgerError, Rate,
+        Standing, Wake, Want,
+    },
     redis_server::{RedisServer, free_port},
 };
 
 const KEY: &str = "turnstile:{one}";
 const OTHER_KEY: &str = "turnstile:{two}";
+const RATE_KEY: &str = "turnstile:{rate}";
 const LEASE_MS: u64 = 30_000;
 const ALIVE_MS: u64 = 5_000;
 
@@ -45,6 +49,10 @@ impl Replica {
     }
 
     async fn exchange(&self, batches: Vec<Batch>) -> Result<Reply, StoreError> {
+        self.claim(batches, Vec::new()).await
+    }
+
+    async fn claim(&self, batches: Vec<Batch>, claims: Vec<Claim>) -> Result<Reply, StoreError> {
         let exchange = Exchange {
             replica: self.id,
             lease_ms: self.lease_ms,
@@ -52,7 +60,7 @@ impl Replica {
             alive_ms: ALIVE_MS,
             not_after_us: u64::MAX,
             batches,
-            claims: Vec::new(),
+            claims,
             refunds: Vec::new(),
         };
         self.store.exchange(Arc::new(exchange)).await
@@ -120,6 +128,42 @@ fn renew(seq: u64) -> Batch {
         renew: vec![seq],
         ..batch()
     }
+}
+
+/// One in 20 ms.
+fn charge() -> Charge {
+    Charge {
+        key: Arc::from(RATE_KEY),
+        rate: Rate::new(50, Duration::from_secs(1), 1),
+        cost: 1,
+        wait_us: 0,
+        shadow: false,
+    }
+}
+
+/// A slot in each of the first so many ledgers of the exchange.
+fn claim(ledgers: usize, seq: u64) -> Claim {
+    let ask = |batch| ClaimAsk {
+        batch,
+        seq,
+        want: Want::Now,
+    };
+    Claim {
+        charges: Vec::new(),
+        asks: (0..ledgers).map(ask).collect(),
+    }
+}
+
+fn charged(claim: Claim) -> Claim {
+    Claim {
+        charges: vec![charge()],
+        ..claim
+    }
+}
+
+fn kind_of<T>(result: &Result<T, LedgerError>) -> Option<StoreErrorKind> {
+    let error = result.as_ref().err();
+    error.map(|error| StoreError::from(error).kind)
 }
 
 fn in_other(batch: Batch) -> Batch {
@@ -313,6 +357,90 @@ async fn one_ledgers_wrong_type_does_not_stop_the_others() {
 }
 
 #[tokio::test]
+async fn a_claim_fails_as_a_whole_if_one_of_its_keys_is_of_another_type() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    let both = || vec![batch(), in_other(batch())];
+    let claims = || vec![charged(claim(2, 1)), charged(claim(1, 2)), claim(1, 3)];
+    let failures = |reply: Reply| reply.claims.iter().map(kind_of).collect::<Vec<_>>();
+    const WRONG: Option<StoreErrorKind> = Some(StoreErrorKind::Misconfigured);
+
+    // A ledger, with which only the first claim has to do.
+    server.cli(&["SET", OTHER_KEY, "text"]);
+    let reply = replica.claim(both(), claims()).await.unwrap();
+    assert_eq!(failures(reply), [WRONG, None, None]);
+    assert_eq!(server.cli(&["ZCARD", KEY]), "1");
+
+    // A rate, that is text or of another type.
+    for wrong in [
+        &["SET", RATE_KEY, "text"][..],
+        &["ZADD", RATE_KEY, "1", "text"],
+    ] {
+        server.cli(&["FLUSHALL"]);
+        server.cli(wrong);
+        let reply = replica.claim(both(), claims()).await.unwrap();
+        let in_use = reply
+            .batches
+            .iter()
+            .map(|batch| batch.as_ref().unwrap().in_use);
+        assert_eq!(in_use.collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(failures(reply), [WRONG, WRONG, None]);
+    }
+}
+
+#[tokio::test]
+async fn the_key_of_a_rate_ends_by_itself() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    let once = || vec![charged(Claim::default())];
+    let reply = replica.claim(Vec::new(), once()).await.unwrap();
+    let first = reply.claims[0].as_ref().unwrap().charged[0];
+    assert!(matches!(first, Charged::Until { start_us, .. } if start_us == reply.now_us));
+    let begin = tokio::time::Instant::now();
+    while server.cli(&["DBSIZE"]) != "0" {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    // By then it has run out.
+    let reply = replica.claim(Vec::new(), once()).await.unwrap();
+    let next = reply.claims[0].as_ref().unwrap().charged[0];
+    assert!(matches!(next, Charged::Until { .. }), "{next:?}");
+}
+
+#[tokio::test]
+async fn without_memory_a_claim_takes_nothing() {
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    let both = || vec![batch(), in_other(batch())];
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let claims = vec![claim(2, 1), charged(claim(1, 2)), charged(Claim::default())];
+    let reply = replica.claim(both(), claims).await.unwrap();
+    let kinds = reply.claims.iter().map(kind_of);
+    assert_eq!(kinds.collect::<Vec<_>>(), [Some(StoreErrorKind::Outage); 3]);
+    let in_use = reply
+        .batches
+        .iter()
+        .map(|batch| batch.as_ref().unwrap().in_use);
+    assert_eq!(in_use.collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+
+    // One that would change nothing has its answer.
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    replica.run(acquire(9)).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let reply = replica
+        .claim(vec![batch()], vec![charged(claim(1, 1))])
+        .await
+        .unwrap();
+    assert_eq!(
+        reply.claims,
+        [Ok(ClaimReply {
+            charged: vec![Charged::Not],
+            standings: vec![Standing::Full],
+        })]
+    );
+}
+
+#[tokio::test]
 async fn without_memory_leases_are_renewed_and_released_and_newcomers_refused() {
     let server = RedisServer::start();
     let replica = Replica::of(&server, 1);
@@ -396,6 +524,8 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     other.run(release(1)).await;
     one.run(release(6)).await;
     assert_eq!(server.cli(&["DBSIZE"]), "0");
+    let claimed = one.claim(vec![batch()], vec![charged(claim(1, 7))]).await;
+    assert!(claimed.unwrap().claims[0].is_ok());
 
     let denied = server.cli(&["ACL", "LOG"]);
     let mut fields = denied.lines();
@@ -454,6 +584,19 @@ async fn a_missing_permission_is_told_as_such() {
         let by_digest = replica.exchange(vec![acquire(2)]).await;
         let error = by_text.and(by_digest).expect_err(missing);
         assert_eq!(error.kind, StoreErrorKind::Permission, "{missing}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_missing_permission_for_rates_is_told_and_nothing_is_taken() {
+    let server = RedisServer::start();
+    for missing in ["-get", "-set"] {
+        let url = user(&server, &[missing]);
+        let replica = Replica::at(&url, 1);
+        let claims = vec![charged(claim(1, 1))];
+        let error = replica.claim(vec![batch()], claims).await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Permission, "{missing}: {error}");
+        assert_eq!(server.cli(&["DBSIZE"]), "0");
     }
 }
 

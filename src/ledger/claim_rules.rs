@@ -1,0 +1,413 @@
+//! The rules of claims one by one. Each test runs on the machine and on the script.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, Rate, Seq,
+    Standing, Want,
+    twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of},
+};
+
+const KEYS: [&str; 3] = ["t:{one}", "t:{two}", "t:{three}"];
+const RATE_KEYS: [&str; 2] = ["t:{rate}", "t:{other rate}"];
+const ABSENT: Standing = Standing::Absent;
+
+/// One after the other, a second apart.
+fn slow() -> Rate {
+    Rate::new(1, Duration::from_secs(1), 1)
+}
+
+fn charge(wait_us: u64) -> Charge {
+    Charge {
+        key: Arc::from(RATE_KEYS[0]),
+        rate: slow(),
+        cost: 1,
+        wait_us,
+        shadow: false,
+    }
+}
+
+fn other_charge(wait_us: u64) -> Charge {
+    Charge {
+        key: Arc::from(RATE_KEYS[1]),
+        ..charge(wait_us)
+    }
+}
+
+/// Asks for a permit in each of the first ledgers, with this number there.
+fn claim<const N: usize>(wants: [Want; N], seq: Seq) -> Claim {
+    let ask = |(batch, want)| ClaimAsk { batch, seq, want };
+    Claim {
+        charges: Vec::new(),
+        asks: wants.into_iter().enumerate().map(ask).collect(),
+    }
+}
+
+fn charged<const N: usize>(charges: [Charge; N], claim: Claim) -> Claim {
+    Claim {
+        charges: charges.into(),
+        ..claim
+    }
+}
+
+/// The first so many ledgers, of one slot each, with a line of two.
+fn batches(count: usize) -> Vec<Batch> {
+    let batch = |key: &&str| Batch {
+        key: Arc::from(*key),
+        limit: 1,
+        max_waiters: 2,
+        waits: true,
+        ..Batch::default()
+    };
+    KEYS[..count].iter().map(batch).collect()
+}
+
+/// The same, with permits to acquire in the last one.
+fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
+    let mut batches = batches(count);
+    let ask = |seq| Ask { seq, wait: true };
+    batches[count - 1].acquire = seqs.into_iter().map(ask).collect();
+    batches
+}
+
+/// The same, with one to release in the last one.
+fn released(count: usize, seq: Seq) -> Vec<Batch> {
+    let mut batches = batches(count);
+    batches[count - 1].release = vec![seq];
+    batches
+}
+
+impl Twins {
+    fn all(
+        &mut self,
+        replica: u128,
+        batches: Vec<Batch>,
+        claims: Vec<Claim>,
+    ) -> (Vec<BatchReply>, Vec<ClaimReply>) {
+        let reply = self.exchange(&Exchange {
+            claims,
+            ..self.exchange_of(replica, batches)
+        });
+        let batches = reply.batches.into_iter().map(Result::unwrap);
+        let claims = reply.claims.into_iter().map(Result::unwrap);
+        (batches.collect(), claims.collect())
+    }
+
+    /// One claim of the first so many ledgers.
+    fn claim(&mut self, replica: u128, ledgers: usize, claim: Claim) -> ClaimReply {
+        let mut replies = self.all(replica, batches(ledgers), vec![claim]).1;
+        replies.remove(0)
+    }
+
+    fn refund(&mut self, claim: &Claim, reply: &ClaimReply) {
+        let refunds = refunds_of(claim, reply).collect();
+        self.exchange(&Exchange {
+            refunds,
+            ..self.exchange_of(A, Vec::new())
+        });
+    }
+
+    /// How many hold and wait in each ledger.
+    fn in_use(&mut self) -> [(u32, u32); 3] {
+        let replies = self.all(C, batches(3), Vec::new()).0;
+        [0, 1, 2].map(|ledger| (replies[ledger].in_use, replies[ledger].waiting))
+    }
+
+    /// Rates with a state.
+    fn charged(&self) -> String {
+        self.script
+            .server
+            .cli(&["EXISTS", RATE_KEYS[0], RATE_KEYS[1]])
+    }
+}
+
+fn start_us(charged: &Charged) -> u64 {
+    match *charged {
+        Charged::Until { start_us, .. } => start_us,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_claim_takes_all_its_slots() {
+    let mut twins = Twins::start();
+    let reply = twins.claim(A, 3, charged([charge(0)], claim([Want::Now; 3], 1)));
+    assert_eq!(reply.standings, [twins.held(); 3]);
+    assert_eq!(start_us(&reply.charged[0]), twins.now_us);
+    assert_eq!(twins.in_use(), [(1, 0); 3]);
+    // Again: it has them.
+    twins.pass_ms(1_000);
+    let again = twins.claim(A, 3, claim([Want::Now; 3], 1));
+    assert_eq!(again.standings, reply.standings);
+}
+
+#[test]
+fn a_claim_that_does_not_wait_takes_all_or_nothing() {
+    let mut twins = Twins::start();
+    twins.all(B, acquired(3, [1]), Vec::new());
+    let refused = claim([Want::Wait, Want::IfFree, Want::Now], 1);
+    let reply = twins.claim(A, 3, charged([charge(0)], refused));
+    assert_eq!(reply.standings, [ABSENT, ABSENT, Standing::Full]);
+    assert_eq!(reply.charged, [Charged::Not]);
+    assert_eq!(
+        (twins.in_use(), &*twins.charged()),
+        ([(0, 0), (0, 0), (1, 0)], "0")
+    );
+}
+
+#[test]
+fn a_claim_keeps_what_comes_before_the_line_it_waits_in() {
+    let mut twins = Twins::start();
+    twins.all(B, acquired(2, [1]), Vec::new());
+    let waits = charged([charge(0)], claim([Want::Wait; 3], 1));
+    let reply = twins.claim(A, 3, waits);
+    assert_eq!(reply.standings, [twins.held(), twins.waiting(0), ABSENT]);
+    assert_eq!(twins.in_use(), [(1, 0), (1, 1), (0, 0)]);
+    assert_eq!(twins.charged(), "1");
+    // While it waits it gets nothing more, though there is a slot.
+    let first = twins.waiting(0);
+    twins.pass_ms(1);
+    let reply = twins.claim(A, 3, claim([Want::Wait; 3], 1));
+    assert_eq!(reply.standings[1..], [first, ABSENT]);
+    twins.all(B, released(2, 1), Vec::new());
+    assert_eq!(twins.woken, [(A, 1)]);
+    let reply = twins.claim(A, 3, claim([Want::Wait; 3], 1));
+    assert_eq!(reply.standings[2], twins.held());
+    assert_eq!(twins.in_use(), [(1, 0); 3]);
+}
+
+#[test]
+fn a_claim_is_refused_by_a_full_line_and_takes_nothing() {
+    let mut twins = Twins::start();
+    twins.all(B, acquired(2, [1, 2, 3]), Vec::new());
+    let full = charged([charge(0)], claim([Want::Wait; 2], 1));
+    let reply = twins.claim(A, 2, full);
+    assert_eq!(reply.standings, [ABSENT, Standing::LineFull]);
+    assert_eq!(reply.charged, [Charged::Not]);
+    assert_eq!(
+        (twins.in_use(), &*twins.charged()),
+        ([(0, 0), (1, 2), (0, 0)], "0")
+    );
+}
+
+#[test]
+fn dead_waiters_leave_a_line_that_is_full_for_a_claim() {
+    let mut twins = Twins::start();
+    twins.all(A, acquired(2, [1]), Vec::new());
+    twins.all(B, acquired(2, [1, 2]), Vec::new());
+    twins.pass_ms(ALIVE_MS + 1);
+    let claims = [2, 3, 4]
+        .map(|seq| claim([Want::IfFree, Want::Wait], seq))
+        .into();
+    let replies = twins.all(A, batches(2), claims).1;
+    let second = |reply: &ClaimReply| reply.standings[1];
+    let (first, next) = (twins.waiting(0), twins.waiting(1));
+    assert_eq!(
+        replies.iter().map(second).collect::<Vec<_>>(),
+        [first, next, Standing::LineFull]
+    );
+}
+
+#[test]
+fn a_claim_does_not_overtake() {
+    let mut twins = Twins::with(Some(1), None);
+    twins.all(A, acquired(1, [1]), Vec::new());
+    twins.all(B, acquired(1, [1, 2]), Vec::new());
+    // Two slots come free, and the budget is enough for one waiter.
+    let mut more = batches(1);
+    (more[0].limit, more[0].max_waiters) = (3, 5);
+    let claims = vec![
+        claim([Want::Now], 2),
+        claim([Want::IfFree], 3),
+        claim([Want::Wait], 4),
+    ];
+    let (batches, replies) = twins.all(A, more, claims);
+    assert_eq!(
+        (batches[0].in_use, batches[0].waiting, twins.more),
+        (2, 2, true)
+    );
+    let standings: Vec<_> = replies.iter().map(|reply| reply.standings[0]).collect();
+    assert!(matches!(standings[2], Standing::Waiting { .. }));
+    assert_eq!(standings[..2], [Standing::Full; 2]);
+}
+
+#[test]
+fn a_limit_that_only_looks_on_takes_a_slot_only_if_one_is_free() {
+    let mut twins = Twins::start();
+    let looks_on = [Want::IfFree, Want::Now];
+    let reply = twins.claim(A, 2, claim(looks_on, 1));
+    assert_eq!(reply.standings, [twins.held(); 2]);
+    twins.all(A, released(2, 1), Vec::new());
+    let reply = twins.claim(A, 2, claim(looks_on, 2));
+    assert_eq!(reply.standings, [Standing::Full, twins.held()]);
+    assert_eq!(twins.in_use(), [(1, 0), (1, 0), (0, 0)]);
+}
+
+#[test]
+fn claims_see_what_those_before_them_took() {
+    let mut twins = Twins::start();
+    let one = |seq| charged([charge(0)], claim([Want::Now], seq));
+    let shared = |seq| claim([Want::Wait], seq);
+    let claims = vec![one(1), one(2), shared(3), shared(4), shared(5), shared(4)];
+    let (batches, replies) = twins.all(A, batches(1), claims);
+    let standings: Vec<_> = replies.iter().flat_map(|reply| &reply.standings).collect();
+    let (held, first, next) = (twins.held(), twins.waiting(0), twins.waiting(1));
+    assert_eq!(
+        standings,
+        [&held, &ABSENT, &first, &next, &Standing::LineFull, &next]
+    );
+    let start_us = twins.now_us + 1_000_000;
+    assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
+    // And the reply tells how it is after all of them.
+    let Standing::Waiting { ticket } = first else {
+        unreachable!()
+    };
+    let reply = &batches[0];
+    assert_eq!(
+        (reply.in_use, reply.waiting, reply.head),
+        (1, 2, Some(ticket))
+    );
+    assert_eq!(reply.nearest_ms, Some(twins.now_ms() + twins.lease_ms));
+}
+
+#[test]
+fn who_waits_by_a_claim_is_alive() {
+    let mut twins = Twins::start();
+    twins.all(A, acquired(1, [1]), Vec::new());
+    twins.claim(B, 1, claim([Want::Wait], 1));
+    twins.pass_ms(ALIVE_MS);
+    twins.all(A, released(1, 1), Vec::new());
+    assert_eq!(twins.woken, [(B, 1)]);
+}
+
+#[test]
+fn a_claim_that_comes_too_late_changes_nothing() {
+    let mut twins = Twins::start();
+    twins.not_after_us = twins.now_us - 1;
+    let reply = twins.claim(A, 2, charged([charge(0)], claim([Want::Wait; 2], 1)));
+    assert_eq!(
+        (reply.standings, reply.charged),
+        (vec![Standing::Stale; 2], vec![Charged::Not])
+    );
+    assert_eq!(twins.script.server.cli(&["DBSIZE"]), "0");
+    twins.not_after_us = twins.now_us;
+    let reply = twins.claim(A, 2, charged([charge(0)], claim([Want::Wait; 2], 1)));
+    assert_eq!(reply.standings, [twins.held(); 2]);
+}
+
+#[test]
+fn a_rate_that_refuses_lets_nothing_be_taken() {
+    let mut twins = Twins::start();
+    twins.claim(B, 0, charged([charge(0)], Claim::default()));
+    let both = charged([other_charge(0), charge(999_999)], claim([Want::Wait], 1));
+    let reply = twins.claim(A, 1, both.clone());
+    let start_us = twins.now_us + 1_000_000;
+    assert_eq!(reply.charged, [Charged::Not, Charged::TooSoon { start_us }]);
+    assert_eq!(reply.standings, [ABSENT]);
+    assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "1"));
+    // All that refuse tell when they would not.
+    twins.claim(B, 0, charged([other_charge(0)], Claim::default()));
+    let reply = twins.claim(A, 1, both);
+    assert_eq!(reply.charged, [Charged::TooSoon { start_us }; 2]);
+}
+
+#[test]
+fn a_rate_that_only_looks_on_neither_refuses_nor_delays() {
+    let mut twins = Twins::start();
+    let looks_on = |wait_us| Charge {
+        shadow: true,
+        ..charge(wait_us)
+    };
+    let reply = twins.claim(A, 1, charged([looks_on(0)], claim([Want::Now], 1)));
+    assert_eq!(start_us(&reply.charged[0]), twins.now_us);
+    let too_soon = Charged::TooSoon {
+        start_us: twins.now_us + 1_000_000,
+    };
+    for seq in 2..4 {
+        let reply = twins.claim(
+            A,
+            1,
+            charged([looks_on(5_000_000)], claim([Want::Wait], seq)),
+        );
+        assert_eq!(reply.charged, [too_soon]);
+        assert!(matches!(reply.standings[0], Standing::Waiting { .. }));
+    }
+}
+
+#[test]
+fn nothing_is_held_while_a_time_is_waited_for() {
+    let mut twins = Twins::start();
+    twins.claim(B, 0, charged([charge(0)], Claim::default()));
+    let later = charged(
+        [charge(1_000_000), other_charge(0)],
+        claim([Want::Wait; 2], 1),
+    );
+    let reply = twins.claim(A, 2, later);
+    let start = twins.now_us + 1_000_000;
+    let starts: Vec<u64> = reply.charged.iter().map(start_us).collect();
+    assert_eq!(
+        (starts, reply.standings),
+        (vec![start, twins.now_us], vec![ABSENT; 2])
+    );
+    assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "2"));
+    // It comes back then, and has paid.
+    twins.now_us = start;
+    let reply = twins.claim(A, 2, claim([Want::Wait; 2], 1));
+    assert_eq!(reply.standings, [twins.held(); 2]);
+}
+
+#[test]
+fn what_was_taken_back_may_be_charged_again() {
+    let mut twins = Twins::start();
+    let once = charged([charge(0)], Claim::default());
+    let reply = twins.claim(A, 0, once.clone());
+    twins.pass_ms(10);
+    twins.refund(&once, &reply);
+    assert!(matches!(
+        twins.claim(B, 0, once).charged[..],
+        [Charged::Until { .. }]
+    ));
+}
+
+#[test]
+fn refunds_come_before_the_claims_of_their_exchange() {
+    let mut twins = Twins::start();
+    let once = charged([charge(0)], Claim::default());
+    let reply = twins.claim(A, 0, once.clone());
+    let reply = twins.exchange(&Exchange {
+        refunds: refunds_of(&once, &reply).collect(),
+        claims: vec![once.clone()],
+        ..twins.exchange_of(A, Vec::new())
+    });
+    let again = reply.claims[0].as_ref().unwrap();
+    assert_eq!(start_us(&again.charged[0]), twins.now_us);
+}
+
+#[test]
+fn the_key_of_a_rate_ends_when_its_state_is_over() {
+    let mut twins = Twins::start();
+    let minute = Charge {
+        rate: Rate::new(7, Duration::from_secs(420), 7),
+        cost: 3,
+        ..charge(0)
+    };
+    twins.claim(A, 0, charged([minute], Claim::default()));
+    let ttl_ms: u64 = twins
+        .script
+        .server
+        .cli(&["PTTL", RATE_KEYS[0]])
+        .parse()
+        .unwrap();
+    let ends_ms = TTL_SPARE_MS + 3 * 60_000;
+    assert!((ends_ms - 30_000..=ends_ms).contains(&ttl_ms), "{ttl_ms}");
+}
+
+#[test]
+fn more_claims_than_lua_unpacks_may_come_at_once() {
+    let mut twins = Twins::start();
+    let mut batch = batches(1);
+    (batch[0].limit, batch[0].max_waiters) = (5_000, 10_000);
+    let all = (1..=9_000).map(|seq| claim([Want::Wait], seq)).collect();
+    let reply = twins.all(A, batch, all).0.remove(0);
+    assert_eq!((reply.in_use, reply.waiting), (5_000, 4_000));
+}
