@@ -183,10 +183,6 @@ impl Ledgers {
         self.ledgers.iter()
     }
 
-    pub(crate) fn rates(&self) -> impl Iterator<Item = (&String, Tat)> {
-        self.rates.iter().map(|(key, tat)| (key, *tat))
-    }
-
     pub(crate) fn content(&self) -> Content {
         let ledgers = self.ledgers.iter();
         let rates = self.rates.iter();

@@ -2,7 +2,7 @@
 //!
 //! A ledger is changed by an [`Exchange`] only, and answers with a [`Reply`]. The rules stand here twice, side by
 //! side: `machine.rs` runs them in this process, `exchange.lua` runs them in Redis. Both have the same steps, with
-//! the same names, in the same order, and a property test holds them equal:
+//! the same names, in the same order, and a property test holds them equal. A batch for one ledger runs these:
 //!
 //! | step | what it does |
 //! | --- | --- |
@@ -12,6 +12,18 @@
 //! | `reap` | holders whose lease has ended leave |
 //! | `promote` | free slots go to the head of the line |
 //! | `acquire` | newcomers get a slot, a place in the line, or a refusal |
+//!
+//! Then, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and whose steps are in `ledgers.rs`:
+//!
+//! | step | what it does |
+//! | --- | --- |
+//! | `refund` | what was charged for nothing is taken back |
+//! | `claim` | newcomers that want several slots, or times at rates, get all that they can, or a refusal |
+//!
+//! And for each ledger at the end:
+//!
+//! | step | what it does |
+//! | --- | --- |
 //! | `alive` | a replica that has waiters here is marked alive for a while |
 //!
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
@@ -97,6 +109,8 @@ pub(crate) struct Ask {
 
 /// Slots in several ledgers and times at rates, all or nothing. It takes what it can get up to the first ledger that
 /// makes it wait, and is then asked for again from there on. If anything refuses, nothing is written.
+///
+/// No two of its charges are at one key, and no two of its asks in one ledger.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claim {
     pub(crate) charges: Vec<Charge>,
@@ -134,7 +148,7 @@ pub(crate) struct Charge {
     pub(crate) cost: u32,
     /// How far ahead a time may be reserved; 0: now or not at all.
     pub(crate) wait_us: u64,
-    /// If it refuses, the claim goes on without it: the limit only looks on.
+    /// If it refuses, the claim goes on without it: the limit only looks on. It never waits.
     pub(crate) shadow: bool,
 }
 
@@ -144,7 +158,7 @@ pub(crate) struct Refund {
     pub(crate) key: Arc<str>,
     pub(crate) rate: Rate,
     pub(crate) cost: u32,
-    /// As the charge left it.
+    /// As the charge left it. It is not taken back twice.
     pub(crate) charged: Tat,
 }
 
@@ -175,7 +189,7 @@ pub(crate) struct ClaimReply {
 pub(crate) enum Charged {
     /// Charged. The request may go on from `start_us` on; if that is ahead, no slot was taken yet.
     Until { tat: Tat, start_us: u64 },
-    /// Not charged: the rate would allow it from `start_us` on.
+    /// Not charged: the rate would allow it from `start_us` on. Told of all that refuse, whatever else did.
     TooSoon { start_us: u64 },
     /// Not charged, because something else refused.
     Not,
