@@ -4,7 +4,8 @@
 //! cargo run --example axum -- --store redis://127.0.0.1 --limit 2
 //! ```
 //!
-//! Start it again with `--listen 127.0.0.1:3001`, and both keep to the limit together.
+//! Start it again with `--listen 127.0.0.1:3001`, and both keep to the limit together. With `--features metrics` there is
+//! `GET /metrics` for Prometheus.
 
 use std::{
     convert::Infallible, future::IntoFuture, io::IsTerminal, net::SocketAddr, process::ExitCode,
@@ -116,6 +117,8 @@ async fn run(options: Options) -> Result<(), String> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
 
+    // Before the limiter, which looks for a recorder when it is made.
+    let metrics = prometheus::route()?;
     let limiter = Limiter::builder()
         .namespace(&options.namespace)
         .lease(options.lease)
@@ -142,8 +145,8 @@ async fn run(options: Options) -> Result<(), String> {
         on_lost: options.on_lost(),
         now: now.clone(),
     };
-    let server =
-        axum::serve(listener, app(layer, demo)).with_graceful_shutdown(until(now, Phase::Closing));
+    let app = app(layer, metrics).with_state(demo);
+    let server = axum::serve(listener, app).with_graceful_shutdown(until(now, Phase::Closing));
     let server = tokio::spawn(server.into_future());
     println!("listening on http://{address}");
     println!("try: curl -N -H 'x-api-key: me' 'http://{address}/stream?chunks=20&every=100'");
@@ -193,7 +196,7 @@ async fn until(mut now: watch::Receiver<Phase>, phase: Phase) {
     let _ = now.wait_for(|now| *now >= phase).await;
 }
 
-fn app(layer: LimitLayer, demo: Demo) -> Router {
+fn app(layer: LimitLayer, metrics: Router<Demo>) -> Router<Demo> {
     Router::new()
         .route("/stream", get(stream).post(stream))
         .route("/work", get(work).post(work))
@@ -201,7 +204,42 @@ fn app(layer: LimitLayer, demo: Demo) -> Router {
         .route_layer(layer)
         .route("/free", get(async || "ok"))
         .route("/status", get(status))
-        .with_state(demo)
+        .merge(metrics)
+}
+
+#[cfg(feature = "metrics")]
+mod prometheus {
+    use std::{future::ready, time::Duration};
+
+    use axum::{Router, routing::get};
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+
+    const SECONDS: [f64; 9] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0];
+
+    /// Installs a recorder, and shows what it was told.
+    pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<Router<S>, String> {
+        let seconds = Matcher::Suffix("_seconds".to_owned());
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(seconds, &SECONDS)
+            .and_then(PrometheusBuilder::install_recorder)
+            .map_err(|error| error.to_string())?;
+        let upkeep = recorder.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                upkeep.run_upkeep();
+            }
+        });
+        Ok(Router::new().route("/metrics", get(move || ready(recorder.render()))))
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+mod prometheus {
+    /// Nothing is recorded.
+    pub(crate) fn route<S: Clone + Send + Sync + 'static>() -> Result<axum::Router<S>, String> {
+        Ok(axum::Router::new())
+    }
 }
 
 /// What a request asks for; times in milliseconds.

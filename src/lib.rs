@@ -220,9 +220,37 @@
 //! | `redis` | yes | the store in Redis 6.2 or later, or Valkey: `redis://`, `valkey://`, `unix://` |
 //! | `tls` | | and with TLS, `rediss://` or `valkeys://`, by rustls; the application installs a crypto provider |
 //!
+//! | `metrics` | | [metrics](#metrics), through the facade of that name |
+//!
 //! Without features there is the store in memory. Events are told through [`tracing`](https://docs.rs/tracing):
 //! refusals at debug level, losses and outages as warnings, misconfigurations as errors; never with a key or a
 //! password.
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, for whatever recorder the application installs, such as `metrics-exporter-prometheus`.
+//! Install it first: handles are made with the limiter and its limits, and those that are made without a recorder
+//! stay silent. Every metric is of this process alone, and has the label `namespace`.
+//!
+//! | metric | kind | labels | what it says |
+//! | --- | --- | --- | --- |
+//! | `turnstile_held` | gauge | `limit` | permits that are held |
+//! | `turnstile_waiting` | gauge | `limit` | requests that wait |
+//! | `turnstile_admitted_total` | counter | `limit` | requests that got their permits |
+//! | `turnstile_wait_seconds` | histogram, seconds | `limit` | from the request to its permit |
+//! | `turnstile_hold_seconds` | histogram, seconds | `limit` | from the permit to its return or loss |
+//! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `line_full`, `timed_out`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
+//! | `turnstile_shadow_refusals_total` | counter | `limit`, `reason` | requests that a limit in [shadow mode](Mode::Shadow) let in |
+//! | `turnstile_lost_total` | counter | `limit` | permits that were lost |
+//! | `turnstile_adopted_total` | counter | `limit` | permits that the store did not have and that were put back |
+//! | `turnstile_expired_total` | counter | `limit`, `bound` | slots that were taken back: `max_hold`, `idle` |
+//! | `turnstile_aborted_total` | counter | `limit`, `reason` | responses that ended with their slot, or were refused before their head: `lost`, `max_hold`, `idle` |
+//! | `turnstile_exchanges_total` | counter | `outcome` | messages to the store: `ok`, `failed`, `timed_out`, `refused` |
+//! | `turnstile_exchange_seconds` | histogram, seconds | | from a message to its answer, or its end without one |
+//! | `turnstile_store_up` | gauge | | 1 if the store answers, 0 if the policies apply |
+//! | `turnstile_breaker_opened_total` | counter | `cause` | how often the store went down: `outage`, `refused` |
+//!
+//! Labels have few values: never a key. The last four are not there in memory.
 //!
 //! # Where to go from here
 //!
@@ -248,6 +276,7 @@ mod redis_server;
 mod semaphore;
 mod status;
 mod store;
+mod telemetry;
 
 // To begin with.
 pub use builder::LimiterBuilder;

@@ -9,6 +9,7 @@ use crate::{
     key::Key,
     limit::Limit,
     status::{ShutdownReport, Status, Usage},
+    telemetry::LimitMeter,
 };
 
 /// Hands out permits under [`Limit`]s, through one store. Cheap to clone; clones share everything.
@@ -108,6 +109,11 @@ impl Limiter {
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         self.0.0.register(limit)
+    }
+
+    /// What is measured of the limit with this number.
+    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
+        self.0.0.meter(limit)
     }
 
     /// Asks for a permit.

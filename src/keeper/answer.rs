@@ -56,6 +56,7 @@ impl Line {
         let lost = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
         let count = answer.adopted.iter().filter(lost).count();
         if count > 0 {
+            ctx.meters.limit(self.key.0).adopted.increment(count as u64);
             let limit = self.limit.name();
             tracing::warn!(
                 limit,

@@ -63,6 +63,7 @@ impl Core {
             if let Some(line) = line.filter(|line| line.entries.contains_key(&seq)) {
                 let limit = line.limit.name();
                 tracing::info!(limit, ?kind, "a slot was taken back");
+                self.ctx.meters.limit(line.key.0).expired(kind);
                 line.give_up(&mut self.ctx, seq);
                 self.settle(lease.line);
             }

@@ -29,8 +29,8 @@ impl Line {
         {
             self.queue.remove(&ticket);
         }
-        ctx.counts.forget(entry.state);
-        ctx.counts.add(state);
+        ctx.uncount(self.key.0, entry.state);
+        ctx.count(self.key.0, state);
         let expires = (entry.wait_until(), entry.lease.line, seq);
         match state {
             State::Asking(_) => {}
@@ -58,7 +58,7 @@ impl Line {
         {
             self.queue.remove(&ticket);
         }
-        ctx.counts.forget(entry.state);
+        ctx.uncount(self.key.0, entry.state);
         ctx.expiries
             .remove(&(entry.wait_until(), entry.lease.line, seq));
         Some(entry)
@@ -82,7 +82,7 @@ impl Line {
         let new = ctx.next_seq();
         entry.lease.rename(new);
         (entry.state, entry.renewing, entry.held_since) = (State::Asking(None), false, None);
-        ctx.counts.add(entry.state);
+        ctx.count(self.key.0, entry.state);
         self.entries.insert(new, entry);
         Some(new)
     }
@@ -201,6 +201,7 @@ impl Line {
             Some(entry) if entry.taken => {
                 entry.lease.end(LostErrorKind::Lost);
                 ctx.counts.lost += 1;
+                ctx.meters.limit(self.key.0).lost.increment(1);
                 self.give_up(ctx, seq);
             }
             Some(entry) if !entry.open => self.ask_again(ctx, seq),

@@ -125,16 +125,22 @@ impl Core {
         if let Stage::Refused(error) = claim.stage {
             return Some(Err(error));
         }
+        let waited = now.saturating_duration_since(claim.asked);
+        for fee in &claim.fees {
+            self.ctx.note_admission(fee.limit, waited);
+        }
         let mut place = 0;
         for lease in &claim.legs {
-            if let Some(entry) = self.lines[lease.line].entries.get_mut(&lease.seq()) {
+            let line = &mut self.lines[lease.line];
+            self.ctx.note_admission(line.key.0, waited);
+            if let Some(entry) = line.entries.get_mut(&lease.seq()) {
                 (entry.taken, entry.claim) = (true, None);
                 place = place.max(entry.place);
             }
         }
         Some(Ok(Taken {
             leases: Leases::Many(claim.legs.into()),
-            waited: now.saturating_duration_since(claim.asked),
+            waited,
             place,
             passed: claim.passed,
         }))

@@ -26,6 +26,7 @@ use crate::{
     ledger::{Exchange, Refund, Seq},
     limit::Limit,
     store::{StoreError, StoreErrorKind},
+    telemetry::Meters,
 };
 
 /// The state machine.
@@ -71,6 +72,7 @@ impl Core {
             refunds: Vec::new(),
         };
         let rng = fastrand::Rng::with_seed(settings.seed);
+        let meters = Meters::new(&settings.namespace, shared);
         Self {
             ctx: Ctx {
                 settings,
@@ -80,6 +82,7 @@ impl Core {
                 rng,
                 last_seq: 0,
                 counts: Counts::default(),
+                meters,
                 complained: None,
                 expiries: BTreeSet::new(),
                 wakers: Vec::new(),
@@ -130,6 +133,7 @@ impl Core {
             None => {
                 self.limits.push(Arc::new(limit.clone()));
                 self.ctx.holds.push(None);
+                self.ctx.meters.add(limit.name());
                 Ok(self.limits.len() - 1)
             }
         }
@@ -159,6 +163,10 @@ impl Core {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.ctx.settings
+    }
+
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.ctx.meters
     }
 
     /// Those to wake, and those to drop.

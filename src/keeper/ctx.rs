@@ -8,7 +8,11 @@ use super::{
     Settings,
     entry::{Release, State},
 };
-use crate::ledger::{Exchange, Seq};
+use crate::{
+    error::AcquireErrorKind,
+    ledger::{Exchange, Seq},
+    telemetry::Meters,
+};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and nobody here knows it.
@@ -25,6 +29,7 @@ pub(super) struct Ctx {
     pub(super) rng: fastrand::Rng,
     pub(super) last_seq: Seq,
     pub(super) counts: Counts,
+    pub(super) meters: Meters,
     /// When a ledger was last complained of.
     pub(super) complained: Option<Instant>,
     /// Ends of waits.
@@ -50,25 +55,46 @@ pub(super) struct Counts {
     pub(super) lost: u64,
 }
 
-impl Counts {
-    pub(super) fn add(&mut self, state: State) {
-        match state {
-            State::Held { .. } => self.held += 1,
-            State::Refused(_) | State::Passed(_) | State::Parked => {}
-            _ => self.waiting += 1,
-        }
-    }
-
-    pub(super) fn forget(&mut self, state: State) {
-        match state {
-            State::Held { .. } => self.held -= 1,
-            State::Refused(_) | State::Passed(_) | State::Parked => {}
-            _ => self.waiting -= 1,
-        }
-    }
-}
-
 impl Ctx {
+    /// There is an entry more in this state, under this limit.
+    pub(super) fn count(&mut self, limit: usize, state: State) {
+        let meter = self.meters.limit(limit);
+        match state {
+            State::Held { .. } => {
+                self.counts.held += 1;
+                meter.held.increment(1.0);
+            }
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
+            _ => {
+                self.counts.waiting += 1;
+                meter.waiting.increment(1.0);
+            }
+        }
+    }
+
+    /// There is one less.
+    pub(super) fn uncount(&mut self, limit: usize, state: State) {
+        let meter = self.meters.limit(limit);
+        match state {
+            State::Held { .. } => {
+                self.counts.held -= 1;
+                meter.held.decrement(1.0);
+            }
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
+            _ => {
+                self.counts.waiting -= 1;
+                meter.waiting.decrement(1.0);
+            }
+        }
+    }
+
+    /// A request has got its permit from this limit.
+    pub(super) fn note_admission(&self, limit: usize, waited: Duration) {
+        let meter = self.meters.limit(limit);
+        meter.admitted.increment(1);
+        meter.wait.record(waited);
+    }
+
     pub(super) fn next_seq(&mut self) -> Seq {
         self.last_seq += 1;
         self.last_seq
@@ -90,8 +116,14 @@ impl Ctx {
         (since + timeout).max(now + timeout / 8)
     }
 
+    /// A request goes on that this limit would have refused, if it were enforced.
+    pub(super) fn note_pass(&self, limit: usize, kind: AcquireErrorKind) {
+        self.meters.limit(limit).refused_in_shadow(kind);
+    }
+
     /// How long slots of a limit are held: the recent ones count more.
     pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+        self.meters.limit(limit).hold.record(held);
         let mean = &mut self.holds[limit];
         *mean = Some(mean.map_or(held, |mean| mean.mul_f64(0.9) + held.mul_f64(0.1)));
     }

@@ -12,6 +12,7 @@ use super::{Shared, send::Outgoing};
 use crate::{
     ledger::Reply,
     store::{Event, MAX_EVENTS, Store, StoreError, StoreErrorKind},
+    telemetry::StoreMeter,
 };
 
 /// A deadline that is noticed so much too late was not missed by the store: this process stood still.
@@ -25,13 +26,14 @@ pub(super) async fn run(gone: Gone, store: Option<Arc<dyn Store>>) {
     if let Some(store) = &store {
         store.listen(tell.clone());
     }
+    let meter = shared.store_meter();
     let mut under_way = FuturesUnordered::new();
     while let Some((exchanges, until)) = shared.next_step() {
         if let Some(store) = &store {
             under_way.extend(
                 exchanges
                     .into_iter()
-                    .map(|outgoing| exchange(store.clone(), outgoing)),
+                    .map(|outgoing| exchange(store.clone(), meter.clone(), outgoing)),
             );
         }
         tokio::select! {
@@ -55,6 +57,7 @@ type Outcome = Result<Reply, (StoreError, bool)>;
 /// Runs one exchange within its time.
 pub(super) fn exchange(
     store: Arc<dyn Store>,
+    meter: StoreMeter,
     outgoing: Outgoing,
 ) -> impl Future<Output = (u64, Outcome)> {
     let Outgoing {
@@ -62,7 +65,8 @@ pub(super) fn exchange(
         exchange,
         deadline,
     } = outgoing;
-    let patience = deadline.saturating_duration_since(Instant::now());
+    let sent = Instant::now();
+    let patience = deadline.saturating_duration_since(sent);
     async move {
         let mut reply = store.exchange(exchange);
         let mut outcome = timeout_at(deadline, &mut reply).await;
@@ -85,6 +89,7 @@ pub(super) fn exchange(
                 ))
             }
         };
+        meter.exchanged(&outcome, sent.elapsed());
         (number, outcome)
     }
 }

@@ -103,6 +103,7 @@ impl Core {
         self.ctx.down = None;
         if was_down {
             tracing::info!("the store is back");
+            self.ctx.meters.store.is_up();
             self.each_line(|line, ctx| line.return_to_store(ctx));
         }
     }
@@ -120,6 +121,7 @@ impl Core {
                 "the store is down: each limit's policy applies"
             );
         }
+        self.ctx.meters.store.is_down(refused);
         self.stay_down(refused, now);
         self.refunds.clear();
         self.each_line(|line, ctx| line.leave_store(ctx, refused));

@@ -117,6 +117,7 @@ impl Core {
         let lease = claim.legs.remove(leg);
         let line = &mut self.lines[lease.line];
         claim.passed.push((line.limit.clone(), kind));
+        self.ctx.note_pass(line.key.0, kind);
         line.give_up(&mut self.ctx, lease.seq());
         self.settle(lease.line);
     }

@@ -184,6 +184,7 @@ impl Core {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
             claim.passed.push((self.limits[fee.limit].clone(), kind));
+            self.ctx.note_pass(fee.limit, kind);
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Shared,
+    Core, Shared,
     demand::{Asked, Demand, Taken},
 };
 use crate::{error::AcquireError, status::Quota};
@@ -67,7 +67,9 @@ impl Request {
         };
         let asked = shared.with(|core, now| {
             let asked = match stage {
-                Stage::New(demand) => core.submit(demand, now)?,
+                Stage::New(demand) => core
+                    .submit(demand, now)
+                    .inspect_err(|error| core.note_refusal(error))?,
                 Stage::Asked(asked) => asked,
             };
             // A claim is gone once it is collected.
@@ -77,6 +79,9 @@ impl Request {
                 Vec::new()
             };
             let answer = core.collect(&asked, cx.waker(), now);
+            if let Some(Err(error)) = &answer {
+                core.note_refusal(error);
+            }
             Ok((asked, answer, quotas))
         });
         let (asked, answer, quotas) = asked?;
@@ -85,7 +90,12 @@ impl Request {
                 Some(Ok(taken)) => shared.release(&taken.leases),
                 _ => shared.with(|core, now| core.cancel(&asked, now)),
             }
-            return Poll::Ready(Err(shared.with(|core, _| core.refusal(self.limit, kind))));
+            let refuse = |core: &mut Core, _| {
+                let error = core.refusal(self.limit, kind);
+                core.note_refusal(&error);
+                error
+            };
+            return Poll::Ready(Err(shared.with(refuse)));
         }
         match answer {
             Some(answer) => Poll::Ready(answer.map(|taken| {

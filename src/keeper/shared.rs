@@ -20,6 +20,7 @@ use crate::{
     limit::{Limit, MAX_WAIT},
     status::{ShutdownReport, Status, Usage},
     store::{Store, StoreError},
+    telemetry::{LimitMeter, StoreMeter},
 };
 
 /// A keeper: its state machine behind a lock that is only ever held for a moment, and its driver.
@@ -71,7 +72,7 @@ impl Shared {
             return Ok(());
         };
         let outgoing = self.with(Core::hello);
-        let (number, outcome) = driver::exchange(store.clone(), outgoing).await;
+        let (number, outcome) = driver::exchange(store.clone(), self.store_meter(), outgoing).await;
         self.with(|core, now| match outcome {
             Ok(reply) => {
                 core.on_reply(number, reply, now);
@@ -93,6 +94,14 @@ impl Shared {
 
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         self.lock().core.register(limit)
+    }
+
+    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
+        self.lock().core.meters().limit(limit).clone()
+    }
+
+    pub(super) fn store_meter(&self) -> StoreMeter {
+        self.lock().core.meters().store.clone()
     }
 
     /// Asks for a permit when it is first polled.

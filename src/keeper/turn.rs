@@ -63,13 +63,24 @@ impl Core {
         let lease = Arc::new(Lease::new(line, seq, self.ctx.epoch));
         let mut entry = Entry::new(lease.clone(), wait, now);
         prepare(&mut entry);
-        self.ctx.counts.add(entry.state);
+        self.ctx.count(self.lines[line].key.0, entry.state);
         self.lines[line].entries.insert(seq, entry);
         lease
     }
 
     pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
         AcquireError::new(kind, &self.limits[limit])
+    }
+
+    /// A request gets this for an answer.
+    pub(crate) fn note_refusal(&self, error: &AcquireError) {
+        let number = self
+            .limits
+            .iter()
+            .position(|limit| limit.name() == error.limit_name());
+        if let Some(number) = number {
+            self.ctx.meters.limit(number).refused(error.kind());
+        }
     }
 
     /// The answer to a request, once there is one. A refused one is gone then; a granted one is for the permit to
@@ -233,34 +244,29 @@ impl Line {
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         let entry = self.entries.get_mut(&lease.seq())?;
-        let waited = now.saturating_duration_since(entry.asked);
+        let (waited, place) = (now.saturating_duration_since(entry.asked), entry.place);
+        let taken = |leases, passed| Taken {
+            leases,
+            waited,
+            place,
+            passed,
+        };
         match entry.state {
             State::Held { .. } if !lease.is_over(now) => {
                 entry.taken = true;
-                let (leases, place, passed) = (Leases::One(lease.clone()), entry.place, Vec::new());
-                Some(Ok(Taken {
-                    leases,
-                    waited,
-                    place,
-                    passed,
-                }))
+                ctx.note_admission(self.key.0, waited);
+                Some(Ok(taken(Leases::One(lease.clone()), Vec::new())))
             }
             State::Refused(kind) => {
-                let place = entry.place;
                 let error = self.error(ctx, kind, place, waited);
                 self.give_up(ctx, lease.seq());
                 Some(Err(error))
             }
             State::Passed(kind) => {
-                let (leases, place) = (Leases::Many(Arc::default()), entry.place);
-                let passed = vec![(self.limit.clone(), kind)];
+                ctx.note_pass(self.key.0, kind);
                 self.give_up(ctx, lease.seq());
-                Some(Ok(Taken {
-                    leases,
-                    waited,
-                    place,
-                    passed,
-                }))
+                let passed = vec![(self.limit.clone(), kind)];
+                Some(Ok(taken(Leases::Many(Arc::default()), passed)))
             }
             _ => {
                 if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {

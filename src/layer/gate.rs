@@ -32,6 +32,7 @@ use crate::{
     permit::Permit,
     semaphore::Acquire,
     status::Quota,
+    telemetry::LimitMeter,
 };
 
 pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sync;
@@ -41,6 +42,8 @@ pub(super) struct Gate {
     pub(super) limiter: Limiter,
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
+    /// Of the first of them.
+    pub(super) meter: Arc<LimitMeter>,
     pub(super) on_lost: OnLost,
     pub(super) release_at: ReleaseAt,
     pub(super) bounds: Bounds,

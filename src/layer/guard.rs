@@ -76,6 +76,7 @@ impl Guard {
         };
         let limit = gate.first_scope().limit().name();
         tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
+        gate.meter.aborted(kind);
         Poll::Ready(Err(kind))
     }
 }

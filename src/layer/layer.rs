@@ -82,9 +82,12 @@ impl Limiter {
         let policy = policy.into();
         policy.validate()?;
         let number = |scope: Scope| Ok((self.register(scope.limit())?, scope));
+        let scopes = policy.0.into_iter().map(number);
+        let scopes = scopes.collect::<Result<Vec<_>, ConfigError>>()?;
         let gate = Gate {
             limiter: self.clone(),
-            scopes: policy.0.into_iter().map(number).collect::<Result<_, _>>()?,
+            meter: self.meter(scopes[0].0),
+            scopes,
             on_lost: OnLost::default(),
             release_at: ReleaseAt::default(),
             bounds: Bounds::default(),

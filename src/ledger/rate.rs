@@ -142,11 +142,6 @@ impl Rate {
         self.up_us(next).max(now_us)
     }
 
-    /// When a whole burst may begin.
-    pub(crate) fn full_at_us(self, state: Tat, now_us: u64) -> u64 {
-        self.up_us(self.parts(self.read(state, now_us))).max(now_us)
-    }
-
     /// How long so many take, rounded up.
     pub(crate) fn time_of(self, cost: u32) -> u64 {
         self.up_us(self.cost(cost))

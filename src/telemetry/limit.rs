@@ -1,0 +1,117 @@
+//! What is measured of a limit.
+
+use super::facade::{self, Counter, Gauge, Histogram};
+use crate::error::{AcquireErrorKind, LostErrorKind};
+
+/// What is measured of one limit, in this process.
+#[derive(Debug)]
+pub(crate) struct LimitMeter {
+    pub(crate) held: Gauge,
+    pub(crate) waiting: Gauge,
+    pub(crate) admitted: Counter,
+    pub(crate) wait: Histogram,
+    pub(crate) hold: Histogram,
+    pub(crate) lost: Counter,
+    pub(crate) adopted: Counter,
+    refusals: Refusals,
+    shadow_refusals: Refusals,
+    expired_max_hold: Counter,
+    expired_idle: Counter,
+    aborted_lost: Counter,
+    aborted_max_hold: Counter,
+    aborted_idle: Counter,
+}
+
+#[derive(Debug)]
+struct Refusals {
+    full: Counter,
+    line_full: Counter,
+    timed_out: Counter,
+    too_soon: Counter,
+    unavailable: Counter,
+    misconfigured: Counter,
+    shut_down: Counter,
+    no_runtime: Counter,
+}
+
+impl LimitMeter {
+    pub(super) fn new(namespace: &str, limit: &str) -> Self {
+        let labels = [("namespace", namespace), ("limit", limit)];
+        let with = |label, value| [labels[0], labels[1], (label, value)];
+        let expired = |bound| facade::counter(super::EXPIRED, &with("bound", bound));
+        let aborted = |reason| facade::counter(super::ABORTED, &with("reason", reason));
+        let refusals = |name| {
+            let refused = |reason| facade::counter(name, &with("reason", reason));
+            Refusals {
+                full: refused("full"),
+                line_full: refused("line_full"),
+                timed_out: refused("timed_out"),
+                too_soon: refused("too_soon"),
+                unavailable: refused("unavailable"),
+                misconfigured: refused("misconfigured"),
+                shut_down: refused("shut_down"),
+                no_runtime: refused("no_runtime"),
+            }
+        };
+        Self {
+            held: facade::gauge(super::HELD, &labels),
+            waiting: facade::gauge(super::WAITING, &labels),
+            admitted: facade::counter(super::ADMITTED, &labels),
+            wait: facade::histogram(super::WAIT, &labels),
+            hold: facade::histogram(super::HOLD, &labels),
+            lost: facade::counter(super::LOST, &labels),
+            adopted: facade::counter(super::ADOPTED, &labels),
+            refusals: refusals(super::REFUSALS),
+            shadow_refusals: refusals(super::SHADOW_REFUSALS),
+            expired_max_hold: expired("max_hold"),
+            expired_idle: expired("idle"),
+            aborted_lost: aborted("lost"),
+            aborted_max_hold: aborted("max_hold"),
+            aborted_idle: aborted("idle"),
+        }
+    }
+
+    /// A request was refused.
+    pub(crate) fn refused(&self, kind: AcquireErrorKind) {
+        self.refusals.of(kind).increment(1);
+    }
+
+    /// A request would have been refused, if the limit were enforced.
+    pub(crate) fn refused_in_shadow(&self, kind: AcquireErrorKind) {
+        self.shadow_refusals.of(kind).increment(1);
+    }
+
+    /// A slot was taken back because of a bound.
+    pub(crate) fn expired(&self, kind: LostErrorKind) {
+        match kind {
+            LostErrorKind::HeldTooLong => self.expired_max_hold.increment(1),
+            LostErrorKind::Idle => self.expired_idle.increment(1),
+            LostErrorKind::Lost => {}
+        }
+    }
+
+    /// A response was ended with its slot.
+    pub(crate) fn aborted(&self, kind: LostErrorKind) {
+        let aborted = match kind {
+            LostErrorKind::Lost => &self.aborted_lost,
+            LostErrorKind::HeldTooLong => &self.aborted_max_hold,
+            LostErrorKind::Idle => &self.aborted_idle,
+        };
+        aborted.increment(1);
+    }
+}
+
+impl Refusals {
+    fn of(&self, kind: AcquireErrorKind) -> &Counter {
+        match kind {
+            AcquireErrorKind::Full => &self.full,
+            AcquireErrorKind::LineFull => &self.line_full,
+            AcquireErrorKind::TimedOut => &self.timed_out,
+            AcquireErrorKind::TooSoon => &self.too_soon,
+            AcquireErrorKind::Unavailable => &self.unavailable,
+            AcquireErrorKind::Misconfigured => &self.misconfigured,
+            AcquireErrorKind::ShutDown => &self.shut_down,
+            AcquireErrorKind::NoRuntime => &self.no_runtime,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What is measured of the store.
+
+use std::time::Duration;
+
+use super::facade::{self, Counter, Gauge, Histogram};
+use crate::store::StoreError;
+
+/// What is measured of the store. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreMeter {
+    up: Gauge,
+    seconds: Histogram,
+    answered: Counter,
+    failed: Counter,
+    refused: Counter,
+    timed_out: Counter,
+    opened_by_outage: Counter,
+    opened_by_refusal: Counter,
+}
+
+impl StoreMeter {
+    /// The store is taken to be up until it is seen to be down.
+    pub(super) fn new(namespace: &str) -> Self {
+        let labels = [("namespace", namespace)];
+        let with = |label, value| [labels[0], (label, value)];
+        let outcome = |outcome| facade::counter(super::EXCHANGES, &with("outcome", outcome));
+        let opened = |cause| facade::counter(super::BREAKER_OPENED, &with("cause", cause));
+        let store = Self {
+            up: facade::gauge(super::STORE_UP, &labels),
+            seconds: facade::histogram(super::EXCHANGE, &labels),
+            answered: outcome("ok"),
+            failed: outcome("failed"),
+            refused: outcome("refused"),
+            timed_out: outcome("timed_out"),
+            opened_by_outage: opened("outage"),
+            opened_by_refusal: opened("refused"),
+        };
+        store.up.set(1.0);
+        store
+    }
+
+    pub(super) fn noop() -> Self {
+        Self {
+            up: Gauge::noop(),
+            seconds: Histogram::noop(),
+            answered: Counter::noop(),
+            failed: Counter::noop(),
+            refused: Counter::noop(),
+            timed_out: Counter::noop(),
+            opened_by_outage: Counter::noop(),
+            opened_by_refusal: Counter::noop(),
+        }
+    }
+
+    /// An exchange is over: an answer, or the error and whether it is that time ran out.
+    pub(crate) fn exchanged<T>(&self, outcome: &Result<T, (StoreError, bool)>, took: Duration) {
+        self.seconds.record(took);
+        let outcome = match outcome {
+            Ok(_) => &self.answered,
+            Err((_, true)) => &self.timed_out,
+            Err((error, false)) if error.is_outage() => &self.failed,
+            Err((_, false)) => &self.refused,
+        };
+        outcome.increment(1);
+    }
+
+    /// The breaker has opened. `refused`: by the store's own word.
+    pub(crate) fn is_down(&self, refused: bool) {
+        self.up.set(0.0);
+        match refused {
+            true => self.opened_by_refusal.increment(1),
+            false => self.opened_by_outage.increment(1),
+        }
+    }
+
+    pub(crate) fn is_up(&self) {
+        self.up.set(1.0);
+    }
+}

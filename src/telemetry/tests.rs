@@ -1,0 +1,186 @@
+//! What a recorder is told.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+
+use super::{METRICS, Meters};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    store::{StoreError, StoreErrorKind},
+};
+
+/// Handles that tell the snapshotter.
+fn meters(shared: bool) -> (Meters, Snapshotter) {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let meters = metrics::with_local_recorder(&recorder, || {
+        let mut meters = Meters::new("shop", shared);
+        meters.add("chat");
+        meters
+    });
+    (meters, snapshotter)
+}
+
+/// What is not zero, as `name{label=value}`; histograms by the number of their values. It is told once only.
+fn told(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    let metric = |(key, _, _, value)| {
+        let key: metrics_util::CompositeKey = key;
+        let key = key.key();
+        let labels = key
+            .labels()
+            .map(|label| format!("{}={}", label.key(), label.value()));
+        let name = format!("{}{{{}}}", key.name(), labels.collect::<Vec<_>>().join(","));
+        let value = match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(gauge) => gauge.into_inner(),
+            DebugValue::Histogram(values) => values.len() as f64,
+        };
+        (value != 0.0).then_some((name, value))
+    };
+    let all = snapshotter.snapshot().into_vec();
+    all.into_iter().filter_map(metric).collect()
+}
+
+#[track_caller]
+fn assert_told(snapshotter: &Snapshotter, expected: &[(&str, f64)]) {
+    let expected = expected
+        .iter()
+        .map(|(name, value)| (name.to_string(), *value));
+    assert_eq!(told(snapshotter), expected.collect());
+}
+
+#[test]
+fn a_limit_has_a_name_for_each_of_its_handles() {
+    let (meters, snapshotter) = meters(false);
+    let chat = meters.limit(0);
+    chat.held.increment(3.0);
+    chat.held.decrement(1.0);
+    chat.waiting.increment(3.0);
+    chat.admitted.increment(4);
+    chat.lost.increment(5);
+    chat.adopted.increment(6);
+    chat.wait.record(Duration::from_secs(7));
+    chat.hold.record(Duration::from_secs(8));
+    let chat = "{namespace=shop,limit=chat}";
+    let named = [
+        ("held", 2.0),
+        ("waiting", 3.0),
+        ("admitted_total", 4.0),
+        ("lost_total", 5.0),
+        ("adopted_total", 6.0),
+        ("wait_seconds", 1.0),
+        ("hold_seconds", 1.0),
+    ];
+    let named = named.map(|(name, value)| (format!("turnstile_{name}{chat}"), value));
+    assert_eq!(told(&snapshotter), BTreeMap::from(named));
+}
+
+#[test]
+fn each_refusal_has_its_reason() {
+    let (meters, snapshotter) = meters(false);
+    for (kind, reason) in [
+        (AcquireErrorKind::Full, "full"),
+        (AcquireErrorKind::LineFull, "line_full"),
+        (AcquireErrorKind::TimedOut, "timed_out"),
+        (AcquireErrorKind::Unavailable, "unavailable"),
+        (AcquireErrorKind::Misconfigured, "misconfigured"),
+        (AcquireErrorKind::ShutDown, "shut_down"),
+        (AcquireErrorKind::NoRuntime, "no_runtime"),
+    ] {
+        meters.limit(0).refused(kind);
+        meters.limit(0).refused_in_shadow(kind);
+        let labels = format!("{{namespace=shop,limit=chat,reason={reason}}}");
+        let refused = format!("turnstile_refusals_total{labels}");
+        let shadow = format!("turnstile_shadow_refusals_total{labels}");
+        assert_told(&snapshotter, &[(&refused, 1.0), (&shadow, 1.0)]);
+    }
+}
+
+#[test]
+fn each_end_has_its_reason() {
+    let (meters, snapshotter) = meters(false);
+    let expired = "turnstile_expired_total{namespace=shop,limit=chat,bound=";
+    let aborted = "turnstile_aborted_total{namespace=shop,limit=chat,reason=";
+    for (kind, reason) in [
+        (LostErrorKind::HeldTooLong, "max_hold"),
+        (LostErrorKind::Idle, "idle"),
+    ] {
+        meters.limit(0).expired(kind);
+        meters.limit(0).aborted(kind);
+        let (expired, aborted) = (
+            format!("{expired}{reason}}}"),
+            format!("{aborted}{reason}}}"),
+        );
+        assert_told(&snapshotter, &[(&expired, 1.0), (&aborted, 1.0)]);
+    }
+    meters.limit(0).expired(LostErrorKind::Lost);
+    meters.limit(0).aborted(LostErrorKind::Lost);
+    assert_told(&snapshotter, &[(&format!("{aborted}lost}}"), 1.0)]);
+}
+
+#[test]
+fn the_store_is_up_until_it_is_down() {
+    let (meters, snapshotter) = meters(true);
+    let store = meters.store.clone();
+    let up = "turnstile_store_up{namespace=shop}";
+    let opened = |cause| format!("turnstile_breaker_opened_total{{namespace=shop,cause={cause}}}");
+    assert_told(&snapshotter, &[(up, 1.0)]);
+    for (refused, cause) in [(false, "outage"), (true, "refused")] {
+        store.is_down(refused);
+        assert_told(&snapshotter, &[(&opened(cause), 1.0)]);
+        store.is_up();
+        assert_told(&snapshotter, &[(up, 1.0)]);
+    }
+}
+
+#[test]
+fn each_exchange_has_its_outcome() {
+    let (meters, snapshotter) = meters(true);
+    let error = |kind| StoreError {
+        kind,
+        message: "no".to_owned(),
+    };
+    assert_told(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);
+    for (outcome, expected) in [
+        (Ok(()), "ok"),
+        (Err((error(StoreErrorKind::Outage), true)), "timed_out"),
+        (Err((error(StoreErrorKind::Outage), false)), "failed"),
+        (Err((error(StoreErrorKind::Permission), false)), "refused"),
+    ] {
+        meters.store.exchanged(&outcome, Duration::from_millis(3));
+        let expected = format!("turnstile_exchanges_total{{namespace=shop,outcome={expected}}}");
+        assert_told(
+            &snapshotter,
+            &[
+                (&expected, 1.0),
+                ("turnstile_exchange_seconds{namespace=shop}", 1.0),
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_store_in_memory_is_not_measured() {
+    let (meters, snapshotter) = meters(false);
+    meters.store.is_up();
+    meters.store.exchanged(&Ok(()), Duration::ZERO);
+    assert_told(&snapshotter, &[]);
+}
+
+/// The docs have a row for each metric that is described, and each that is made is described.
+#[test]
+fn all_metrics_are_described() {
+    let (_meters, snapshotter) = meters(true);
+    let docs = include_str!("../lib.rs");
+    let rows = docs
+        .lines()
+        .filter(|line| line.starts_with("//! | `turnstile_"));
+    assert_eq!(rows.count(), METRICS.len());
+    for metric in &METRICS {
+        assert!(docs.contains(&format!("//! | `{}` |", metric.name)));
+    }
+    for (key, _, help, _) in snapshotter.snapshot().into_vec() {
+        assert!(help.is_some(), "{:?} is not described", key.key().name());
+    }
+}
