@@ -16,6 +16,8 @@ use crate::{
 };
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
+/// The URL of no store.
+const MEMORY: &str = "memory:";
 const MAX_NAMESPACE_LEN: usize = 64;
 
 /// Settings of a [`Limiter`].
@@ -121,16 +123,13 @@ impl LimiterBuilder {
     /// If a setting is out of range, the URL cannot be used, or the store refuses the credentials or the namespace. A
     /// command that the store's user may not run shows at the first request: it is refused, whatever the policy.
     pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
-        if url == "memory:" {
+        if url == MEMORY {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
         return self.on_client(crate::store::redis::open(url)?).await;
         #[cfg(not(feature = "redis"))]
-        return Err(ConfigError::new(
-            ConfigErrorKind::Url,
-            "the store's URL is not `memory:`, and the feature `redis` is off",
-        ));
+        return check_url(url).and_then(|()| self.in_memory());
     }
 
     /// As [`connect`](Self::connect), with a client of the [`redis`] crate.
@@ -152,7 +151,8 @@ impl LimiterBuilder {
         Ok(Limiter::new(shared))
     }
 
-    fn settings(&self) -> Result<Settings, ConfigError> {
+    /// All that is wrong with the settings, by their names.
+    pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
         let Self {
             namespace,
             lease,
@@ -161,7 +161,7 @@ impl LimiterBuilder {
             waiter_ttl,
             ..
         } = self;
-        let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        let mut faults = Vec::new();
         for (name, length) in [
             ("lease", lease),
             ("store_timeout", store_timeout),
@@ -169,29 +169,40 @@ impl LimiterBuilder {
             ("waiter_ttl", waiter_ttl),
         ] {
             if *length < Duration::from_millis(1) || *length > MAX_LEASE {
-                return fail(format!(
-                    "{name} is {length:?}: it must be 1 ms to {MAX_LEASE:?}"
-                ));
+                let fault = format!("{name} is {length:?}: it must be 1 ms to {MAX_LEASE:?}");
+                faults.push((name, fault));
             }
         }
-        if *lease <= 3 * *store_timeout {
-            return fail(format!(
+        let in_range = faults.is_empty();
+        if in_range && *lease <= 3 * *store_timeout {
+            let fault = format!(
                 "lease is {lease:?}: it must be more than 3 x store_timeout ({store_timeout:?})"
-            ));
+            );
+            faults.push(("lease", fault));
         }
-        if *waiter_ttl < 3 * *poll_interval {
-            return fail(format!(
+        if in_range && *waiter_ttl < 3 * *poll_interval {
+            let fault = format!(
                 "waiter_ttl is {waiter_ttl:?}: it must be at least 3 x poll_interval ({poll_interval:?})"
-            ));
+            );
+            faults.push(("waiter_ttl", fault));
         }
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
         if namespace.is_empty()
             || namespace.len() > MAX_NAMESPACE_LEN
             || !namespace.bytes().all(allowed)
         {
-            return fail(format!(
+            let fault = format!(
                 "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"
-            ));
+            );
+            faults.push(("namespace", fault));
+        }
+        faults
+    }
+
+    fn settings(&self) -> Result<Settings, ConfigError> {
+        let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        if let Some((_, fault)) = self.faults().into_iter().next() {
+            return fail(fault);
         }
         let mut random = [0; 20];
         if let Err(error) = getrandom::fill(&mut random) {
@@ -205,14 +216,29 @@ impl LimiterBuilder {
             .fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
         Ok(Settings {
             replica: ReplicaId::from_bits(bits),
-            namespace: namespace.clone(),
-            lease: *lease,
-            store_timeout: *store_timeout,
-            poll_interval: *poll_interval,
-            waiter_ttl: *waiter_ttl,
+            namespace: self.namespace.clone(),
+            lease: self.lease,
+            store_timeout: self.store_timeout,
+            poll_interval: self.poll_interval,
+            waiter_ttl: self.waiter_ttl,
             seed,
         })
     }
+}
+
+/// Whether a store can be looked for there. The error does not repeat the URL.
+#[cfg_attr(not(feature = "config"), allow(dead_code))]
+pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
+    if url == MEMORY {
+        return Ok(());
+    }
+    #[cfg(feature = "redis")]
+    return crate::store::redis::open(url).map(drop);
+    #[cfg(not(feature = "redis"))]
+    return Err(ConfigError::new(
+        ConfigErrorKind::Url,
+        "the store's URL is not `memory:`, and the feature `redis` is off",
+    ));
 }
 
 /// The store's first answer was a refusal.

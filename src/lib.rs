@@ -218,6 +218,7 @@
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `redis` | yes | the store in Redis 6.2 or later, or Valkey: `redis://`, `valkey://`, `unix://` |
+//! | `config` | | limits from a TOML file, which can change at run time: the module `config` |
 //! | `tls` | | and with TLS, `rediss://` or `valkeys://`, by rustls; the application installs a crypto provider |
 //!
 //! | `metrics` | | [metrics](#metrics), through the facade of that name |
@@ -262,6 +263,8 @@
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
 mod builder;
+#[cfg(feature = "config")]
+pub mod config;
 mod error;
 mod keeper;
 mod key;

@@ -68,6 +68,11 @@ struct Refill {
 /// A request that needs slots under several limits takes them in this order, the narrow ones first, so that one which
 /// has to wait for its own caller's slot does not keep others from slots that all share. All replicas have to agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum Class {
     /// A key is one caller.
@@ -82,6 +87,11 @@ pub enum Class {
 
 /// Whether a limit is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum Mode {
     /// It is.

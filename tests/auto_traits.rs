@@ -102,3 +102,30 @@ fn layered_services_can_be_boxed() {
     let layer = Limiter::in_memory().layer(Limit::concurrent("one", 1));
     let _: BoxCloneService<Request<()>, _, Infallible> = BoxCloneService::new(layer.layer(plain));
 }
+
+#[cfg(feature = "config")]
+mod config {
+    use tower_turnstile::config::{
+        AddressConfig, AddressHeader, CallerKey, Config, ConfigFileError, Fault, KeyConfig,
+        LimitConfig, LiveConfig, PlanConfig, RouteConfig, StoreConfig, StoreUrl,
+    };
+
+    use super::*;
+
+    assert_values!(
+        AddressConfig,
+        AddressHeader,
+        CallerKey,
+        Config,
+        ConfigFileError,
+        Fault,
+        KeyConfig,
+        LimitConfig,
+        LiveConfig,
+        PlanConfig,
+        RouteConfig,
+        StoreConfig,
+        StoreUrl,
+    );
+    assert_impl_all!(ConfigFileError: std::error::Error);
+}

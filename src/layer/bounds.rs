@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::layer::LimitLayer;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 /// The longest bound of a slot: [`LimitLayer::max_hold`] and [`LimitLayer::idle`].
 pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -29,9 +30,9 @@ impl LimitLayer {
     ///
     /// If it is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
     #[track_caller]
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.gate_mut().bounds.max_hold = Some(checked("max_hold", max_hold));
-        self
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        let max_hold = checked("max_hold", max_hold);
+        self.edit(move |gate| gate.bounds.max_hold = Some(max_hold))
     }
 
     /// The longest time for which a response may lie unread. Default: none.
@@ -48,17 +49,24 @@ impl LimitLayer {
     ///
     /// If it is shorter than 1 ms or longer than [`MAX_HOLD`] (30 days).
     #[track_caller]
-    pub fn idle(mut self, idle: Duration) -> Self {
-        self.gate_mut().bounds.idle = Some(checked("idle", idle));
-        self
+    pub fn idle(self, idle: Duration) -> Self {
+        let idle = checked("idle", idle);
+        self.edit(move |gate| gate.bounds.idle = Some(idle))
     }
 }
 
 #[track_caller]
 fn checked(name: &str, bound: Duration) -> Duration {
-    assert!(
-        (SHORTEST..=MAX_HOLD).contains(&bound),
-        "{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}"
-    );
-    bound
+    match check_bound(name, bound) {
+        Ok(()) => bound,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub(crate) fn check_bound(name: &str, bound: Duration) -> Result<(), ConfigError> {
+    if (SHORTEST..=MAX_HOLD).contains(&bound) {
+        return Ok(());
+    }
+    let message = format!("{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}");
+    Err(ConfigError::new(ConfigErrorKind::Value, message))
 }

@@ -43,7 +43,7 @@ pub(super) struct Gate {
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
     /// Of the first of them.
-    pub(super) meter: Arc<LimitMeter>,
+    pub(super) meter: Option<Arc<LimitMeter>>,
     pub(super) on_lost: OnLost,
     pub(super) release_at: ReleaseAt,
     pub(super) bounds: Bounds,

@@ -76,7 +76,9 @@ impl Guard {
         };
         let limit = gate.first_scope().limit().name();
         tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
-        gate.meter.aborted(kind);
+        if let Some(meter) = &gate.meter {
+            meter.aborted(kind);
+        }
         Poll::Ready(Err(kind))
     }
 }

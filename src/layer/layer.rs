@@ -6,7 +6,18 @@ use bytes::Bytes;
 use http::{Response, StatusCode, request::Parts};
 use tower_layer::Layer;
 
-use super::{gate::Gate, policy::Policy, refusal::Refusal, scope::Scope, service::Limited};
+#[cfg(feature = "config")]
+use super::gates::Routing;
+use super::{
+    gate::{Gate, Refuse},
+    gates::Gates,
+    policy::Policy,
+    refusal::Refusal,
+    scope::Scope,
+    service::Limited,
+};
+#[cfg(feature = "config")]
+use crate::limit::MAX_SCOPES;
 use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
 
 /// Puts a limit before a service. Made by [`Limiter::layer`].
@@ -26,11 +37,16 @@ use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LimitLayer {
-    gate: Arc<Gate>,
+    pub(super) gates: Gates,
 }
 
 /// What becomes of a response whose slot is lost: its lease has ended in the store, and somebody else may have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum OnLost {
     /// It goes on, over the limit. The handler can see it in its [`Slot`](super::Slot).
@@ -46,6 +62,11 @@ pub enum OnLost {
 
 /// When the slot of a request is given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum ReleaseAt {
     /// When the response body has ended, failed or been dropped.
@@ -83,10 +104,17 @@ impl Limiter {
         policy.validate()?;
         let number = |scope: Scope| Ok((self.register(scope.limit())?, scope));
         let scopes = policy.0.into_iter().map(number);
-        let scopes = scopes.collect::<Result<Vec<_>, ConfigError>>()?;
+        let scopes = scopes.collect::<Result<_, ConfigError>>()?;
+        Ok(LimitLayer::new(self, scopes))
+    }
+}
+
+impl LimitLayer {
+    fn new(limiter: &Limiter, scopes: Vec<(usize, Scope)>) -> Self {
+        let first = scopes.first();
         let gate = Gate {
-            limiter: self.clone(),
-            meter: self.meter(scopes[0].0),
+            limiter: limiter.clone(),
+            meter: first.map(|(number, _)| limiter.meter(*number)),
             scopes,
             on_lost: OnLost::default(),
             release_at: ReleaseAt::default(),
@@ -96,26 +124,54 @@ impl Limiter {
             refuse: None,
             rate_limit_fields: false,
         };
-        Ok(LimitLayer {
-            gate: Arc::new(gate),
+        Self {
+            gates: Gates::One(Arc::new(gate)),
+        }
+    }
+
+    /// Lets every request pass.
+    #[cfg(feature = "config")]
+    pub(crate) fn open(limiter: &Limiter) -> Self {
+        Self::new(limiter, Vec::new())
+    }
+
+    /// One layer for the limits of all these, with the settings of the first. `None`: there are too many.
+    #[cfg(feature = "config")]
+    pub(crate) fn together(layers: &[&Self]) -> Option<Self> {
+        let mut gates = layers.iter().filter_map(|layer| match &layer.gates {
+            Gates::One(gate) => Some(gate),
+            Gates::Routed(_) => None,
+        });
+        let mut together = Gate::clone(gates.next()?);
+        for (number, scope) in gates.flat_map(|gate| &gate.scopes) {
+            if together.scopes.iter().all(|(known, _)| known != number) {
+                together.scopes.push((*number, scope.clone()));
+            }
+        }
+        (together.scopes.len() <= MAX_SCOPES).then(|| Self {
+            gates: Gates::One(Arc::new(together)),
         })
     }
-}
 
-impl LimitLayer {
+    /// Takes each request to the layer that is found for it.
+    #[cfg(feature = "config")]
+    pub(crate) fn routed(routing: Arc<dyn Routing>) -> Self {
+        Self {
+            gates: Gates::Routed(routing),
+        }
+    }
+
     /// What becomes of a response whose slot is lost. Default: [`OnLost::Continue`].
     ///
     /// Abort keeps to the limit whatever happens to this process, and breaks responses when the store is gone for a
     /// whole lease.
-    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
-        self.gate_mut().on_lost = on_lost;
-        self
+    pub fn on_lost(self, on_lost: OnLost) -> Self {
+        self.edit(move |gate| gate.on_lost = on_lost)
     }
 
     /// When slots are given back. Default: [`ReleaseAt::BodyEnd`].
-    pub fn release_at(mut self, release_at: ReleaseAt) -> Self {
-        self.gate_mut().release_at = release_at;
-        self
+    pub fn release_at(self, release_at: ReleaseAt) -> Self {
+        self.edit(move |gate| gate.release_at = release_at)
     }
 
     /// The status of a refusal because the limit was reached. Default: 429 if the scope has keys, since the limit is
@@ -125,9 +181,9 @@ impl LimitLayer {
     ///
     /// If the status is not 400 to 599.
     #[track_caller]
-    pub fn limited_status(mut self, status: StatusCode) -> Self {
-        self.gate_mut().limited_status = Some(refusing(status));
-        self
+    pub fn limited_status(self, status: StatusCode) -> Self {
+        let status = refusing(status);
+        self.edit(move |gate| gate.limited_status = Some(status))
     }
 
     /// The status of any other refusal: store out of order, shutting down, slot lost. Default: 503.
@@ -136,9 +192,9 @@ impl LimitLayer {
     ///
     /// If the status is not 400 to 599.
     #[track_caller]
-    pub fn unavailable_status(mut self, status: StatusCode) -> Self {
-        self.gate_mut().unavailable_status = refusing(status);
-        self
+    pub fn unavailable_status(self, status: StatusCode) -> Self {
+        let status = refusing(status);
+        self.edit(move |gate| gate.unavailable_status = status)
     }
 
     /// Builds refusals in your own form, from the reason and the head of the request.
@@ -159,12 +215,12 @@ impl LimitLayer {
     ///     });
     /// ```
     pub fn refuse_with<B: Into<Bytes>>(
-        mut self,
+        self,
         refuse: impl Fn(&Refusal, &Parts) -> Response<B> + Send + Sync + 'static,
     ) -> Self {
-        let refuse = move |refusal: &Refusal, head: &Parts| refuse(refusal, head).map(Into::into);
-        self.gate_mut().refuse = Some(Arc::new(refuse));
-        self
+        let refuse: Arc<Refuse> =
+            Arc::new(move |refusal, head| refuse(refusal, head).map(Into::into));
+        self.edit(move |gate| gate.refuse = Some(refuse.clone()))
     }
 
     /// Tells clients in each response, and in each refusal, how their limits stand, so that they can slow down before
@@ -187,14 +243,13 @@ impl LimitLayer {
     /// - Fields that the service has set stay, and these are added to them.
     ///
     /// They tell strangers how much the service can take. For limits that all callers share, that may be too much.
-    pub fn rate_limit_fields(mut self) -> Self {
-        self.gate_mut().rate_limit_fields = true;
-        self
+    pub fn rate_limit_fields(self) -> Self {
+        self.edit(move |gate| gate.rate_limit_fields = true)
     }
 
-    /// Services that were layered before keep the settings of then.
-    pub(super) fn gate_mut(&mut self) -> &mut Gate {
-        Arc::make_mut(&mut self.gate)
+    pub(super) fn edit(mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) -> Self {
+        self.gates.edit(edit);
+        self
     }
 }
 
@@ -209,6 +264,6 @@ impl<S> Layer<S> for LimitLayer {
     type Service = Limited<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Limited::new(inner, self.gate.clone())
+        Limited::new(inner, self.gates.clone())
     }
 }

@@ -239,7 +239,7 @@
 //! | `address` | a client's address as a key |
 //! | `layer` | settings |
 //! | `read_ahead` | the layer that reads the bodies of those who wait |
-//! | `gate` | what the settings decide for a request |
+//! | `gate`, `gates` | what the settings decide for a request, and which of several do |
 //! | `service`, `future` | a turn in the line, then the wrapped service |
 //! | `guard` | keeps the slot, in the future and then in the body |
 //! | `bounds` | settings for responses that do not end |
@@ -255,6 +255,7 @@ mod bounds;
 mod fields;
 mod future;
 mod gate;
+mod gates;
 mod grpc;
 mod guard;
 #[allow(clippy::module_inception)]
@@ -281,5 +282,10 @@ pub use refusal::{Refusal, RefusalKind};
 pub use scope::Scope;
 pub use service::Limited;
 pub use slot::{Hold, Slot};
+#[cfg(feature = "config")]
+pub(crate) use {
+    bounds::check_bound,
+    gates::{Edit, Routing},
+};
 
 pub use crate::error::LostErrorKind;

@@ -2,7 +2,6 @@
 
 use std::{
     mem,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -10,18 +9,18 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{body::ResponseBody, future::ResponseFuture, gate::Gate};
+use super::{body::ResponseBody, future::ResponseFuture, gates::Gates};
 
 /// A service whose requests are limited. Made by a [`LimitLayer`](super::LimitLayer).
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
-    gate: Arc<Gate>,
+    gates: Gates,
 }
 
 impl<S> Limited<S> {
-    pub(super) fn new(inner: S, gate: Arc<Gate>) -> Self {
-        Self { inner, gate }
+    pub(super) fn new(inner: S, gates: Gates) -> Self {
+        Self { inner, gates }
     }
 
     /// The service within.
@@ -58,6 +57,6 @@ where
         // Only this one is ready; its clone may not be.
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(self.gate.clone(), ready, request)
+        ResponseFuture::new(self.gates.find(&request), ready, request)
     }
 }

@@ -231,14 +231,19 @@ impl ClientAddress {
     ///
     /// For keys that are made of more than an address, use [`find`](Self::find).
     pub fn key(&self, head: &Parts) -> Key {
-        match self.find(head) {
-            Some(IpAddr::V6(address)) => {
+        self.find(head)
+            .map_or(Key::SHARED, |address| self.key_of(address))
+    }
+
+    /// The key of a client with this address.
+    pub(crate) fn key_of(&self, address: IpAddr) -> Key {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
                 let bits = 128u32.saturating_sub(self.ipv6_prefix.into());
                 let mask = u128::MAX.checked_shl(bits).unwrap_or(0);
                 IpAddr::from(Ipv6Addr::from_bits(address.to_bits() & mask)).into()
             }
-            Some(address) => address.into(),
-            None => Key::SHARED,
+            address => address.into(),
         }
     }
 
@@ -249,7 +254,7 @@ impl ClientAddress {
         }
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (Proxies::ForwardedFor(proxies) | Proxies::Forwarded(proxies)) = self.proxies;
         let error = |message| Err(ConfigError::new(ConfigErrorKind::Value, message));
         if proxies > MAX_PROXIES {

@@ -1,0 +1,129 @@
+//! A configuration whose values have been checked, all of them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{
+    Config, KeyConfig, LimitConfig, RouteConfig,
+    error::{ConfigFileError, Faults},
+    limit::check_plans,
+    routes::Routes,
+};
+use crate::{
+    key::Key,
+    layer::Scope,
+    limit::{Limit, MAX_SCOPES},
+};
+
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) limits: BTreeMap<String, CheckedLimit>,
+    pub(super) routes: Routes,
+}
+
+#[derive(Debug)]
+pub(super) struct CheckedLimit {
+    pub(super) limit: Limit,
+    pub(super) key: KeyConfig,
+    /// Of the callers who have a value of their own.
+    pub(super) values: HashMap<Key, u32>,
+}
+
+impl Checked {
+    pub(super) fn new(config: &Config) -> Result<Self, ConfigFileError> {
+        let mut faults = Faults::default();
+        config.store.check(&mut faults);
+        check_plans(&config.plans, &mut faults);
+        let mut limits = BTreeMap::new();
+        for (name, limit) in &config.limits {
+            if let Some(limit) = check_limit(config, name, limit, &mut faults) {
+                limits.insert(name.clone(), limit);
+            }
+        }
+        for (index, route) in config.routes.iter().enumerate() {
+            route.check(&format!("routes[{index}]"), &mut faults);
+        }
+        check_names(config, &mut faults);
+        let patterns = config.routes.iter().map(|route| route.matches.as_slice());
+        let routes = Routes::new(patterns, &mut faults);
+        faults.into_result()?;
+        Ok(Self { limits, routes })
+    }
+}
+
+impl CheckedLimit {
+    /// With the rule for the key of a request on this route.
+    pub(super) fn scope(&self, route: &RouteConfig) -> Scope {
+        let limit = self.limit.clone();
+        let scope = match &self.key {
+            KeyConfig::Shared => limit.into(),
+            KeyConfig::Header(name) => limit.by_header(name.as_str()),
+            KeyConfig::Route => {
+                let key = Key::from(route.key_name());
+                limit.by_key(move |_| Some(key.clone()))
+            }
+            KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
+        };
+        scope.values(self.values.clone())
+    }
+}
+
+fn check_limit(
+    config: &Config,
+    name: &str,
+    limit: &LimitConfig,
+    faults: &mut Faults,
+) -> Option<CheckedLimit> {
+    let checked = limit.limit(name, faults);
+    limit.key.check(&format!("limits.{name}"), faults);
+    let values = limit.own_values(name, &config.plans, faults);
+    Some(CheckedLimit {
+        limit: checked?,
+        key: limit.key.clone(),
+        values,
+    })
+}
+
+/// Limits that routes name, and routes that limits name.
+fn check_names(config: &Config, faults: &mut Faults) {
+    let mut routes = BTreeSet::new();
+    for (index, route) in config.routes.iter().enumerate() {
+        let path = format!("routes[{index}]");
+        let mut seen = BTreeSet::new();
+        for (number, name) in route.limits.iter().enumerate() {
+            if !config.limits.contains_key(name) {
+                faults.add(
+                    format!("{path}.limits[{number}]"),
+                    format!("there is no limit `{name}`"),
+                );
+            } else if !seen.insert(name) {
+                faults.add(
+                    format!("{path}.limits[{number}]"),
+                    format!("`{name}` is in the list already"),
+                );
+            }
+        }
+        if seen.len() > MAX_SCOPES {
+            faults.add(
+                format!("{path}.limits"),
+                format!(
+                    "a request is under at most {MAX_SCOPES} limits, not {}",
+                    seen.len()
+                ),
+            );
+        }
+        if !routes.insert(route.key_name()) && route.name.is_some() {
+            faults.add(format!("{path}.name"), "is the name of another route");
+        }
+    }
+    for (name, limit) in &config.limits {
+        if limit.key != KeyConfig::Route {
+            continue;
+        }
+        for route in limit.overrides.keys() {
+            if !routes.contains(route.as_str()) {
+                let message = format!("there is no route `{}`", route.as_str());
+                faults.add(format!("limits.{name}.overrides"), message);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Whom a limit counts apart.
+
+use std::fmt;
+
+use http::HeaderName;
+use serde::{Deserialize, Deserializer};
+
+use super::{error::Faults, read::word_or_table};
+use crate::{key::Key, layer::ClientAddress};
+
+/// Whom a limit counts apart. Default: nobody.
+///
+/// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
+/// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyConfig {
+    /// All requests share the limit.
+    #[default]
+    Shared,
+    /// Each route by itself, by its name.
+    Route,
+    /// Each value of this request header by itself. See [`Limit::by_header`](crate::Limit::by_header).
+    Header(String),
+    /// Each client's address by itself.
+    ClientAddress(AddressConfig),
+}
+
+/// Where a client's address is found. See [`ClientAddress`].
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct AddressConfig {
+    /// How many proxies of your own stand before the service. Default: 0, the address is that of the peer, which the
+    /// server has to tell by [`PeerAddress`](crate::PeerAddress).
+    pub proxies: u8,
+    /// The header that all of these write. There is no default.
+    pub header: Option<AddressHeader>,
+    /// See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
+    pub ipv6_prefix: u8,
+}
+
+/// A header by which proxies tell a client's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum AddressHeader {
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
+/// The key of one caller as it is written in the file: it may be a secret, and `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(transparent)]
+pub struct CallerKey(String);
+
+impl KeyConfig {
+    pub(super) fn check(&self, path: &str, faults: &mut Faults) {
+        let path = format!("{path}.key");
+        match self {
+            Self::Header(name) if HeaderName::try_from(name).is_err() => {
+                faults.add(format!("{path}.header"), "is no name of a header");
+            }
+            Self::ClientAddress(address) => {
+                address.check(&format!("{path}.client-address"), faults)
+            }
+            Self::Shared | Self::Route | Self::Header(_) => {}
+        }
+    }
+}
+
+impl KeyConfig {
+    /// The key of a caller who has a value of its own.
+    pub(super) fn of(&self, caller: &CallerKey) -> Result<Key, &'static str> {
+        let text = caller.as_str();
+        match self {
+            Self::Shared => Err("all requests share this limit: nobody has a value of its own"),
+            Self::Route | Self::Header(_) => Ok(Key::from(text)),
+            Self::ClientAddress(config) => {
+                let address = text.parse().map_err(|_| "is no IP address")?;
+                Ok(config.address().key_of(address))
+            }
+        }
+    }
+}
+
+impl AddressConfig {
+    pub(super) fn address(&self) -> ClientAddress {
+        let address = match self.header {
+            Some(AddressHeader::Forwarded) => ClientAddress::forwarded(self.proxies),
+            Some(AddressHeader::XForwardedFor) => ClientAddress::forwarded_for(self.proxies),
+            None => ClientAddress::peer(),
+        };
+        address.ipv6_prefix(self.ipv6_prefix)
+    }
+
+    fn check(&self, path: &str, faults: &mut Faults) {
+        match (self.proxies, self.header) {
+            (0, Some(_)) => faults.add(
+                format!("{path}.proxies"),
+                "is 0 or missing: somebody has to write the header",
+            ),
+            (1.., None) => faults.add(
+                format!("{path}.header"),
+                "is missing: the proxies tell the address in `x-forwarded-for` or `forwarded`",
+            ),
+            _ => {}
+        }
+        faults.take(path, self.address().check());
+    }
+}
+
+impl Default for AddressConfig {
+    fn default() -> Self {
+        Self {
+            proxies: 0,
+            header: None,
+            ipv6_prefix: 64,
+        }
+    }
+}
+
+impl CallerKey {
+    /// The key.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for CallerKey {
+    fn from(key: &str) -> Self {
+        Self(key.to_owned())
+    }
+}
+
+impl fmt::Debug for CallerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CallerKey(..)")
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        enum Word {
+            Shared,
+            Route,
+            ClientAddress,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case", deny_unknown_fields)]
+        struct Table {
+            header: Option<String>,
+            client_address: Option<AddressConfig>,
+        }
+        word_or_table(
+            deserializer,
+            |word| {
+                Ok(match word {
+                    Word::Shared => Self::Shared,
+                    Word::Route => Self::Route,
+                    Word::ClientAddress => Self::ClientAddress(AddressConfig::default()),
+                })
+            },
+            |table: Table| match (table.header, table.client_address) {
+                (Some(name), None) => Ok(Self::Header(name)),
+                (None, Some(address)) => Ok(Self::ClientAddress(address)),
+                _ => Err("a key is either `header` or `client-address`"),
+            },
+        )
+    }
+}

@@ -1,0 +1,221 @@
+//! The `[limits]` and `[plans]` sections.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer};
+
+use super::{
+    error::Faults,
+    key::{CallerKey, KeyConfig},
+    read::word_or_table,
+};
+use crate::{
+    error::ConfigError,
+    key::Key,
+    limit::{Class, Limit, Mode, OnUnavailable},
+};
+
+/// A limit: how much, for whom, and what happens beyond it. Its name is that of its table.
+///
+/// Either [`concurrent`](Self::concurrent), or [`rate`](Self::rate) and [`per`](Self::per), must be said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LimitConfig {
+    /// How many requests at once. See [`Limit::concurrent`].
+    pub concurrent: Option<u32>,
+    /// How many requests begin in a period. See [`Limit::rate`].
+    pub rate: Option<u32>,
+    /// The period of a rate.
+    #[serde(with = "humantime_serde")]
+    pub per: Option<Duration>,
+    /// How many begin at once after a pause. See [`Limit::burst`]. Default: as many as in a period.
+    pub burst: Option<u32>,
+    /// Whom it counts apart. Default: nobody, all requests share it.
+    pub key: KeyConfig,
+    /// How many callers share a key: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`]. Default:
+    /// caller, but route for a key by route, and global for what all share.
+    pub class: Option<Class>,
+    /// How long a request may wait. See [`Limit::wait_up_to`]. Default: zero, it is refused at once.
+    #[serde(with = "humantime_serde")]
+    pub wait: Option<Duration>,
+    /// How many may wait for one key. See [`Limit::max_waiters`]. Default: 1,000.
+    pub max_waiters: Option<u32>,
+    /// `"enforce"`, `"shadow"` or `"off"`. Default: it is enforced.
+    pub mode: Mode,
+    /// `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::on_unavailable`]. Default (`None`): local,
+    /// with the limit's own value.
+    #[serde(deserialize_with = "on_unavailable")]
+    pub on_unavailable: Option<OnUnavailable>,
+    /// Values for the callers of a plan, by the plan's name.
+    pub plans: BTreeMap<String, u32>,
+    /// Values for single callers, which go before plans. With 0, which only a rate cannot have, a caller is refused
+    /// always. See [`Scope::values`](crate::Scope::values).
+    pub overrides: BTreeMap<CallerKey, u32>,
+}
+
+/// A group of callers who have the same values under some limits, such as all customers who pay for more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct PlanConfig {
+    /// The keys of its callers.
+    pub keys: Vec<CallerKey>,
+}
+
+impl LimitConfig {
+    /// The limit of this name, or what is wrong with it.
+    pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
+        let path = format!("limits.{name}");
+        faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
+        let (field, max) = self.amount(&path, faults)?;
+        let field = self.burst.map_or(field, |_| "burst");
+        let bare = faults.take(&format!("{path}.{field}"), self.bare(name, max))?;
+
+        let mut limit = bare.clone().mode(self.mode);
+        let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
+        if let Some(class) = self.class.or(by_key) {
+            limit = limit.class(class);
+        }
+        let mut set = |field: &str, change: &dyn Fn(Limit) -> Limit| {
+            faults.take(&format!("{path}.{field}"), change(bare.clone()).validate());
+            limit = change(limit.clone());
+        };
+        if let Some(wait) = self.wait {
+            set("wait", &|limit| limit.wait_up_to(wait));
+        }
+        if let Some(max_waiters) = self.max_waiters {
+            set("max_waiters", &|limit| limit.max_waiters(max_waiters));
+        }
+        if let Some(policy) = self.on_unavailable {
+            set("on_unavailable", &|limit| limit.on_unavailable(policy));
+        }
+        Some(limit)
+    }
+
+    /// The value, and the field that says it.
+    fn amount(&self, path: &str, faults: &mut Faults) -> Option<(&'static str, u32)> {
+        if self.rate.is_none() {
+            for (field, is_said) in [("per", self.per.is_some()), ("burst", self.burst.is_some())] {
+                if is_said {
+                    faults.add(
+                        format!("{path}.{field}"),
+                        "belongs to a `rate`, and there is none",
+                    );
+                }
+            }
+        } else if self.per.is_none() {
+            faults.add(
+                format!("{path}.per"),
+                "is missing: a rate is so many in a period",
+            );
+        }
+        match (self.concurrent, self.rate) {
+            (Some(_), Some(_)) => {
+                faults.add(
+                    path,
+                    "is either `concurrent` or a `rate`: two limits can do both",
+                );
+                None
+            }
+            (None, None) => {
+                faults.add(path, "has neither `concurrent` nor a `rate`");
+                None
+            }
+            (Some(max), None) => Some(("concurrent", max)),
+            (None, Some(max)) => self.per.map(|_| ("rate", max)),
+        }
+    }
+
+    fn bare(&self, name: &str, max: u32) -> Result<Limit, ConfigError> {
+        let name = name.to_owned();
+        let limit = match (self.rate, self.per) {
+            (Some(_), Some(period)) => Limit::try_rate(name, max, period)?,
+            _ => Limit::try_concurrent(name, max)?,
+        };
+        let limit = match self.burst {
+            Some(burst) if limit.period().is_some() => limit.burst(burst),
+            _ => limit,
+        };
+        limit.validate()?;
+        Ok(limit)
+    }
+
+    /// The values of callers who have one of their own. The faults do not tell whose.
+    pub(super) fn own_values(
+        &self,
+        name: &str,
+        plans: &BTreeMap<String, PlanConfig>,
+        faults: &mut Faults,
+    ) -> HashMap<Key, u32> {
+        let path = format!("limits.{name}");
+        let mut groups = Vec::new();
+        for (plan, value) in &self.plans {
+            let path = format!("{path}.plans.{plan}");
+            match plans.get(plan) {
+                Some(plan) => groups.push((path, plan.keys.iter().collect(), *value)),
+                None => faults.add(path, "there is no such plan"),
+            }
+        }
+        for (caller, value) in &self.overrides {
+            groups.push((format!("{path}.overrides"), vec![caller], *value));
+        }
+        let mut values = HashMap::new();
+        for (path, callers, value) in groups {
+            // Nobody gets a slot with a value of 0. Of a rate there is no such value.
+            let least = u32::from(self.rate.is_none());
+            faults.take(&path, self.bare(name, value.max(least)));
+            let keys: Result<Vec<_>, _> =
+                callers.iter().map(|caller| self.key.of(caller)).collect();
+            match keys {
+                Ok(keys) => values.extend(keys.into_iter().map(|key| (key, value))),
+                Err(message) => faults.add(path, message),
+            }
+        }
+        values
+    }
+}
+
+/// Nobody is in two plans: it would be unclear which one counts.
+pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Faults) {
+    let mut seen = BTreeMap::new();
+    for (name, plan) in plans {
+        for (index, key) in plan.keys.iter().enumerate() {
+            if let Some(other) = seen.insert(key, name) {
+                let message = format!("is in plan `{other}` already");
+                faults.add(format!("plans.{name}.keys[{index}]"), message);
+            }
+        }
+    }
+}
+
+fn on_unavailable<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<OnUnavailable>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Word {
+        Local,
+        Allow,
+        Reject,
+    }
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Table {
+        local: u32,
+    }
+    word_or_table(
+        deserializer,
+        |word| {
+            Ok(match word {
+                Word::Local => None,
+                Word::Allow => Some(OnUnavailable::Allow),
+                Word::Reject => Some(OnUnavailable::Reject),
+            })
+        },
+        |table: Table| Ok(Some(OnUnavailable::Local(table.local))),
+    )
+}

@@ -1,0 +1,246 @@
+//! A configuration in use, which can be exchanged for another one.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use http::Method;
+
+use super::{
+    Config,
+    checked::{Checked, CheckedLimit},
+    error::{ConfigFileError, Faults},
+    table::Table,
+};
+use crate::{
+    layer::{Edit, LimitLayer, Routing},
+    limit::Limit,
+    limiter::Limiter,
+};
+
+/// A configuration in use. Cheap to clone; clones share everything.
+///
+/// Its [`layer`](Self::layer) can be exchanged for that of a new configuration while requests come:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
+/// use tower_turnstile::config::{Config, LiveConfig};
+///
+/// let text = "
+///     limits.chat.concurrent = 5
+///     routes = [{ match = ['/chat'], limits = ['chat'] }]
+/// ";
+/// let live = LiveConfig::connect(&Config::from_toml(text)?).await?;
+/// let layer = live.layer();
+///
+/// live.reload(&Config::from_toml(&text.replace("5", "8"))?)?;
+/// assert_eq!(live.limit("chat").map(|limit| limit.max()), Some(8));
+///
+/// let error = live.reload(&Config::from_toml("store.namespace = 'other'")?).unwrap_err();
+/// assert_eq!(error.to_string(), "store: cannot change while it is in use: start the service anew");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct LiveConfig(Arc<Live>);
+
+struct Live {
+    limiter: Limiter,
+    table: ArcSwap<Table>,
+    changing: Mutex<Changing>,
+}
+
+/// What only matters to a change.
+struct Changing {
+    config: Config,
+    /// Limits at the limiter, whether they are still in the configuration or not.
+    known: BTreeMap<String, Limit>,
+}
+
+impl LiveConfig {
+    /// Connects to the store that the configuration names.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has faults, or as [`StoreConfig::connect`](super::StoreConfig::connect).
+    pub async fn connect(config: &Config) -> Result<Self, ConfigFileError> {
+        config.validate()?;
+        Self::new(config, &config.store.connect().await?)
+    }
+
+    /// Uses this limiter, whatever the section `[store]` says.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has faults, or the limiter knows a limit of the same name and different values.
+    pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
+        let checked = Checked::new(config)?;
+        let mut known = BTreeMap::new();
+        apply(limiter, &mut known, &checked)?;
+        let table = Table::new(config, checked, limiter, Vec::new())?;
+        Ok(Self(Arc::new(Live {
+            limiter: limiter.clone(),
+            table: ArcSwap::from_pointee(table),
+            changing: Mutex::new(Changing {
+                config: config.clone(),
+                known,
+            }),
+        })))
+    }
+
+    /// The limiter.
+    pub fn limiter(&self) -> &Limiter {
+        &self.0.limiter
+    }
+
+    /// A layer that holds each request to the limits of its route, now and after a [`reload`](Self::reload).
+    ///
+    /// What is set on the layer, such as [`refuse_with`](LimitLayer::refuse_with), holds for all routes and all layers
+    /// of this configuration, and goes before what the file says.
+    pub fn layer(&self) -> LimitLayer {
+        LimitLayer::routed(self.0.clone())
+    }
+
+    /// The limit of this name as it is now, for a [`Semaphore`](crate::Semaphore) or a layer of one's own. These see new
+    /// values too; only the wait is that of now.
+    pub fn limit(&self, name: &str) -> Option<Limit> {
+        self.0.table.load().limit(name)
+    }
+
+    /// Takes a new configuration into use. It acts at once: on requests that come, on those that wait, and on slots
+    /// that are held, which nobody loses. If there are more slots than before, waiters get them; if there are fewer,
+    /// newcomers wait until enough have been given back. A limit that is gone ends with its last request. How long a
+    /// request waits, and whom it counts for, was said when it came.
+    ///
+    /// Other replicas have to be told too. While they differ, the largest value of a limit holds.
+    ///
+    /// # Errors
+    ///
+    /// If it has faults, or differs in what cannot change: the section `[store]`, and of a limit whether it is a rate, and
+    /// its [`class`](super::LimitConfig::class), which is another one for keys by route. Then nothing changes. A limit
+    /// of another name can be anything.
+    pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
+        self.0.reload(config)
+    }
+}
+
+impl LimitLayer {
+    /// A layer that holds each request to the limits of its route. The section `[store]` is not looked at: the
+    /// limiter is there already. For a configuration that changes there is [`LiveConfig`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
+    /// use tower_turnstile::{LimitLayer, Limiter, config::Config};
+    ///
+    /// let config = Config::from_toml(
+    ///     "
+    ///     limits.chat = { concurrent = 5, key = { header = 'x-api-key' }, wait = '2s' }
+    ///     routes = [{ match = ['POST /chat', '/chat/{*rest}'], limits = ['chat'] }]
+    ///     ",
+    /// )?;
+    /// let layer = LimitLayer::from_config(&config, &Limiter::in_memory())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`LiveConfig::new`].
+    pub fn from_config(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
+        Ok(LiveConfig::new(config, limiter)?.layer())
+    }
+}
+
+impl Live {
+    fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
+        let checked = Checked::new(config)?;
+        let mut changing = self.changing();
+        changing.check(config, &checked)?;
+        let before = changing.known.clone();
+        let edits = self.table.load().edits();
+        let table = apply(&self.limiter, &mut changing.known, &checked)
+            .and_then(|()| Table::new(config, checked, &self.limiter, edits));
+        match table {
+            Ok(table) => {
+                self.table.store(Arc::new(table));
+                changing.config = config.clone();
+                Ok(())
+            }
+            Err(error) => {
+                // The program has changed one of the limits by itself meanwhile.
+                for (name, limit) in before {
+                    let _ = self.limiter.update(&limit);
+                    changing.known.insert(name, limit);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn changing(&self) -> MutexGuard<'_, Changing> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Changing {
+    /// What cannot change.
+    fn check(&self, config: &Config, checked: &Checked) -> Result<(), ConfigFileError> {
+        let mut faults = Faults::default();
+        if config.store != self.config.store {
+            faults.add(
+                "store",
+                "cannot change while it is in use: start the service anew",
+            );
+        }
+        for (name, checked) in &checked.limits {
+            if let Some(known) = self.known.get(name) {
+                faults.take(&format!("limits.{name}"), known.may_become(&checked.limit));
+            }
+        }
+        faults.into_result()
+    }
+}
+
+/// Tells the limiter of new limits and new values.
+fn apply(
+    limiter: &Limiter,
+    known: &mut BTreeMap<String, Limit>,
+    checked: &Checked,
+) -> Result<(), ConfigFileError> {
+    let mut faults = Faults::default();
+    for (name, CheckedLimit { limit, .. }) in &checked.limits {
+        let told = match known.get(name) {
+            Some(_) => limiter.update(limit),
+            None => limiter.register(limit).map(drop),
+        };
+        if faults.take(&format!("limits.{name}"), told).is_some() {
+            known.insert(name.clone(), limit.clone());
+        }
+    }
+    faults.into_result()
+}
+
+impl Routing for Live {
+    fn find(&self, method: &Method, path: &str) -> LimitLayer {
+        self.table.load().find(method, path)
+    }
+
+    fn edit(&self, edit: Edit) {
+        let _changing = self.changing();
+        let table = Table::clone(&self.table.load());
+        self.table.store(Arc::new(table.edited(edit)));
+    }
+}
+
+impl fmt::Debug for LiveConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveConfig")
+            .field("config", &self.0.changing().config)
+            .field("limiter", &self.0.limiter)
+            .finish()
+    }
+}

@@ -1,0 +1,95 @@
+//! The `[[routes]]` sections.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::error::Faults;
+use crate::layer::{LimitLayer, OnLost, ReleaseAt, check_bound};
+
+/// Which requests are held to which limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct RouteConfig {
+    /// What it is called in keys by route. Default: its first pattern, so that a limit with `key = "route"` starts
+    /// anew when that pattern changes.
+    pub name: Option<String>,
+    /// The patterns of its requests: an optional method and a path, or `*`. At least one.
+    #[serde(rename = "match")]
+    pub matches: Vec<String>,
+    /// The names of its limits, which are taken together. Default: none, its requests pass.
+    pub limits: Vec<String>,
+    /// See [`LimitLayer::on_lost`](LimitLayer::on_lost). Default: `"continue"`.
+    pub on_lost: OnLost,
+    /// See [`LimitLayer::release_at`](LimitLayer::release_at). Default: `"body-end"`.
+    pub release_at: ReleaseAt,
+    /// See [`LimitLayer::limited_status`](LimitLayer::limited_status). Default: 429, or 503 if all callers
+    /// share the limit.
+    pub limited_status: Option<u16>,
+    /// See [`LimitLayer::unavailable_status`](LimitLayer::unavailable_status). Default: 503.
+    pub unavailable_status: Option<u16>,
+    /// See [`LimitLayer::max_hold`]. Default: no bound.
+    #[serde(with = "humantime_serde")]
+    pub max_hold: Option<Duration>,
+    /// See [`LimitLayer::idle`]. Default: no bound.
+    #[serde(with = "humantime_serde")]
+    pub idle: Option<Duration>,
+    /// Whether responses tell how the limits stand. See [`LimitLayer::rate_limit_fields`]. Default: no.
+    pub rate_limit_fields: bool,
+}
+
+impl RouteConfig {
+    /// What keys by route are made of.
+    pub(super) fn key_name(&self) -> &str {
+        let name = self.name.as_ref().or(self.matches.first());
+        name.map_or("", String::as_str)
+    }
+
+    /// The layer with the settings of this route.
+    pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
+        layer = layer.on_lost(self.on_lost).release_at(self.release_at);
+        if let Some(status) = refusing(self.limited_status) {
+            layer = layer.limited_status(status);
+        }
+        if let Some(status) = refusing(self.unavailable_status) {
+            layer = layer.unavailable_status(status);
+        }
+        if let Some(max_hold) = self.max_hold {
+            layer = layer.max_hold(max_hold);
+        }
+        if let Some(idle) = self.idle {
+            layer = layer.idle(idle);
+        }
+        if self.rate_limit_fields {
+            layer = layer.rate_limit_fields();
+        }
+        layer
+    }
+
+    pub(super) fn check(&self, path: &str, faults: &mut Faults) {
+        if self.matches.is_empty() {
+            faults.add(format!("{path}.match"), "is missing, or empty");
+        }
+        for (field, bound) in [("max_hold", self.max_hold), ("idle", self.idle)] {
+            if let Some(bound) = bound {
+                faults.take(&format!("{path}.{field}"), check_bound(field, bound));
+            }
+        }
+        for (field, status) in [
+            ("limited_status", self.limited_status),
+            ("unavailable_status", self.unavailable_status),
+        ] {
+            if status.is_some() && refusing(status).is_none() {
+                faults.add(format!("{path}.{field}"), "must be 400 to 599");
+            }
+        }
+    }
+}
+
+/// A status that a refusal can have.
+fn refusing(status: Option<u16>) -> Option<StatusCode> {
+    let status = StatusCode::from_u16(status?).ok()?;
+    (status.is_client_error() || status.is_server_error()).then_some(status)
+}

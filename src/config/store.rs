@@ -1,0 +1,151 @@
+//! The `[store]` section.
+
+use std::{env, fmt, time::Duration};
+
+use serde::{Deserialize, Deserializer};
+
+use super::{
+    error::{ConfigFileError, Faults},
+    read::word_or_table,
+};
+use crate::{
+    builder::{LimiterBuilder, check_url},
+    limiter::Limiter,
+};
+
+/// Where the ledgers are, and the settings of the [`Limiter`] on them. What is not said has the default of the
+/// [`LimiterBuilder`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct StoreConfig {
+    /// The store's URL. Default: `memory:`, the ledgers of this process alone.
+    pub url: StoreUrl,
+    /// See [`LimiterBuilder::namespace`]. Default: `turnstile`.
+    pub namespace: Option<String>,
+    /// See [`LimiterBuilder::lease`]. Default: 30 s.
+    #[serde(with = "humantime_serde")]
+    pub lease: Option<Duration>,
+    /// See [`LimiterBuilder::store_timeout`]. Default: 500 ms.
+    #[serde(with = "humantime_serde")]
+    pub store_timeout: Option<Duration>,
+    /// See [`LimiterBuilder::poll_interval`]. Default: 1 s.
+    #[serde(with = "humantime_serde")]
+    pub poll_interval: Option<Duration>,
+    /// See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
+    #[serde(with = "humantime_serde")]
+    pub waiter_ttl: Option<Duration>,
+}
+
+/// A URL that may hold a password: `Debug` does not show it.
+///
+/// In TOML a string, or `{ env = "REDIS_URL" }` for the value of an environment variable, which is read when the
+/// store is connected to.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreUrl {
+    /// The URL itself, as for [`LimiterBuilder::connect`].
+    Plain(String),
+    /// The name of the environment variable that holds it.
+    Env(String),
+}
+
+impl StoreConfig {
+    /// Connects to the store.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::connect`], and if the environment variable is not there.
+    pub async fn connect(&self) -> Result<Limiter, ConfigFileError> {
+        let mut faults = Faults::default();
+        self.check(&mut faults);
+        let url = self.url.read(&mut faults);
+        faults.into_result()?;
+        let mut faults = Faults::default();
+        let limiter = faults.take("store", self.builder().connect(&url).await);
+        limiter.ok_or_else(|| faults.into())
+    }
+
+    pub(super) fn check(&self, faults: &mut Faults) {
+        if let StoreUrl::Env(name) = &self.url
+            && (name.is_empty() || name.contains(['=', '\0']))
+        {
+            faults.add("store.url.env", "is no name of an environment variable");
+        }
+        if let StoreUrl::Plain(url) = &self.url {
+            faults.take("store.url", check_url(url));
+        }
+        for (setting, message) in self.builder().faults() {
+            faults.add(format!("store.{setting}"), message);
+        }
+    }
+
+    fn builder(&self) -> LimiterBuilder {
+        let mut builder = Limiter::builder();
+        if let Some(namespace) = &self.namespace {
+            builder = builder.namespace(namespace);
+        }
+        if let Some(lease) = self.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(store_timeout) = self.store_timeout {
+            builder = builder.store_timeout(store_timeout);
+        }
+        if let Some(poll_interval) = self.poll_interval {
+            builder = builder.poll_interval(poll_interval);
+        }
+        if let Some(waiter_ttl) = self.waiter_ttl {
+            builder = builder.waiter_ttl(waiter_ttl);
+        }
+        builder
+    }
+}
+
+impl StoreUrl {
+    fn read(&self, faults: &mut Faults) -> String {
+        match self {
+            Self::Plain(url) => url.clone(),
+            Self::Env(name) => env::var(name).unwrap_or_else(|_| {
+                faults.add("store.url.env", format!("`{name}` is not set"));
+                String::new()
+            }),
+        }
+    }
+}
+
+/// The ledgers of this process alone.
+impl Default for StoreUrl {
+    fn default() -> Self {
+        Self::Plain("memory:".to_owned())
+    }
+}
+
+impl From<&str> for StoreUrl {
+    fn from(url: &str) -> Self {
+        Self::Plain(url.to_owned())
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(_) => f.write_str("StoreUrl(..)"),
+            Self::Env(name) => f.debug_tuple("Env").field(name).finish(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for StoreUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            env: String,
+        }
+        word_or_table(
+            deserializer,
+            |url| Ok(Self::Plain(url)),
+            |table: Table| Ok(Self::Env(table.env)),
+        )
+    }
+}

@@ -1,0 +1,119 @@
+//! What a configuration does for requests: the layer of each route.
+
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+
+use super::{
+    Config,
+    checked::Checked,
+    error::{ConfigFileError, Faults},
+    routes::Found,
+};
+use crate::{
+    error::ConfigError,
+    key::Key,
+    layer::{Edit, LimitLayer, Scope},
+    limit::{Limit, OnUnavailable},
+    limiter::Limiter,
+};
+
+/// The name of the limit that nobody gets a slot of.
+const UNREADABLE: &str = "unreadable-path";
+
+#[derive(Clone)]
+pub(super) struct Table {
+    checked: Arc<Checked>,
+    /// Of the routes, in their order. `None`: it has no limits.
+    layers: Vec<Option<LimitLayer>>,
+    /// For requests without limits.
+    open: LimitLayer,
+    /// For requests that nobody can tell the limits of.
+    closed: LimitLayer,
+    /// What the program has set, which goes before what the file says.
+    edits: Vec<Edit>,
+}
+
+impl Table {
+    pub(super) fn new(
+        config: &Config,
+        checked: Checked,
+        limiter: &Limiter,
+        edits: Vec<Edit>,
+    ) -> Result<Self, ConfigFileError> {
+        let mut faults = Faults::default();
+        let mut layers = Vec::new();
+        for (index, route) in config.routes.iter().enumerate() {
+            let scopes: Vec<_> = route
+                .limits
+                .iter()
+                .filter_map(|name| Some(checked.limits.get(name)?.scope(route)))
+                .collect();
+            let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
+            let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
+            layers.push(layer.map(|layer| route.set(layer)));
+        }
+        let open = LimitLayer::open(limiter);
+        let closed = faults.take("limits", closed(limiter));
+        faults.into_result()?;
+        let table = Self {
+            checked: Arc::new(checked),
+            layers,
+            closed: closed.unwrap_or_else(|| open.clone()),
+            open,
+            edits: Vec::new(),
+        };
+        Ok(edits.into_iter().fold(table, Self::edited))
+    }
+
+    /// The same with one more edit.
+    pub(super) fn edited(mut self, edit: Edit) -> Self {
+        for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
+            edit(layer);
+        }
+        self.edits.push(edit);
+        self
+    }
+
+    pub(super) fn limit(&self, name: &str) -> Option<Limit> {
+        self.checked
+            .limits
+            .get(name)
+            .map(|checked| checked.limit.clone())
+    }
+
+    pub(super) fn find(&self, method: &Method, path: &str) -> LimitLayer {
+        let layer = match self.checked.routes.find(method, path) {
+            Found::One(route) => route.and_then(|route| self.layers[route].as_ref()),
+            Found::Several(routes) => {
+                let layers = routes
+                    .iter()
+                    .filter_map(|route| self.layers[*route].as_ref());
+                return self.together(&layers.collect::<Vec<_>>());
+            }
+            Found::Unreadable => Some(&self.closed),
+        };
+        layer.unwrap_or(&self.open).clone()
+    }
+
+    fn together(&self, layers: &[&LimitLayer]) -> LimitLayer {
+        match layers {
+            [] => self.open.clone(),
+            [layer] => (*layer).clone(),
+            layers => LimitLayer::together(layers).unwrap_or_else(|| self.closed.clone()),
+        }
+    }
+
+    pub(super) fn edits(&self) -> Vec<Edit> {
+        self.edits.clone()
+    }
+}
+
+/// A layer that lets nobody in.
+fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
+    let nothing = Limit::concurrent(UNREADABLE, 1).on_unavailable(OnUnavailable::Reject);
+    let nothing = Scope::from(nothing).values([(Key::SHARED, 0)]);
+    let status = StatusCode::BAD_REQUEST;
+    let layer = limiter.try_layer(nothing)?;
+    Ok(layer.limited_status(status).unavailable_status(status))
+}

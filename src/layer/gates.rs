@@ -1,0 +1,57 @@
+//! Which gate a request goes through: always the same one, or that of its route.
+
+use std::{fmt, sync::Arc};
+
+use http::{Method, Request};
+
+use super::{gate::Gate, layer::LimitLayer};
+
+#[derive(Clone)]
+pub(super) enum Gates {
+    One(Arc<Gate>),
+    #[cfg_attr(not(feature = "config"), allow(dead_code))]
+    Routed(Arc<dyn Routing>),
+}
+
+/// Finds the layer of a request. It may change while requests come.
+pub(crate) trait Routing: Send + Sync {
+    fn find(&self, method: &Method, path: &str) -> LimitLayer;
+
+    /// Changes all layers, and those that come later.
+    fn edit(&self, edit: Edit);
+}
+
+pub(crate) type Edit = Arc<dyn Fn(&mut LimitLayer) + Send + Sync>;
+
+impl Gates {
+    pub(super) fn find<Q>(&self, request: &Request<Q>) -> Arc<Gate> {
+        match self {
+            Self::One(gate) => gate.clone(),
+            Self::Routed(routing) => {
+                let layer = routing.find(request.method(), request.uri().path());
+                layer.gates.find(request)
+            }
+        }
+    }
+
+    /// Services that were layered before keep the settings of then, unless they are routed.
+    pub(super) fn edit(&mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) {
+        match self {
+            Self::One(gate) => edit(Arc::make_mut(gate)),
+            Self::Routed(routing) => routing.edit(Arc::new(move |layer| {
+                if let Self::One(gate) = &mut layer.gates {
+                    edit(Arc::make_mut(gate));
+                }
+            })),
+        }
+    }
+}
+
+impl fmt::Debug for Gates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(gate) => gate.fmt(f),
+            Self::Routed(_) => f.write_str("Routed"),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Values that are out of range or do not go together: all of them are told, each by its path.
+
+use tower_turnstile::config::Config;
+
+#[track_caller]
+fn faults(text: &str) -> Vec<String> {
+    let error = Config::from_toml(text).unwrap_err();
+    assert_eq!(error.line(), None, "{error}");
+    let lines: Vec<_> = error.to_string().lines().map(str::to_owned).collect();
+    assert_eq!(lines.len(), error.faults().len());
+    lines
+}
+
+#[test]
+fn all_faults_are_told_at_once() {
+    let faults = faults(
+        "
+        [store]
+        lease = '2h'
+        namespace = 'a b'
+        [limits.zero]
+        concurrent = 0
+        wait = '2d'
+        max_waiters = 100_001
+        [limits.both]
+        concurrent = 1
+        rate = 1
+        per = '1s'
+        [limits.half]
+        rate = 5
+        [[routes]]
+        match = ['chat']
+        limits = ['zero', 'missing', 'both', 'zero']
+        limited_status = 200
+        ",
+    );
+    let paths: Vec<_> = faults
+        .iter()
+        .filter_map(|line| line.split(": ").next())
+        .collect();
+    assert_eq!(
+        paths,
+        [
+            "store.lease",
+            "store.namespace",
+            "limits.both",
+            "limits.half.per",
+            "limits.zero.concurrent",
+            "routes[0].limited_status",
+            "routes[0].limits[1]",
+            "routes[0].limits[3]",
+            "routes[0].match[0]",
+        ],
+        "{faults:#?}"
+    );
+    assert!(faults[6].ends_with("there is no limit `missing`"));
+}
+
+/// One fault each: the path, and words of the message.
+#[test]
+fn each_fault_is_told_by_its_path() {
+    let limit = |fields: &str| format!("[limits.a]\n{fields}");
+    let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");
+    for (text, path, words) in [
+        ("limits.'' = { concurrent = 1 }".to_owned(), "limits.", "1 to 128 bytes"),
+        (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),
+        (limit("concurrent = 1_000_001"), "limits.a.concurrent", "1 to 1000000"),
+        (limit("rate = 0\nper = '1s'"), "limits.a.rate", "1 to 1000000"),
+        (limit("rate = 1\nper = '2d'"), "limits.a.rate", "1 ms to 86400s"),
+        (limit("rate = 1\nper = '1s'\nburst = 0"), "limits.a.burst", "burst of 0"),
+        (limit("concurrent = 1\nper = '1s'"), "limits.a.per", "belongs to a `rate`"),
+        (limit("concurrent = 1\nburst = 2"), "limits.a.burst", "belongs to a `rate`"),
+        (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
+        (limit("concurrent = 1\nmax_waiters = 100_001"), "limits.a.max_waiters", "at most 100000"),
+        (limit("concurrent = 1\non_unavailable = { local = 0 }"), "limits.a.on_unavailable", "must be 1 to"),
+        (limit("concurrent = 1\nkey.header = 'a b'"), "limits.a.key.header", "no name of a header"),
+        (limit("concurrent = 1\nkey.client-address.proxies = 1"), "limits.a.key.client-address.header", "is missing"),
+        (
+            limit("concurrent = 1\nkey.client-address = { proxies = 33, header = 'forwarded' }"),
+            "limits.a.key.client-address",
+            "more than the 32",
+        ),
+        (
+            limit("concurrent = 1\nkey.client-address.ipv6_prefix = 0"),
+            "limits.a.key.client-address",
+            "1 to 128",
+        ),
+        (
+            limit("concurrent = 1\nkey.client-address.header = 'forwarded'"),
+            "limits.a.key.client-address.proxies",
+            "is 0 or missing",
+        ),
+        (limit("concurrent = 1\noverrides = { x = 2 }"), "limits.a.overrides", "all requests share"),
+        (limit("concurrent = 1\nkey.header = 'x'\noverrides = { x = 1_000_001 }"), "limits.a.overrides", "is 1000001"),
+        (limit("concurrent = 1\nkey = 'route'\noverrides = { x = 2 }"), "limits.a.overrides", "no route `x`"),
+        (
+            limit("concurrent = 1\nkey = 'client-address'\noverrides = { x = 2 }"),
+            "limits.a.overrides",
+            "no IP address",
+        ),
+        (limit("concurrent = 1\nkey.header = 'x'\nplans = { x = 2 }"), "limits.a.plans.x", "no such plan"),
+        (
+            "plans.p.keys = ['k']\nlimits.a = { rate = 1, per = '1s', key.header = 'x', plans = { p = 0 } }".to_owned(),
+            "limits.a.plans.p",
+            "is 0",
+        ),
+        (
+            "plans.p.keys = ['k']\nlimits.a = { concurrent = 1, plans = { p = 2 } }".to_owned(),
+            "limits.a.plans.p",
+            "all requests share",
+        ),
+        ("plans = { a.keys = ['x'], b.keys = ['y', 'x'] }".to_owned(), "plans.b.keys[1]", "in plan `a` already"),
+        (route(""), "routes[0].match", "is missing, or empty"),
+        (route("match = ['/']\nmax_hold = '0s'"), "routes[0].max_hold", "must be 1ms to"),
+        (route("match = ['/']\nidle = '31d'"), "routes[0].idle", "must be 1ms to"),
+        (route("match = ['/']\nunavailable_status = 600"), "routes[0].unavailable_status", "400 to 599"),
+        (
+            route("match = ['/a']\nname = 'x'\n[[routes]]\nmatch = ['/b']\nname = 'x'"),
+            "routes[1].name",
+            "another route",
+        ),
+        (
+            route("match = ['/a/{x}']\n[[routes]]\nmatch = ['/b', '/a/{y}']"),
+            "routes[1].match[1]",
+            "the same as routes[0].match[0]",
+        ),
+        ("store.url = 'http://x'".to_owned(), "store.url", "does not begin with `redis://`"),
+        ("store.url.env = ''".to_owned(), "store.url.env", "no name of an environment variable"),
+        ("store.lease = '1s'".to_owned(), "store.lease", "more than 3 x store_timeout"),
+        ("store.waiter_ttl = '1s'".to_owned(), "store.waiter_ttl", "at least 3 x poll_interval"),
+        ("store.poll_interval = '0s'".to_owned(), "store.poll_interval", "must be 1 ms to"),
+    ] {
+        let faults = faults(&text);
+        assert_eq!(faults.len(), 1, "{text}: {faults:?}");
+        let (told, message) = faults[0].split_once(": ").unwrap();
+        assert_eq!(told, path, "{text}: {message}");
+        assert!(message.contains(words), "{text}: {message}");
+    }
+}
+
+#[test]
+fn the_burst_of_a_rate_makes_its_value_possible() {
+    let text = "limits.a = { rate = 999_983, per = '24h' }";
+    assert!(faults(text)[0].starts_with("limits.a.rate: "));
+    Config::from_toml(&text.replace("'24h'", "'24h', burst = 10")).unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_connected_to_is_told_by_its_path() {
+    let config = Config::from_toml("store.url.env = 'TURNSTILE_NOT_SET'").unwrap();
+    let error = config.store.connect().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "store.url.env: `TURNSTILE_NOT_SET` is not set"
+    );
+    assert!(Config::default().store.connect().await.is_ok());
+}

@@ -1,0 +1,9 @@
+//! Limits from a file: what is wrong with one, which requests it holds to what, and what a new one changes.
+
+mod faults;
+mod reading;
+mod reloads;
+mod routes;
+#[path = "../layer/support.rs"]
+#[allow(dead_code)]
+mod support;

@@ -1,0 +1,238 @@
+//! Texts that are a configuration, and texts that are none.
+
+use std::time::Duration;
+
+use tower_turnstile::{
+    Mode, OnLost, OnUnavailable, ReleaseAt,
+    config::{AddressConfig, AddressHeader, Config, KeyConfig, StoreUrl},
+};
+
+/// The line and the text of the one fault.
+#[track_caller]
+fn refusal(text: &str) -> (usize, String) {
+    let error = Config::from_toml(text).unwrap_err();
+    assert_eq!(error.faults().len(), 1, "{error}");
+    let line = error.line().unwrap_or_else(|| panic!("no line: {error}"));
+    (line, error.to_string())
+}
+
+#[test]
+fn the_example_reads_as_it_says() {
+    let config = Config::from_toml(include_str!("../../examples/config.toml")).unwrap();
+    assert_eq!(config.store.url, StoreUrl::from("memory:"));
+    assert_eq!(config.store.store_timeout, Some(Duration::from_millis(500)));
+    assert_eq!(config.plans["gold"].keys.len(), 2);
+
+    let key = &config.limits["chat-key"];
+    assert_eq!(key.concurrent, Some(5));
+    assert_eq!(key.key, KeyConfig::Header("x-api-key".to_owned()));
+    assert_eq!(key.wait, Some(Duration::from_secs(2)));
+    assert_eq!(key.plans["gold"], 20);
+    assert_eq!(key.overrides[&"alice".into()], 8);
+    assert_eq!(key.on_unavailable, Some(OnUnavailable::Local(3)));
+    let opens = &config.limits["chat-opens"];
+    assert_eq!(opens.per, Some(Duration::from_secs(60)));
+    assert_eq!((opens.rate, opens.burst), (Some(50), Some(10)));
+    let rest = &config.limits["rest"];
+    assert_eq!(rest.key, KeyConfig::ClientAddress(AddressConfig::default()));
+
+    let chat = &config.routes[0];
+    assert_eq!(chat.matches[0], "POST /v1/chat");
+    assert_eq!(chat.limits, ["chat-key", "chat-opens", "chat-all"]);
+    assert_eq!(chat.on_lost, OnLost::Abort);
+    assert_eq!(chat.max_hold, Some(Duration::from_secs(600)));
+    assert!(chat.rate_limit_fields);
+}
+
+#[test]
+fn what_is_not_said_has_its_default() {
+    let config =
+        Config::from_toml("limits.a.concurrent = 1\nroutes = [{ match = ['/'] }]").unwrap();
+    let limit = &config.limits["a"];
+    assert_eq!(limit.key, KeyConfig::Shared);
+    assert_eq!((limit.mode, limit.on_unavailable), (Mode::Enforce, None));
+    let route = &config.routes[0];
+    assert_eq!(
+        (route.on_lost, route.release_at),
+        (OnLost::Continue, ReleaseAt::BodyEnd)
+    );
+    assert_eq!(Config::from_toml("").unwrap(), Config::default());
+    assert_eq!(Config::default().store.url, StoreUrl::from("memory:"));
+}
+
+#[test]
+fn words_and_tables_read_alike() {
+    let key = |text: &str| {
+        let text = format!("limits.a = {{ concurrent = 1, key = {text} }}");
+        Config::from_toml(&text).unwrap().limits["a"].key.clone()
+    };
+    let forwarded =
+        key("{ client-address = { proxies = 2, header = 'x-forwarded-for', ipv6_prefix = 48 } }");
+    let KeyConfig::ClientAddress(address) = forwarded else {
+        panic!("{forwarded:?}");
+    };
+    assert_eq!(address.header, Some(AddressHeader::XForwardedFor));
+    assert_eq!((address.proxies, address.ipv6_prefix), (2, 48));
+    assert_eq!(key("'client-address'"), key("{ client-address = {} }"));
+    assert_eq!(key("'shared'"), KeyConfig::Shared);
+    assert_eq!(key("'route'"), KeyConfig::Route);
+
+    let policy = |text: &str| {
+        let text = format!("limits.a = {{ concurrent = 1, on_unavailable = {text} }}");
+        Config::from_toml(&text).unwrap().limits["a"].on_unavailable
+    };
+    assert_eq!(policy("'local'"), None);
+    assert_eq!(policy("'allow'"), Some(OnUnavailable::Allow));
+    assert_eq!(policy("'reject'"), Some(OnUnavailable::Reject));
+    assert_eq!(policy("{ local = 7 }"), Some(OnUnavailable::Local(7)));
+}
+
+/// TOML's own words, and the line.
+#[test]
+fn what_cannot_be_read_is_told_with_its_line() {
+    for (text, line, words) in [
+        ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
+        ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
+        (
+            "[limits.a]\nconcurrent = 5\nconcurrent = 6",
+            3,
+            "duplicate key",
+        ),
+        (
+            "[limits.a]\nconcurent = 5",
+            2,
+            "unknown field `concurent`, expected one of `concurrent`",
+        ),
+        (
+            "[store]\n[limit.a]",
+            2,
+            "unknown field `limit`, expected one of `store`, `limits`",
+        ),
+        (
+            "[store]\ntimeout = '1s'",
+            2,
+            "unknown field `timeout`, expected one of `url`",
+        ),
+        (
+            "[plans.a]\nkey = []",
+            2,
+            "unknown field `key`, expected `keys`",
+        ),
+        (
+            "[[routes]]\npath = '/'",
+            2,
+            "unknown field `path`, expected one of `name`, `match`",
+        ),
+        (
+            "[limits.a]\nconcurrent = 'five'",
+            2,
+            "invalid type: a string, expected u32",
+        ),
+        ("[limits.a]\nconcurrent = -1", 2, "expected u32"),
+        (
+            "[limits.a]\nwait = 2",
+            2,
+            "invalid type: integer `2`, expected a duration",
+        ),
+        ("[limits.a]\nwait = '2 parsecs'", 2, "expected a duration"),
+        (
+            "[limits.a]\nmode = 'on'",
+            2,
+            "unknown variant `on`, expected one of `enforce`, `shadow`, `off`",
+        ),
+        (
+            "[limits.a]\nkey = 'header'",
+            2,
+            "unknown variant `header`, expected one of `shared`, `route`",
+        ),
+        (
+            "[limits.a]\nkey = { header = 'a', client-address = {} }",
+            2,
+            "either `header` or `client-address`",
+        ),
+        (
+            "[limits.a]\nkey = { cookie = 'a' }",
+            2,
+            "unknown field `cookie`",
+        ),
+        (
+            "[limits.a]\nkey = { client-address = { hop = 1 } }",
+            2,
+            "unknown field `hop`",
+        ),
+        ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
+        (
+            "[limits.a]\non_unavailable = { local = 1, allow = true }",
+            2,
+            "unknown field `allow`",
+        ),
+        (
+            "[limits.a]\non_unavailable = 'close'",
+            2,
+            "unknown variant `close`, expected one of `local`, `allow`",
+        ),
+        (
+            "[store]\nurl = { file = 'a' }",
+            2,
+            "unknown field `file`, expected `env`",
+        ),
+        ("[[routes]]\nmatch = '/'", 2, "expected a sequence"),
+        (
+            "[[routes]]\nmatch = ['/']\non_lost = 'die'",
+            3,
+            "unknown variant `die`, expected `continue` or `abort`",
+        ),
+    ] {
+        let (told, message) = refusal(text);
+        assert_eq!(told, line, "{text}: {message}");
+        assert!(message.contains(words), "{text}: {message}");
+        assert!(
+            message.starts_with(&format!("line {line}, column ")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn columns_count_characters() {
+    let (_, message) = refusal("# größe\n'é' = 1");
+    assert!(
+        message.starts_with("line 2, column 1: unknown field"),
+        "{message}"
+    );
+    let (_, message) = refusal("store = { namespace = 'é', x = 1 }");
+    assert!(
+        message.starts_with("line 1, column 28: unknown field `x`"),
+        "{message}"
+    );
+}
+
+#[test]
+fn secrets_are_not_told() {
+    for text in [
+        "store = 'redis://:s3cret@host'",
+        "store.url = ['redis://:s3cret@host']",
+        "store.url = 'redis://:s3cret@host",
+        "store.url = \"redis://:s3cret\"x@host\"",
+        "store.url = 'http://:s3cret@host'",
+        "store.url = 'redis://:s3cret@host:port'",
+        "plans.gold.keys = 's3cret'",
+        "plans.gold = 's3cret'",
+        "plans = { a.keys = ['s3cret'], b.keys = ['s3cret'] }",
+        "limits.a = { concurrent = 1, overrides = 's3cret' }",
+        "limits.a = { concurrent = 1, overrides = { s3cret = 2 } }",
+        "limits.a = { concurrent = 1, key.header = 'x', overrides = { s3cret = 1_000_001 } }",
+        "limits.a = { concurrent = 1, key = 'client-address', overrides = { s3cret = 2 } }",
+        "limits.a.overrides = { s3cret = 'two' }",
+        "limits.a.overrides = { s3cret = 1, s3cret = 2 }",
+    ] {
+        let error = Config::from_toml(text).unwrap_err();
+        for told in [error.to_string(), format!("{error:?}")] {
+            assert!(!told.contains("s3cret"), "{text}: {told}");
+        }
+    }
+    let text = "store.url = 'redis://:s3cret@host'\nplans.gold.keys = ['s3cret']
+        limits.a = { concurrent = 1, key.header = 'x', overrides = { s3cret2 = 1 } }";
+    let config = Config::from_toml(text).unwrap();
+    assert!(!format!("{config:?}").contains("s3cret"));
+}

@@ -1,0 +1,235 @@
+//! What a new configuration changes, and what it leaves alone.
+
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
+use tokio_test::{assert_pending, assert_ready, task};
+use tower::{Layer, Service, ServiceExt};
+use tower_turnstile::{
+    Key, Limit, Limiter,
+    config::{Config, LiveConfig},
+    layer::Limited,
+};
+
+use crate::support::{Script, get, held, send, serve};
+
+fn config(text: &str) -> Config {
+    Config::from_toml(text).unwrap()
+}
+
+/// One limit `a`, with a wait, on `/`.
+fn of(max: u32) -> Config {
+    config(&format!(
+        "limits.a = {{ concurrent = {max}, wait = '10s' }}
+        routes = [{{ match = ['/'], limits = ['a'] }}]"
+    ))
+}
+
+fn live(config: &Config) -> LiveConfig {
+    LiveConfig::new(config, &Limiter::in_memory()).unwrap()
+}
+
+fn serving(
+    live: &LiveConfig,
+) -> Limited<
+    impl Service<Request<()>, Response = Response<Script>, Error: std::fmt::Debug, Future: Send>
+    + Clone
+    + use<>,
+> {
+    live.layer().layer(serve(Script::of([]).then_waits()))
+}
+
+#[tokio::test]
+async fn a_higher_limit_lets_waiters_in_at_once() {
+    let live = live(&of(1));
+    let mut service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    let mut second = task::spawn(service.ready().await.unwrap().call(get("/")));
+    assert_pending!(second.poll());
+    live.reload(&of(2)).unwrap();
+    assert!(second.is_woken());
+    let second = assert_ready!(second.poll()).unwrap();
+    assert_eq!(second.status(), StatusCode::OK);
+    assert_eq!(held(live.limiter()), 2);
+}
+
+#[tokio::test]
+async fn a_lower_limit_takes_no_slot_away() {
+    let live = live(&of(2));
+    let mut service = serving(&live);
+    let first = send(&service, get("/")).await;
+    let second = send(&service, get("/")).await;
+    live.reload(&of(1)).unwrap();
+    assert_eq!(held(live.limiter()), 2);
+    let mut third = task::spawn(service.ready().await.unwrap().call(get("/")));
+    drop(first);
+    assert_pending!(third.poll());
+    drop(second);
+    assert_ready!(third.poll()).unwrap();
+}
+
+#[tokio::test]
+async fn held_slots_count_under_the_new_routes() {
+    let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/old'], limits = ['a'] }]";
+    let live = live(&config(text));
+    let service = serving(&live);
+    let old = send(&service, get("/old")).await;
+    assert_eq!(send(&service, get("/new")).await.status(), StatusCode::OK);
+    live.reload(&config(&text.replace("/old", "/new"))).unwrap();
+    assert_eq!(
+        send(&service, get("/new")).await.status(),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+    assert_eq!(send(&service, get("/old")).await.status(), StatusCode::OK);
+    drop(old);
+    assert_eq!(send(&service, get("/new")).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn one_callers_new_value_acts_on_its_next_request() {
+    let text = "
+        limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 } }
+        routes = [{ match = ['/'], limits = ['a'] }]
+    ";
+    let live = live(&config(text));
+    let service = serving(&live);
+    let request = || Request::get("/").header("x", "k").body(()).unwrap();
+    let _first = send(&service, request()).await;
+    assert_eq!(
+        send(&service, request()).await.status(),
+        StatusCode::TOO_MANY_REQUESTS
+    );
+    live.reload(&config(&text.replace("k = 1", "k = 2")))
+        .unwrap();
+    assert_eq!(send(&service, request()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_limit_can_be_tried_and_then_enforced() {
+    let text = "
+        limits.a = { concurrent = 1, mode = 'shadow' }
+        routes = [{ match = ['/'], limits = ['a'] }]
+    ";
+    let live = live(&config(text));
+    let service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+    live.reload(&config(&text.replace("shadow", "enforce")))
+        .unwrap();
+    assert_eq!(
+        send(&service, get("/")).await.status(),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
+}
+
+#[tokio::test]
+async fn a_limit_can_go_and_come_back_otherwise() {
+    let live = live(&of(1));
+    let service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    live.reload(&Config::default()).unwrap();
+    assert_eq!(live.limit("a"), None);
+    assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+    live.reload(&of(2)).unwrap();
+    let _second = send(&service, get("/")).await;
+    assert_eq!(held(live.limiter()), 2);
+    assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
+}
+
+#[tokio::test]
+async fn what_cannot_change_is_told_and_nothing_changes() {
+    let live = live(&of(1));
+    let service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    for (text, faults) in [
+        (
+            "store.lease = '10s'\nlimits.a = { rate = 2, per = '1s' }",
+            "store: cannot change while it is in use: start the service anew
+limits.a: whether limit `a` counts permits at once, or in a period cannot change while it is in use",
+        ),
+        (
+            "limits.a = { concurrent = 2, class = 'tenant' }",
+            "limits.a: whether limit `a` is narrow or wide cannot change while it is in use",
+        ),
+        (
+            "limits.a.concurrent = 2\nroutes = [{ match = ['*'], limits = ['b'] }]",
+            "routes[0].limits[0]: there is no limit `b`",
+        ),
+    ] {
+        // Not by `from_toml`, which would find some of it before.
+        let config: Config = toml::from_str(text).unwrap();
+        assert_eq!(live.reload(&config).unwrap_err().to_string(), faults);
+        assert_eq!(live.limit("a").unwrap().max(), 1);
+        assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
+    }
+}
+
+#[test]
+fn a_key_by_route_is_of_a_class_of_its_own() {
+    let live = live(&config("limits.a = { concurrent = 1, key = 'route' }"));
+    let by_header = config("limits.a = { concurrent = 1, key.header = 'x' }");
+    let error = live.reload(&by_header).unwrap_err();
+    assert!(error.to_string().contains("narrow or wide"), "{error}");
+    live.reload(&config(
+        "limits.a = { concurrent = 1, key.header = 'x', class = 'route' }",
+    ))
+    .unwrap();
+}
+
+/// The limiter refuses the second limit, when the first has its new value already.
+#[tokio::test]
+async fn a_change_that_fails_half_way_is_taken_back() {
+    let live = live(&of(1));
+    let service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    let _theirs = live
+        .limiter()
+        .semaphore(&Limit::concurrent("b", 1), Key::SHARED);
+    let text = "
+        limits = { a = { concurrent = 2, wait = '10s' }, b.concurrent = 2 }
+        routes = [{ match = ['/'], limits = ['a', 'b'] }]
+    ";
+    let error = live.reload(&config(text)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "limits.b: two limits are named `b` and have different values"
+    );
+    assert_eq!(live.limit("a").unwrap().max(), 1);
+    assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
+    live.reload(&of(2)).unwrap();
+    assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_the_program_has_set_stays() {
+    let live = live(&config(""));
+    let layer = live.layer().limited_status(StatusCode::IM_A_TEAPOT);
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    live.reload(&config(
+        "limits.a.concurrent = 1\nroutes = [{ match = ['*'], limits = ['a'] }]",
+    ))
+    .unwrap();
+    let _first = send(&service, get("/")).await;
+    assert_eq!(
+        send(&service, get("/")).await.status(),
+        StatusCode::IM_A_TEAPOT
+    );
+    let other = serving(&live);
+    assert_eq!(
+        send(&other, get("/")).await.status(),
+        StatusCode::IM_A_TEAPOT
+    );
+}
+
+#[tokio::test]
+async fn the_named_limit_serves_without_http() {
+    let live = live(&of(1));
+    let permit = live
+        .limiter()
+        .semaphore(&live.limit("a").unwrap(), Key::SHARED)
+        .acquire()
+        .await;
+    let service = serving(&live);
+    assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
+    drop(permit);
+    assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+}

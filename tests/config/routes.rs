@@ -1,0 +1,374 @@
+//! Which requests are held to which limits.
+
+use std::net::SocketAddr;
+
+use http::{Request, Response, StatusCode};
+use tower::{Layer, Service};
+use tower_turnstile::{
+    LimitLayer, Limiter, PeerAddress, Refusal, RefusalKind,
+    config::Config,
+    layer::{Limited, ResponseBody},
+};
+
+use crate::support::{Script, get, held, send, serve};
+
+type Answer = Response<ResponseBody<Script>>;
+
+/// A service whose responses go on for ever, behind the layer of this configuration.
+fn limited(
+    text: &str,
+    limiter: &Limiter,
+) -> Limited<
+    impl Service<Request<()>, Response = Response<Script>, Error: std::fmt::Debug> + Clone + use<>,
+> {
+    let config = Config::from_toml(text).unwrap();
+    let layer = LimitLayer::from_config(&config, limiter).unwrap();
+    layer.layer(serve(Script::of([]).then_waits()))
+}
+
+/// The statuses of these requests, while all that were admitted go on.
+async fn statuses<const N: usize>(text: &str, requests: [Request<()>; N]) -> [u16; N] {
+    let service = limited(text, &Limiter::in_memory());
+    let mut answers: Vec<Answer> = Vec::new();
+    for request in requests {
+        answers.push(send(&service, request).await);
+    }
+    std::array::from_fn(|index| answers[index].status().as_u16())
+}
+
+fn with(name: &str, value: &str) -> Request<()> {
+    Request::get("/").header(name, value).body(()).unwrap()
+}
+
+fn from(peer: &str) -> Request<()> {
+    let mut request = get("/");
+    let peer: SocketAddr = peer.parse().unwrap();
+    request.extensions_mut().insert(PeerAddress(peer));
+    request
+}
+
+fn kind(answer: &Answer) -> Option<(&str, RefusalKind)> {
+    let refusal = answer.extensions().get::<Refusal>()?;
+    Some((refusal.limit().name(), refusal.kind()))
+}
+
+#[tokio::test]
+async fn a_request_is_held_to_the_limits_of_its_route() {
+    let text = "
+        limits = { a.concurrent = 1, b.concurrent = 2 }
+        routes = [{ match = ['/a', 'POST /b'], limits = ['a'] }, { match = ['/b'], limits = ['b'] }]
+    ";
+    let post = Request::post("/b").body(()).unwrap();
+    let requests = [get("/a"), get("/a"), post, get("/b"), get("/b"), get("/b")];
+    assert_eq!(
+        statuses(text, requests).await,
+        [200, 503, 503, 200, 200, 503]
+    );
+}
+
+#[tokio::test]
+async fn a_request_without_a_route_or_limits_passes() {
+    let text = "
+        limits.a.concurrent = 1
+        routes = [{ match = ['/a/{*rest}'], limits = ['a'] }, { match = ['/a/free'] }]
+    ";
+    let limiter = Limiter::in_memory();
+    let service = limited(text, &limiter);
+    for path in ["/", "/a", "/a/free", "/ab"] {
+        let answer = send(&service, get(path)).await;
+        assert_eq!(
+            (answer.status(), held(&limiter)),
+            (StatusCode::OK, 0),
+            "{path}"
+        );
+    }
+    let _one = send(&service, get("/a/x")).await;
+    assert_eq!(held(&limiter), 1);
+    assert_eq!(
+        send(&service, get("/a/free")).await.status(),
+        StatusCode::OK
+    );
+}
+
+#[tokio::test]
+async fn the_limits_of_a_route_are_taken_all_or_none() {
+    let text = "
+        limits.key = { concurrent = 1, key.header = 'x-api-key' }
+        limits.opens = { rate = 3, per = '1h', key.header = 'x-api-key' }
+        limits.all = { concurrent = 2 }
+        routes = [{ match = ['/'], limits = ['all', 'opens', 'key'] }]
+    ";
+    let limiter = Limiter::in_memory();
+    let service = limited(text, &limiter);
+    let one = send(&service, with("x-api-key", "a")).await;
+    let same = send(&service, with("x-api-key", "a")).await;
+    assert_eq!(kind(&same), Some(("key", RefusalKind::Full)));
+    assert_eq!(same.status(), StatusCode::TOO_MANY_REQUESTS);
+    let other = send(&service, with("x-api-key", "b")).await;
+    let third = send(&service, with("x-api-key", "c")).await;
+    assert_eq!(kind(&third), Some(("all", RefusalKind::Full)));
+    assert_eq!(third.status(), StatusCode::SERVICE_UNAVAILABLE);
+    drop((one, other));
+    for _ in 0..2 {
+        assert_eq!(kind(&send(&service, with("x-api-key", "a")).await), None);
+    }
+    let fourth = send(&service, with("x-api-key", "a")).await;
+    assert_eq!(kind(&fourth), Some(("opens", RefusalKind::TooSoon)));
+}
+
+#[tokio::test]
+async fn plans_and_single_callers_have_their_own_values() {
+    let text = "
+        plans.gold.keys = ['g', 'h']
+        routes = [{ match = ['/'], limits = ['a'] }]
+        [limits.a]
+        concurrent = 1
+        key.header = 'x-api-key'
+        plans = { gold = 2 }
+        overrides = { h = 3, banned = 0 }
+    ";
+    for (key, expected) in [("x", 1), ("g", 2), ("h", 3), ("banned", 0)] {
+        let requests = [(); 4].map(|()| with("x-api-key", key));
+        let statuses = statuses(text, requests).await;
+        let admitted = statuses.iter().filter(|status| **status == 200).count();
+        assert_eq!(admitted, expected, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_by_route_counts_routes_apart() {
+    let text = "
+        limits.a = { concurrent = 1, key = 'route', overrides = { two = 2 } }
+        routes = [
+            { match = ['/a', '/b'], limits = ['a'] },
+            { match = ['/c'], limits = ['a'], name = 'two' },
+        ]
+    ";
+    let requests = ["/a", "/b", "/c", "/c", "/c"].map(get);
+    assert_eq!(statuses(text, requests).await, [200, 429, 200, 200, 429]);
+}
+
+#[tokio::test]
+async fn a_key_by_address_is_the_peers() {
+    let text = "
+        limits.a = { concurrent = 1, key = 'client-address', overrides = { '2001:db8::7' = 2 } }
+        routes = [{ match = ['/'], limits = ['a'] }]
+    ";
+    let peers = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"];
+    assert_eq!(statuses(text, peers.map(from)).await, [200, 429, 200]);
+    // The value belongs to the whole network.
+    let peers = [
+        "[2001:db8::1]:1",
+        "[2001:db8::2]:1",
+        "[2001:db8::3]:1",
+        "[2001:db8:0:1::1]:1",
+    ];
+    assert_eq!(statuses(text, peers.map(from)).await, [200, 200, 429, 200]);
+}
+
+#[tokio::test]
+async fn a_key_by_address_is_what_trusted_proxies_tell() {
+    for (header, values) in [
+        (
+            "x-forwarded-for",
+            [
+                "6.6.6.6, 192.0.2.1, 10.0.0.1",
+                "7.7.7.7, 192.0.2.1, 10.0.0.1",
+            ],
+        ),
+        (
+            "forwarded",
+            [
+                "for=6.6.6.6, for=192.0.2.1, for=10.0.0.1",
+                "for=192.0.2.1, for=10.0.0.1",
+            ],
+        ),
+    ] {
+        let text = format!(
+            "limits.a = {{ concurrent = 1, key.client-address = {{ proxies = 2, header = '{header}' }} }}
+            routes = [{{ match = ['/'], limits = ['a'] }}]"
+        );
+        let requests = values.map(|value| with(header, value));
+        assert_eq!(statuses(&text, requests).await, [200, 429], "{header}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_spelled_otherwise_is_held_to_the_same_limit() {
+    let text = "
+        limits.a.concurrent = 1
+        routes = [{ match = ['GET /v1/chat'], limits = ['a'] }]
+    ";
+    for path in [
+        "/v1/chat/",
+        "/v1//chat",
+        "/v1/chat%2F",
+        "/v1/%63hat",
+        "/x/../v1/./chat",
+    ] {
+        let head = Request::head(path).body(()).unwrap();
+        assert_eq!(
+            statuses(text, [get("/v1/chat"), get(path)]).await,
+            [200, 503],
+            "{path}"
+        );
+        assert_eq!(
+            statuses(text, [get(path), head]).await,
+            [200, 503],
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_path_of_several_readings_is_held_to_the_limits_of_all() {
+    let text = "
+        limits = { one.concurrent = 1, rest.concurrent = 1, both.concurrent = 9 }
+        [[routes]]
+        match = ['/p/{id}']
+        limits = ['one', 'both']
+        limited_status = 430
+        [[routes]]
+        match = ['/p/{id}/{*rest}']
+        limits = ['both', 'rest']
+    ";
+    let both = || get("/p/a%2Fb");
+    assert_eq!(statuses(text, [get("/p/a"), both()]).await, [200, 430]);
+    assert_eq!(statuses(text, [get("/p/a/b"), both()]).await, [200, 430]);
+    assert_eq!(
+        statuses(text, [both(), get("/p/a"), get("/p/a/b")]).await,
+        [200, 430, 503]
+    );
+    // The one that they share is taken once.
+    let one_each = text.replace("9", "1");
+    assert_eq!(statuses(&one_each, [both()]).await, [200]);
+}
+
+#[tokio::test]
+async fn a_path_under_too_many_limits_is_refused() {
+    let names = |range: std::ops::Range<u32>| range.map(|n| format!("l{n}")).collect::<Vec<_>>();
+    let limits: String = names(0..18)
+        .iter()
+        .map(|name| format!("limits.{name}.concurrent = 9\n"))
+        .collect();
+    let (one, other) = (names(0..9), names(9..18));
+    let text = format!(
+        "{limits} routes = [{{ match = ['/{{a}}'], limits = {one:?} }}, {{ match = ['/{{a}}/{{b}}'], limits = {other:?} }}]"
+    );
+    assert_eq!(
+        statuses(&text, ["/a", "/a/b", "/a%2Fb"].map(get)).await,
+        [200, 200, 400]
+    );
+}
+
+#[tokio::test]
+async fn a_path_that_nobody_can_read_is_refused() {
+    let text = "
+        limits.a.concurrent = 1
+        routes = [{ match = ['/a'], limits = ['a'] }]
+    ";
+    let path = format!("/%{}2Fa", "25".repeat(200));
+    assert_eq!(statuses(text, [get(&path), get("/a")]).await, [400, 200]);
+}
+
+#[tokio::test]
+async fn a_route_has_its_own_settings() {
+    let text = "
+        limits.a.concurrent = 1
+        [[routes]]
+        match = ['/a']
+        limits = ['a']
+        limited_status = 430
+        release_at = 'head'
+        rate_limit_fields = true
+        [[routes]]
+        match = ['/b']
+        limits = ['a']
+        unavailable_status = 599
+    ";
+    let limiter = Limiter::in_memory();
+    let service = limited(text, &limiter);
+    let at_head = send(&service, get("/a")).await;
+    assert_eq!((at_head.status(), held(&limiter)), (StatusCode::OK, 0));
+    assert!(at_head.headers().contains_key("ratelimit"));
+    let to_end = send(&service, get("/b")).await;
+    assert_eq!((to_end.status(), held(&limiter)), (StatusCode::OK, 1));
+    assert!(!to_end.headers().contains_key("ratelimit"));
+    assert_eq!(send(&service, get("/a")).await.status().as_u16(), 430);
+    limiter.shutdown(std::time::Duration::ZERO).await;
+    assert_eq!(send(&service, get("/a")).await.status().as_u16(), 503);
+    assert_eq!(send(&service, get("/b")).await.status().as_u16(), 599);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_route_has_its_own_bounds() {
+    for bound in ["max_hold", "idle"] {
+        let text = format!(
+            "limits.a = {{ concurrent = 1, wait = '1h' }}
+            [[routes]]
+            match = ['/']
+            limits = ['a']
+            {bound} = '1m'"
+        );
+        let service = limited(&text, &Limiter::in_memory());
+        let _unread = send(&service, get("/")).await;
+        let begun = tokio::time::Instant::now();
+        let next = send(&service, get("/")).await;
+        assert_eq!(next.status(), StatusCode::OK);
+        assert_eq!(begun.elapsed().as_secs(), 60, "{bound}");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_in_shadow_refuses_nobody() {
+    let text = "
+        limits = { a = { concurrent = 1, mode = 'shadow' }, b = { concurrent = 1, mode = 'off' } }
+        routes = [{ match = ['/'], limits = ['a', 'b'] }]
+    ";
+    assert_eq!(statuses(text, [get("/"), get("/")]).await, [200, 200]);
+}
+
+#[tokio::test]
+async fn what_the_program_sets_goes_before_the_file() {
+    let text = "
+        limits.a.concurrent = 1
+        [[routes]]
+        match = ['/a', '/a/{x}']
+        limits = ['a']
+        limited_status = 430
+        [[routes]]
+        match = ['/a/{x}/b']
+        limits = ['a']
+    ";
+    let layer = LimitLayer::from_config(&Config::from_toml(text).unwrap(), &Limiter::in_memory())
+        .unwrap()
+        .limited_status(StatusCode::IM_A_TEAPOT)
+        .refuse_with(|refusal, head| {
+            let mut response = Response::new(head.uri.path().to_owned());
+            *response.status_mut() = refusal.status();
+            response
+        });
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let _one = send(&service, get("/a")).await;
+    let unreadable = format!("/%{}2Fa", "25".repeat(200));
+    for path in ["/a", "/a/x%2Fb", &unreadable] {
+        let refused = send(&service, get(path)).await;
+        assert_eq!(refused.status(), StatusCode::IM_A_TEAPOT);
+        let body = http_body_util::BodyExt::collect(refused.into_body())
+            .await
+            .unwrap();
+        assert_eq!(body.to_bytes(), path.as_bytes());
+    }
+}
+
+#[test]
+fn a_limit_that_the_program_knows_otherwise_is_a_fault() {
+    let limiter = Limiter::in_memory();
+    let _layer = limiter.layer(tower_turnstile::Limit::concurrent("a", 2));
+    let config = Config::from_toml("limits.a.concurrent = 1").unwrap();
+    let error = LimitLayer::from_config(&config, &limiter).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "limits.a: two limits are named `a` and have different values"
+    );
+}
