@@ -46,6 +46,8 @@ pub(crate) struct Core {
     pub(super) claims: BTreeMap<u64, Claim>,
     /// Claims to be sent.
     pub(super) asking: BTreeSet<u64>,
+    /// Claims to be sent once the store has answered for their lines: see [`Line::introduce`].
+    pub(super) held_back: BTreeSet<u64>,
     /// Claims that a rate lets go on then.
     pub(super) sleepers: BTreeSet<(Instant, u64)>,
     pub(super) refunds: Vec<Refund>,
@@ -103,6 +105,7 @@ impl Core {
             exchanges: 0,
             claims: BTreeMap::new(),
             asking: BTreeSet::new(),
+            held_back: BTreeSet::new(),
             sleepers: BTreeSet::new(),
             refunds: Vec::new(),
             rates: Rates::default(),

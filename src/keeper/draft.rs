@@ -38,7 +38,6 @@ impl Core {
 
     /// Claims take no more than half of the room: lines have work too.
     pub(super) fn draft_claims(&mut self, draft: &mut Draft, now: Instant) {
-        let mut later = BTreeSet::new();
         while draft.room > MAX_NAMES / 2 && draft.batches.len() < MAX_BATCHES / 2 {
             let Some(id) = self.asking.pop_first() else {
                 break;
@@ -53,7 +52,7 @@ impl Core {
                 .iter()
                 .any(|lease| lines[lease.line].is_introducing())
             {
-                later.insert(id);
+                self.held_back.insert(id);
                 continue;
             }
             claim.stage = Stage::Sent;
@@ -69,7 +68,6 @@ impl Core {
                 .collect();
             draft.claims.insert(id, (id, Claim { charges, asks }));
         }
-        self.asking.append(&mut later);
     }
 
     /// A leg that the claim does not have yet; its line gets a batch if it has none.

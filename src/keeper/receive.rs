@@ -30,6 +30,7 @@ impl Core {
         else {
             return;
         };
+        self.asking.append(&mut self.held_back);
         let heard_at = Seen {
             store_us: reply.now_us,
             sent,
@@ -103,6 +104,7 @@ impl Core {
         else {
             return;
         };
+        self.asking.append(&mut self.held_back);
         self.note_failure(sent, timed_out, !error.is_outage(), &error.message, now);
         let fate = match self.breaker {
             Breaker::Up { .. } => Fate::Unknown,
