@@ -240,7 +240,7 @@
 //! | `turnstile_admitted_total` | counter | `limit` | requests that got their permits |
 //! | `turnstile_wait_seconds` | histogram, seconds | `limit` | from the request to its permit |
 //! | `turnstile_hold_seconds` | histogram, seconds | `limit` | from the permit to its return or loss |
-//! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `line_full`, `timed_out`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
+//! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `line_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
 //! | `turnstile_shadow_refusals_total` | counter | `limit`, `reason` | requests that a limit in [shadow mode](Mode::Shadow) let in |
 //! | `turnstile_lost_total` | counter | `limit` | permits that were lost |
 //! | `turnstile_adopted_total` | counter | `limit` | permits that the store did not have and that were put back |

@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::redis_server::RedisServer;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limit, LimitLayer, Limiter, OnLost};
+use tower_turnstile::{Limit, LimitLayer, Limiter, Mode, OnLost};
 
 const ONE: Limit = Limit::concurrent("one", 1);
 
@@ -41,6 +41,95 @@ async fn response(layer: LimitLayer) -> Response<impl http_body::Body> {
         .oneshot(Request::default())
         .await
         .expect("infallible")
+}
+
+/// As Prometheus has it, with the labels of a limit.
+fn of(metric: &str, limit: &str, reason: Option<&str>) -> String {
+    let reason = reason.map_or(String::new(), |reason| format!(r#",reason="{reason}""#));
+    format!(r#"turnstile_{metric}{{namespace="turnstile",limit="{limit}"{reason}}}"#)
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_counted_from_the_line_to_the_return() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let patient = ONE.wait_up_to(Duration::from_secs(60)).max_waiters(1);
+    let one = limiter.semaphore(&patient, "key");
+    let held = one.acquire().await.expect("free");
+    let mut waiter = tokio_test::task::spawn(one.acquire());
+    tokio_test::assert_pending!(waiter.poll());
+    let line_full = of("refusals_total", "one", Some("line_full"));
+    let full = of("refusals_total", "one", Some("full"));
+    assert!(one.acquire().await.is_err());
+    assert!(one.try_acquire().await.is_err());
+    assert_eq!((value(&told, &line_full), value(&told, &full)), (1.0, 1.0));
+    let (holds, waits) = (of("held", "one", None), of("waiting", "one", None));
+    assert_eq!((value(&told, &holds), value(&told, &waits)), (1.0, 1.0));
+
+    sleep(Duration::from_secs(7)).await;
+    drop(held);
+    drop(waiter.await.expect("its turn"));
+    assert_eq!((value(&told, &holds), value(&told, &waits)), (0.0, 0.0));
+    assert_eq!(value(&told, &of("admitted_total", "one", None)), 2.0);
+    for (metric, seconds) in [("wait_seconds", 7.0), ("hold_seconds", 7.0)] {
+        assert_eq!(
+            value(&told, &of(&format!("{metric}_sum"), "one", None)),
+            seconds
+        );
+        assert_eq!(
+            value(&told, &of(&format!("{metric}_count"), "one", None)),
+            2.0
+        );
+    }
+}
+
+#[tokio::test]
+async fn every_limit_of_a_request_is_counted() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let rate = Limit::rate("rate", 1, Duration::from_secs(3_600));
+    let watched = Limit::concurrent("watched", 1).mode(Mode::Shadow);
+    let all = limiter.semaphore(&Limit::concurrent("wide", 2), "key");
+    let all = all.and(&rate, "key").and(&watched, "key");
+    let shadow = limiter.semaphore(&watched, "key");
+    let held = shadow.acquire().await.expect("free");
+    let both = all.acquire().await.expect("free");
+    assert!(all.acquire().await.is_err());
+    for (limit, admitted) in [("wide", 1.0), ("rate", 1.0), ("watched", 1.0)] {
+        assert_eq!(
+            value(&told, &of("admitted_total", limit, None)),
+            admitted,
+            "{limit}"
+        );
+    }
+    assert_eq!(
+        value(&told, &of("refusals_total", "rate", Some("too_soon"))),
+        1.0
+    );
+    let watched = of("shadow_refusals_total", "watched", Some("full"));
+    assert_eq!(value(&told, &watched), 1.0);
+    drop((held, both));
+    assert_eq!(value(&told, &of("held", "wide", None)), 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_that_are_lost_are_counted() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let held = limiter
+        .semaphore(&ONE, "key")
+        .acquire()
+        .await
+        .expect("free");
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(held.is_lost());
+    assert_eq!(value(&told, &of("lost_total", "one", None)), 1.0);
+    assert_eq!(value(&told, &of("held", "one", None)), 0.0);
+    assert!(limiter.semaphore(&ONE, "key").acquire().await.is_err());
+    assert_eq!(
+        value(&told, &of("refusals_total", "one", Some("shut_down"))),
+        1.0
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -115,4 +204,24 @@ async fn store_that_goes_and_comes_back_is_seen() {
     let patience = Duration::from_secs(20);
     timeout(patience, is_back).await.expect("it is probed");
     assert_eq!((value(&told, up), value(&told, opened)), (1.0, 1.0));
+}
+
+#[tokio::test]
+async fn permits_that_the_store_has_lost_are_counted() {
+    let (told, _guard) = recorder();
+    let redis = RedisServer::start();
+    let builder = Limiter::builder().lease(Duration::from_secs(2));
+    let limiter = builder.connect(&redis.url()).await.expect("a store");
+    let held = limiter.semaphore(&ONE, "key").acquire().await;
+    redis.cli(&["FLUSHALL"]);
+    let adopted = of("adopted_total", "one", None);
+    let is_adopted = async {
+        while value(&told, &adopted) == 0.0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let patience = Duration::from_secs(20);
+    timeout(patience, is_adopted).await.expect("it is renewed");
+    assert_eq!(value(&told, &adopted), 1.0);
+    assert!(!held.expect("free").is_lost());
 }

@@ -230,7 +230,8 @@ impl Core {
 
     /// Whether nothing is left to be told to the store, or to be expected from it.
     pub(crate) fn is_quiet(&self) -> bool {
-        let nothing_to_say = self.ready.is_empty() && self.asking.is_empty() && self.refunds.is_empty();
+        let nothing_to_say =
+            self.ready.is_empty() && self.asking.is_empty() && self.refunds.is_empty();
         self.in_flight.is_empty() && (nothing_to_say || !self.store_is_up())
     }
 }
