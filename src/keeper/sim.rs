@@ -491,6 +491,9 @@ impl World {
         while let Some(outgoing) = self.replicas[replica].core.next_exchange(now) {
             self.send(replica, outgoing);
         }
+        if self.replicas[replica].core.may_send(now) {
+            self.fail("the driver is told to send, and gets nothing");
+        }
         self.replicas[replica].core.take_wakers();
         let lost = self.replicas[replica].core.lost();
         self.note(|| format!("r{replica} has lost {lost}"));
