@@ -1,12 +1,14 @@
 //! Limits: how much, how long to wait, and what to do without a store.
 
-use std::{borrow::Cow, collections::BTreeSet, time::Duration};
+mod check;
+mod kinds;
 
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    key::Key,
-    ledger::Rate,
-};
+use std::{borrow::Cow, time::Duration};
+
+pub(crate) use self::check::check_together;
+use self::check::value_error;
+pub use self::kinds::{Class, Mode, OnUnavailable};
+use crate::{error::ConfigError, key::Key, ledger::Rate};
 
 /// The largest limit: a ledger of a million holders is still fast.
 pub const MAX_LIMIT: u32 = 1_000_000;
@@ -61,60 +63,6 @@ struct Refill {
     period: Duration,
     /// `None`: as much as in a period.
     burst: Option<u32>,
-}
-
-/// How many callers share one key of a limit.
-///
-/// A request that needs slots under several limits takes them in this order, the narrow ones first, so that one which
-/// has to wait for its own caller's slot does not keep others from slots that all share. All replicas have to agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "config",
-    derive(serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-#[non_exhaustive]
-pub enum Class {
-    /// A key is one caller.
-    Caller,
-    /// A key is a group of callers: a customer, a plan.
-    Tenant,
-    /// A key is a route, or a group of routes.
-    Route,
-    /// All share one key.
-    Global,
-}
-
-/// Whether a limit is enforced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "config",
-    derive(serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-#[non_exhaustive]
-pub enum Mode {
-    /// It is.
-    #[default]
-    Enforce,
-    /// It only looks on: it decides, counts and tells, and admits whoever it would have refused or made wait. These
-    /// take no slot, as if they had been refused. For trying a limit on real traffic.
-    Shadow,
-    /// It is not asked.
-    Off,
-}
-
-/// What a limit does while its store cannot be reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnUnavailable {
-    /// Each process keeps to this limit by itself, with the same fair line in memory. The default, with the limit's
-    /// own value. With N replicas up to N times as many permits may then be held in all.
-    Local(u32),
-    /// Every request is admitted.
-    Allow,
-    /// Every request is refused.
-    Reject,
 }
 
 impl Limit {
@@ -339,86 +287,4 @@ impl Limit {
     pub(crate) fn policy(&self) -> OnUnavailable {
         self.on_unavailable
     }
-
-    /// Checks what the `const` setters could not refuse.
-    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
-        let name = &self.name;
-        if self.wait > MAX_WAIT {
-            return Err(value_error(format!(
-                "limit `{name}` waits {:?}: at most {MAX_WAIT:?}",
-                self.wait
-            )));
-        }
-        if self.max_waiters > MAX_WAITERS {
-            return Err(value_error(format!(
-                "limit `{name}` has {} waiters: at most {MAX_WAITERS}",
-                self.max_waiters
-            )));
-        }
-        if let Some(rate) = self.to_rate(self.max)
-            && !rate.is_exact()
-        {
-            return Err(value_error(format!(
-                "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
-                rate.burst
-            )));
-        }
-        match self.on_unavailable {
-            OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(value_error(format!(
-                "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether this can become the other one while it is in use.
-    pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
-        let name = &self.name;
-        let what = if self.refill.is_some() != other.refill.is_some() {
-            "counts permits at once, or in a period"
-        } else if self.class != other.class {
-            "is narrow or wide"
-        } else {
-            return Ok(());
-        };
-        let message = format!("whether limit `{name}` {what} cannot change while it is in use");
-        Err(ConfigError::new(ConfigErrorKind::Conflict, message))
-    }
-
-    /// Whether both say the same of their ledgers; how long one use of a limit waits is its own affair.
-    pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
-        let ledger = |limit: &Limit| {
-            (
-                limit.max,
-                limit.refill,
-                limit.max_waiters,
-                limit.on_unavailable,
-                limit.mode,
-                limit.class,
-            )
-        };
-        ledger(self) == ledger(other)
-    }
-}
-
-/// Whether a request may be under all of these.
-pub(crate) fn check_together<'a>(
-    limits: impl IntoIterator<Item = &'a Limit>,
-) -> Result<(), ConfigError> {
-    let mut names = BTreeSet::new();
-    for limit in limits {
-        if !names.insert(limit.name()) {
-            return Err(value_error(format!("limit `{}` comes twice", limit.name())));
-        }
-    }
-    match names.len() {
-        1..=MAX_SCOPES => Ok(()),
-        count => Err(value_error(format!(
-            "a request is under 1 to {MAX_SCOPES} limits, not {count}"
-        ))),
-    }
-}
-
-fn value_error(message: String) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Value, message)
 }

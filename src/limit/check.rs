@@ -1,0 +1,90 @@
+//! What a limit may not say: by itself, beside another of its name, and beside others in a policy.
+
+use std::collections::BTreeSet;
+
+use super::{Limit, MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, OnUnavailable};
+use crate::error::{ConfigError, ConfigErrorKind};
+
+impl Limit {
+    /// Checks what the `const` setters could not refuse.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let name = &self.name;
+        if self.wait > MAX_WAIT {
+            return Err(value_error(format!(
+                "limit `{name}` waits {:?}: at most {MAX_WAIT:?}",
+                self.wait
+            )));
+        }
+        if self.max_waiters > MAX_WAITERS {
+            return Err(value_error(format!(
+                "limit `{name}` has {} waiters: at most {MAX_WAITERS}",
+                self.max_waiters
+            )));
+        }
+        if let Some(rate) = self.to_rate(self.max)
+            && !rate.is_exact()
+        {
+            return Err(value_error(format!(
+                "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
+                rate.burst
+            )));
+        }
+        match self.on_unavailable {
+            OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(value_error(format!(
+                "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether this can become the other one while it is in use.
+    pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
+        let name = &self.name;
+        let what = if self.refill.is_some() != other.refill.is_some() {
+            "counts permits at once, or in a period"
+        } else if self.class != other.class {
+            "is narrow or wide"
+        } else {
+            return Ok(());
+        };
+        let message = format!("whether limit `{name}` {what} cannot change while it is in use");
+        Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
+    /// Whether both say the same of their ledgers; how long one use of a limit waits is its own affair.
+    pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
+        let ledger = |limit: &Limit| {
+            (
+                limit.max,
+                limit.refill,
+                limit.max_waiters,
+                limit.on_unavailable,
+                limit.mode,
+                limit.class,
+            )
+        };
+        ledger(self) == ledger(other)
+    }
+}
+
+/// Whether a request may be under all of these.
+pub(crate) fn check_together<'a>(
+    limits: impl IntoIterator<Item = &'a Limit>,
+) -> Result<(), ConfigError> {
+    let mut names = BTreeSet::new();
+    for limit in limits {
+        if !names.insert(limit.name()) {
+            return Err(value_error(format!("limit `{}` comes twice", limit.name())));
+        }
+    }
+    match names.len() {
+        1..=MAX_SCOPES => Ok(()),
+        count => Err(value_error(format!(
+            "a request is under 1 to {MAX_SCOPES} limits, not {count}"
+        ))),
+    }
+}
+
+pub(super) fn value_error(message: String) -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Value, message)
+}
