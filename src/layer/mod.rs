@@ -67,6 +67,23 @@
 //! # }
 //! ```
 //!
+//! # Several limits
+//!
+//! A list of scopes is a [`Policy`]: a request takes a slot of each, or nothing of any, in one round trip.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use tower_turnstile::{Limit, Limiter, Mode};
+//!
+//! let layer = Limiter::in_memory().layer([
+//!     Limit::concurrent("each", 5).by_header("x-api-key").values([("gold", 20)]),
+//!     Limit::rate("opens", 60, Duration::from_secs(60)).by_header("x-api-key"),
+//!     Limit::concurrent("all", 200).into(),
+//!     Limit::concurrent("soon", 100).mode(Mode::Shadow).into(), // not enforced yet: only told
+//! ]);
+//! ```
+//!
 //! # Where it belongs in a stack
 //!
 //! From the outside in:
@@ -213,7 +230,7 @@
 //! # }
 //! ```
 //!
-//! A tonic channel, for any generated client. A refusal becomes an error status, of the call or of its first message:
+//! A tonic channel, for any generated client. A refusal becomes an error status:
 //!
 //! ```no_run
 //! use tonic::transport::Endpoint;
@@ -235,7 +252,8 @@
 //!
 //! | piece | what it does |
 //! | --- | --- |
-//! | `scope` | a limit, and where the key of a request comes from |
+//! | `policy`, `scope` | limits, and where the keys of a request come from |
+//! | `values` | a limit's value for a single key |
 //! | `address` | a client's address as a key |
 //! | `layer` | settings |
 //! | `read_ahead` | the layer that reads the bodies of those who wait |
