@@ -269,3 +269,20 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     let alone = world.claim(0, vec![other(0), other(2)]);
     assert!(held(world.look(&alone)), "nothing was taken of the others");
 }
+
+/// G2: nobody came for it, nothing renewed it, and by now somebody else may have its slots.
+#[test]
+fn a_claim_that_nobody_came_for_in_time_is_not_granted() {
+    let mut world = world(1);
+    let asked = world.claim(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.answer(0, &sent, reply);
+    world.now += LEASE;
+    assert!(world.look(&asked).is_none());
+    world.settle();
+    let Some(Ok(taken)) = world.look(&asked) else {
+        panic!("it asks again");
+    };
+    assert!(!taken.leases.is_lost() && taken.leases.all().len() == 2);
+}
