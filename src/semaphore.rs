@@ -55,6 +55,8 @@ struct Bound {
     limit: Limit,
     number: usize,
     key: Key,
+    /// The limit's value for this key, if it has one of its own.
+    max: Option<u32>,
 }
 
 impl Limiter {
@@ -88,6 +90,21 @@ impl Limiter {
 }
 
 impl Semaphore {
+    /// This key's own value of the limit that was named last, in place of the limit's: see
+    /// [`Scope::values`](crate::Scope::values). All who use the key should say the same.
+    ///
+    /// ```
+    /// # use tower_turnstile::{Limit, Limiter};
+    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
+    ///
+    /// let gold = Limiter::in_memory().semaphore(&JOBS, "acme").value(20);
+    /// ```
+    #[must_use]
+    pub fn value(mut self, max: u32) -> Self {
+        self.others.last_mut().unwrap_or(&mut self.first).max = Some(max);
+        self
+    }
+
     /// Another limit for the same permits: each then holds a slot under all of them, or has none. What a refusal by
     /// one would have taken of the others stays untouched.
     ///
@@ -173,7 +190,9 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        let Bound { limit, number, key } = &self.first;
+        let Bound {
+            limit, number, key, ..
+        } = &self.first;
         let usage = self.limiter.usage(*number, key.clone()).await;
         usage.map_err(|kind| AcquireError::new(kind, limit))
     }
@@ -188,7 +207,7 @@ impl Semaphore {
             limit: bound.number,
             key: bound.key.clone(),
             wait: wait(bound),
-            max: None,
+            max: bound.max,
             cost: 1,
         };
         let demand = match &self.others[..] {
@@ -202,8 +221,12 @@ impl Semaphore {
 impl Bound {
     fn new(limiter: &Limiter, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let number = limiter.register(limit)?;
-        let limit = limit.clone();
-        Ok(Self { limit, number, key })
+        Ok(Self {
+            limit: limit.clone(),
+            number,
+            key,
+            max: None,
+        })
     }
 }
 
