@@ -7,6 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{
+    alone,
     redis_server::RedisServer,
     replica::{Replica, run_to_end},
     watch::{Ledger, Streams, script_calls, until_empty},
@@ -14,23 +15,6 @@ use support::{
 use tokio::time::{sleep, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// One process test at a time, each with a runtime of its own.
-fn alone(test: impl Future<Output = ()>) {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    runtime.block_on(async {
-        timeout(Duration::from_secs(120), test)
-            .await
-            .expect("in time")
-    });
-}
 
 async fn replicas(server: &RedisServer, count: usize, options: &[&str]) -> Vec<Replica> {
     let mut replicas = Vec::new();
@@ -470,7 +454,7 @@ fn bad_options_are_refused_in_one_line() {
         (&["--listen", "nowhere"], "--listen"),
         (&["--colour", "red"], "--colour"),
     ] {
-        let (code, errors) = run_to_end(options);
+        let (code, errors) = run_to_end("axum", options);
         assert_eq!(code, Some(2), "{options:?}: {errors}");
         assert_eq!(
             errors.trim_end().lines().count(),

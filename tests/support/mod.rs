@@ -6,3 +6,25 @@
 pub(crate) mod redis_server;
 pub(crate) mod replica;
 pub(crate) mod watch;
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{runtime, time::timeout};
+
+/// One process test at a time, each with a runtime of its own.
+pub(crate) fn alone(test: impl Future<Output = ()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        timeout(Duration::from_secs(120), test)
+            .await
+            .expect("in time")
+    });
+}

@@ -1,11 +1,10 @@
-//! A replica: the example `axum` as a process of its own.
+//! A replica: an example, `axum` most often, as a process of its own.
 
 use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -21,6 +20,7 @@ use nix::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::watch,
     task::JoinHandle,
 };
 
@@ -28,25 +28,27 @@ use tokio::{
 pub(crate) struct Replica {
     process: Child,
     address: SocketAddr,
-    log: Arc<Mutex<String>>,
+    log: watch::Receiver<String>,
 }
 
 impl Replica {
     pub(crate) async fn start(store: &str, options: &[&str]) -> Self {
-        let mut process = command(options)
-            .args(["--listen", "127.0.0.1:0", "--store", store])
-            .spawn()
-            .expect("the example runs");
+        let mut command = command("axum", options);
+        command.args(["--listen", "127.0.0.1:0", "--store", store]);
+        Self::launch(command).await
+    }
+
+    /// Waits until it listens.
+    pub(crate) async fn launch(mut command: Command) -> Self {
+        let mut process = command.spawn().expect("the example runs");
         let output = BufReader::new(process.stdout.take().expect("piped"));
         let mut errors = process.stderr.take().expect("piped");
-        let log = Arc::new(Mutex::new(String::new()));
-        let kept = log.clone();
+        let (kept, log) = watch::channel(String::new());
         thread::spawn(move || {
             let mut part = [0; 4096];
             while let Ok(length @ 1..) = errors.read(&mut part) {
-                kept.lock()
-                    .expect("no panic")
-                    .push_str(&String::from_utf8_lossy(&part[..length]));
+                let part = String::from_utf8_lossy(&part[..length]);
+                kept.send_modify(|log| log.push_str(&part));
             }
         });
         let (tell, address) = tokio::sync::oneshot::channel();
@@ -70,7 +72,12 @@ impl Replica {
         Request {
             address: self.address,
             path: path.to_owned(),
+            key: "me".to_owned(),
         }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) async fn status(&self) -> serde_json::Value {
@@ -112,7 +119,15 @@ impl Replica {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.log.lock().expect("no panic").clone()
+        self.log.borrow().clone()
+    }
+
+    /// Waits until its log says that so often.
+    pub(crate) async fn until_logged(&self, words: &str, times: usize) {
+        let mut log = self.log.clone();
+        log.wait_for(|log| log.matches(words).count() >= times)
+            .await
+            .expect("it runs");
     }
 
     pub(crate) fn kill(&mut self) {
@@ -129,9 +144,24 @@ impl Replica {
         self.signal(Signal::SIGCONT);
     }
 
+    /// Asks it to read its configuration again.
+    pub(crate) fn hang_up(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
+    /// Asks it to end.
+    pub(crate) fn ask_to_end(&self) {
+        self.signal(Signal::SIGTERM);
+    }
+
     /// Asks it to end, and returns its exit code.
     pub(crate) async fn terminate(&mut self) -> Option<i32> {
-        self.signal(Signal::SIGTERM);
+        self.ask_to_end();
+        self.terminated().await
+    }
+
+    /// Waits until it has ended, and returns its exit code.
+    pub(crate) async fn terminated(&mut self) -> Option<i32> {
         loop {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 return status.code();
@@ -155,24 +185,26 @@ impl Drop for Replica {
     }
 }
 
-/// Runs the example with options that it refuses. Returns its exit code and what it said.
-pub(crate) fn run_to_end(options: &[&str]) -> (Option<i32>, String) {
-    let output = command(options).output().expect("the example runs");
+/// Runs an example with options that it refuses. Returns its exit code and what it said.
+pub(crate) fn run_to_end(example: &str, options: &[&str]) -> (Option<i32>, String) {
+    let output = command(example, options)
+        .output()
+        .expect("the example runs");
     (
         output.status.code(),
         String::from_utf8_lossy(&output.stderr).into_owned(),
     )
 }
 
-/// The example stands beside the folder of the tests.
-fn command(options: &[&str]) -> Command {
+/// The examples stand beside the folder of the tests.
+pub(crate) fn command(example: &str, options: &[&str]) -> Command {
     let mut path: PathBuf = std::env::current_exe().expect("a path");
     path.pop();
     path.set_file_name("examples");
-    let path = path.join("axum");
+    let path = path.join(example);
     assert!(
         path.exists(),
-        "the example is not there: `cargo test` builds it, or `cargo build --example axum`"
+        "the example is not there: `cargo test` builds it, or `cargo build --all-features --example {example}`"
     );
     let mut command = Command::new(path);
     command
@@ -187,9 +219,16 @@ fn command(options: &[&str]) -> Command {
 pub(crate) struct Request {
     address: SocketAddr,
     pub(crate) path: String,
+    key: String,
 }
 
 impl Request {
+    /// With another API key.
+    pub(crate) fn key(self, key: &str) -> Self {
+        let key = key.to_owned();
+        Self { key, ..self }
+    }
+
     pub(crate) async fn send(&self) -> Result<(Response<Incoming>, Connection), BoxError> {
         let stream = TcpStream::connect(self.address).await?;
         let (mut sender, connection) =
@@ -200,7 +239,7 @@ impl Request {
         }));
         let request = hyper::Request::get(&self.path)
             .header("host", self.address.to_string())
-            .header("x-api-key", "me")
+            .header("x-api-key", &self.key)
             .body(Empty::<Bytes>::new())?;
         Ok((sender.send_request(request).await?, connection))
     }
