@@ -1,0 +1,198 @@
+//! Clients that leave, an upstream that fails, a gateway that is killed: all slots come back.
+
+use std::time::{Duration, Instant};
+
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    stage::{SECOND, Stage, ask, changed},
+    support::{alone, redis_server::free_port},
+};
+
+#[test]
+fn clients_that_leave_in_the_middle_give_back_their_slots() {
+    alone(async {
+        let stage = Stage::new().await;
+        for _ in 0..3 {
+            let mut open = stage.open_many("alice", 5).await;
+            for stream in &mut open {
+                stream.event().await;
+            }
+            stage.assert_refused("alice", 429, "chat-key").await;
+            drop(open);
+            let back = async {
+                stage.until_held(0).await;
+                stage.upstream.until_calls(0).await;
+            };
+            timeout(SECOND, back)
+                .await
+                .expect("G5: and the upstream knows");
+        }
+    });
+}
+
+#[test]
+fn clients_that_leave_before_the_head_give_back_their_slots() {
+    alone(async {
+        let stage = Stage::new().await;
+        let waiting: Vec<_> = (0..5)
+            .map(|number| {
+                let request = stage.replicas[number % 2].get("/v1/chat/silent");
+                tokio::spawn(async move { request.send().await.map(drop) })
+            })
+            .collect();
+        stage.upstream.until_calls(5).await;
+        stage.assert_refused("me", 429, "chat-key").await;
+        for client in waiting {
+            client.abort();
+        }
+        let back = async {
+            stage.until_held(0).await;
+            stage.upstream.until_calls(0).await;
+        };
+        timeout(SECOND, back)
+            .await
+            .expect("G5: and the upstream knows");
+    });
+}
+
+#[test]
+fn an_upstream_that_fails_in_the_middle_gives_back_slots() {
+    alone(async {
+        let stage = Stage::new().await;
+        let mut open = stage.open_many("alice", 5).await;
+        for stream in &mut open {
+            stream.event().await;
+        }
+        stage.assert_refused("alice", 429, "chat-key").await;
+        stage.upstream.fail();
+        for stream in open {
+            let rest = timeout(SECOND, stream.rest()).await.expect("at once");
+            rest.expect_err("the client sees that it is not whole");
+        }
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+    });
+}
+
+#[test]
+fn an_upstream_that_cannot_be_reached_is_a_502() {
+    alone(async {
+        let stage = Stage::new().await;
+        let nowhere = format!("http://127.0.0.1:{}", free_port());
+        let replica = stage.replica(&nowhere, &[]).await;
+        for _ in 0..8 {
+            let failed = ask(replica.get("/v1/chat/short")).await;
+            let failed = failed.expect("the limit is 5 at a time");
+            assert_eq!(failed.response.status(), 502);
+            timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        }
+    });
+}
+
+#[test]
+fn an_upstream_that_says_nothing_is_a_504() {
+    alone(async {
+        let stage = Stage::with(&["--head-timeout", "200ms"], |policy| policy).await;
+        let asked = Instant::now();
+        let failed = ask(stage.replicas[0].get("/v1/chat/silent")).await;
+        let failed = failed.expect("no limit is reached");
+        assert_eq!(failed.response.status(), 504);
+        let took = asked.elapsed();
+        assert!(
+            (Duration::from_millis(200)..SECOND).contains(&took),
+            "{took:?}"
+        );
+        let back = async {
+            stage.until_held(0).await;
+            stage.upstream.until_calls(0).await;
+        };
+        timeout(SECOND, back)
+            .await
+            .expect("G5: and the upstream knows");
+    });
+}
+
+#[test]
+fn slots_of_a_killed_gateway_are_back_within_its_lease() {
+    alone(async {
+        let lease = |policy: String| changed(&policy, r#"lease = "10s""#, r#"lease = "2s""#);
+        let mut stage = Stage::with(&[], lease).await;
+        // Three on the first one, two on the other.
+        let mut open = stage.open_many("alice", 5).await;
+        stage.replicas[0].kill();
+        let killed = Instant::now();
+        stage.upstream.until_calls(2).await;
+        let mut again = Vec::new();
+        while again.len() < 3 {
+            match stage.open(1, "alice").await {
+                Ok(stream) => again.push(stream),
+                Err(refused) => {
+                    assert_eq!(refused.limits, ["chat-key"]);
+                    sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+        let took = killed.elapsed();
+        assert!(took < Duration::from_millis(2_500), "G5: {took:?}");
+        assert!(stage.open(1, "alice").await.is_err(), "G1");
+        // The other one's streams went on.
+        stage.upstream.tell();
+        for number in [1, 3] {
+            assert_eq!(open[number].event().await, "data: 1\n\n");
+            assert_eq!(open[number].event().await, "data: 2\n\n");
+        }
+    });
+}
+
+#[test]
+fn a_gateway_that_is_asked_to_end_leaves_nothing_behind() {
+    alone(async {
+        let mut stage = Stage::with(&["--grace", "300ms"], |policy| policy).await;
+        let mut open = stage.open_many("alice", 4).await;
+        assert_eq!(stage.replicas[0].terminate().await, Some(0));
+        timeout(SECOND, stage.until_held(2)).await.expect("G5");
+        stage.upstream.end();
+        for (number, stream) in open.drain(..).enumerate() {
+            let whole = stream.rest().await.is_ok();
+            assert_eq!(whole, number % 2 == 1, "stream {number}");
+        }
+    });
+}
+
+/// What holds no slot has as long.
+#[test]
+fn a_gateway_that_is_asked_to_end_lets_requests_end() {
+    alone(async {
+        let mut stage = Stage::new().await;
+        let free = stage.replicas[0].get("/v1/free/stream");
+        let free = ask(free).await.expect("it has no limit");
+        stage.replicas[0].ask_to_end();
+        stage.replicas[0].until_logged("shutting down", 1).await;
+        let refused = TcpStream::connect(stage.replicas[0].address());
+        refused.await.expect_err("it does not listen any more");
+        // Far longer than the connections may take to close.
+        sleep(Duration::from_millis(1_500)).await;
+        stage.upstream.tell();
+        stage.upstream.end();
+        let rest = free.rest().await.expect("all of it");
+        assert_eq!(rest, "data: 1\n\ndata: 2\n\n");
+        let ended = timeout(2 * SECOND, stage.replicas[0].terminated()).await;
+        assert_eq!(ended.expect("nothing is open"), Some(0));
+    });
+}
+
+#[test]
+fn a_gateway_that_is_asked_twice_ends_at_once() {
+    alone(async {
+        let mut stage = Stage::new().await;
+        let _open = stage.open_many("alice", 2).await;
+        stage.replicas[0].ask_to_end();
+        stage.replicas[0].until_logged("shutting down", 1).await;
+        let ended = timeout(2 * SECOND, stage.replicas[0].terminate()).await;
+        assert_eq!(ended.expect("it does not wait 30 s"), Some(0));
+        timeout(SECOND, stage.until_held(1)).await.expect("G5");
+    });
+}

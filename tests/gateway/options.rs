@@ -1,0 +1,88 @@
+//! What the examples say to bad options, and the example that takes none.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::replica::{command, run_to_end};
+
+#[test]
+fn bad_options_are_refused_in_one_line() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("a file");
+        path.to_str().expect("text").to_owned()
+    };
+    let good = file("good", "");
+    let two_faults = "limits.chat.concurrent = 0\nlimits.opens.rate = 60";
+    let two_faults = file("two-faults", two_faults);
+    let syntax = file("syntax", "store.url = 'redis://:canary-51c2@");
+    let nowhere = file("nowhere", "store.url = 'http://127.0.0.1'");
+    let listen = "127.0.0.1:0";
+    let up = "http://127.0.0.1:9";
+    for (options, named) in [
+        (&["--listen", listen, "--upstream", up][..], "--config"),
+        (&["--listen", listen, "--config", &good], "--upstream"),
+        (
+            &["--upstream", "localhost", "--config", &good],
+            "--upstream",
+        ),
+        (
+            &["--upstream", "https://localhost", "--config", &good],
+            "--upstream",
+        ),
+        (
+            &["--upstream", "http://localhost/v1", "--config", &good],
+            "--upstream",
+        ),
+        (
+            &["--upstream", up, "--config", "/not/there"],
+            "--config /not/there",
+        ),
+        (
+            &["--upstream", up, "--config", &two_faults],
+            "limits.opens.per",
+        ),
+        (
+            &["--upstream", up, "--config", &two_faults],
+            "limits.chat.concurrent",
+        ),
+        (&["--upstream", up, "--config", &syntax], "line 1"),
+        (&["--upstream", up, "--config", &nowhere], "store.url"),
+        (
+            &["--upstream", up, "--config", &good, "--listen", "nowhere"],
+            "--listen",
+        ),
+        (
+            &["--upstream", up, "--config", &good, "--grace", "soon"],
+            "--grace",
+        ),
+    ] {
+        let (code, errors) = run_to_end("llm_gateway", options);
+        assert_eq!(code, Some(2), "{options:?}: {errors}");
+        let lines = errors.trim_end().lines().count();
+        assert_eq!(lines, 1, "{options:?}: {errors}");
+        assert!(errors.contains(named), "{options:?}: {errors}");
+        assert!(!errors.contains("canary"), "{errors}");
+    }
+}
+
+#[test]
+fn the_grpc_example_shows_what_it_says() {
+    let output = command("grpc", &[]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "server: a stream began",
+            "server: another one is refused: ResourceExhausted, \"calls: all 1 slots are in use\", to be tried again in 1s",
+            "server: a call with another key is served",
+            "server: the stream has ended, and a call is served",
+            "client: a call beside a stream is refused: ResourceExhausted, \"own-calls: all 1 slots are in use\", to be tried again in 1s",
+            "client: the stream was dropped, and a call is served",
+        ]
+    );
+}

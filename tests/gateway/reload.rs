@@ -1,0 +1,131 @@
+//! The file is read again, and again, while requests come.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use futures_util::future::{join, join_all};
+use tokio::time::timeout;
+
+use crate::{
+    stage::{SECOND, Stage, changed},
+    support::alone,
+};
+
+const RELOADS: usize = 100;
+
+/// Each with a fault of its own.
+fn broken(policy: &str) -> Vec<String> {
+    vec![
+        format!("{policy}\n[[["),
+        changed(policy, "[limits.chat-all]", "[limits.others]"),
+        changed(policy, "concurrent = 200", "concurrent = 0"),
+        changed(policy, "concurrent = 200", "concurrrent = 200"),
+        changed(policy, "concurrent = 200", "rate = 200\nper = \"1s\""),
+        changed(policy, "\"gateway\"", "\"other\""),
+        changed(policy, "gold = 20", "silver = 20"),
+        String::new(),
+    ]
+}
+
+#[test]
+fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
+    alone(async {
+        let stage = Stage::new().await;
+        let mut held = stage.open_many("alice", 5).await;
+        held.extend(stage.open_many("gold-1", 10).await);
+        let (over, served) = (AtomicBool::new(false), AtomicUsize::new(0));
+
+        let reloads = async {
+            for number in 0..RELOADS {
+                reload(&stage, number).await;
+            }
+            over.store(true, Ordering::Relaxed);
+        };
+        let load = join_all((0..6).map(|client| {
+            let (stage, over, served) = (&stage, &over, &served);
+            async move {
+                for number in 0.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    use_one(stage, &format!("client {client} {number}"), client % 2).await;
+                    served.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }));
+        join(reloads, load).await;
+        let served = served.into_inner();
+        assert!(served > RELOADS, "it was under load: {served} requests");
+
+        for replica in &stage.replicas {
+            let log = replica.log();
+            let told = |words| log.matches(words).count();
+            assert_eq!(
+                (told("reloaded"), told("not reloaded")),
+                (RELOADS, RELOADS / 2)
+            );
+        }
+
+        timeout(SECOND, stage.until_held(15))
+            .await
+            .expect("as many as before");
+        // The last good file says six.
+        held.extend(stage.open_many("alice", 1).await);
+        stage.assert_refused("alice", 429, "chat-key").await;
+        stage.upstream.tell();
+        stage.upstream.end();
+        for stream in held {
+            let rest = stream.rest().await.expect("all of it");
+            assert_eq!(rest, "data: 1\n\ndata: 2\n\n");
+        }
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+    });
+}
+
+/// One good, one broken, in turns; and waits until both replicas have read it.
+async fn reload(stage: &Stage, number: usize) {
+    let turn = number / 2;
+    if number.is_multiple_of(2) {
+        let streams = format!("concurrent = {}", 5 + turn % 2);
+        stage.write(&changed(&stage.policy, "concurrent = 5", &streams));
+    } else {
+        let broken = broken(&stage.policy);
+        stage.write(&broken[turn % broken.len()]);
+    }
+    for replica in &stage.replicas {
+        replica.hang_up();
+    }
+    for replica in &stage.replicas {
+        replica.until_logged("reloaded", number + 1).await;
+        replica
+            .until_logged("not reloaded", number.div_ceil(2))
+            .await;
+    }
+}
+
+/// A short request, then a stream whose client leaves. No limit refuses a new key.
+async fn use_one(stage: &Stage, key: &str, replica: usize) {
+    stage.pass(replica, key).await.expect("it is let in");
+    let mut stream = stage.open(replica, key).await.expect("it is let in");
+    assert_eq!(stream.response.status(), 200);
+    assert_eq!(stream.event().await, "data: 1\n\n");
+}
+
+#[test]
+fn a_change_holds_at_once_for_newcomers_and_takes_nothing_from_others() {
+    alone(async {
+        let stage = Stage::new().await;
+        let mut open = stage.open_many("alice", 5).await;
+        stage.write(&changed(&stage.policy, "concurrent = 5", "concurrent = 3"));
+        for replica in &stage.replicas {
+            replica.hang_up();
+            replica.until_logged("reloaded", 1).await;
+        }
+        drop(open.drain(3..));
+        timeout(SECOND, stage.until_held(3)).await.expect("G5");
+        stage.assert_refused("alice", 429, "chat-key").await;
+        for stream in &mut open {
+            stage.upstream.tell();
+            assert_eq!(stream.event().await, "data: 1\n\n");
+        }
+    });
+}

@@ -1,0 +1,190 @@
+//! The service behind the gateways.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use futures_util::{Stream, future::pending, stream};
+use http::{Request, Response, request::Parts};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpListener, sync::watch};
+
+/// A request to it is
+///
+/// - at `/v1/chat/stream` and `/v1/free/stream` an event, and more as the test says, without end;
+/// - at `/v1/chat/short` answered at once;
+/// - at `/v1/chat/silent` never answered;
+/// - at `/v1/chat/echo` answered with its own body, as it comes.
+pub(crate) struct Upstream {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Calls that have come and are not over.
+    calls: watch::Sender<usize>,
+    story: watch::Sender<Story>,
+    /// Of the latest call.
+    head: Mutex<Option<Parts>>,
+}
+
+/// What all streams tell.
+#[derive(Clone, Copy)]
+struct Story {
+    events: usize,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    Whole,
+    Broken,
+}
+
+type Body = BoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+impl Upstream {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Shared {
+            calls: watch::Sender::default(),
+            story: watch::Sender::new(Story {
+                events: 1,
+                end: None,
+            }),
+            head: Mutex::default(),
+        });
+        tokio::spawn(accept(listener, shared.clone()));
+        Self { address, shared }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until so many calls are open.
+    pub(crate) async fn until_calls(&self, calls: usize) {
+        let mut now = self.shared.calls.subscribe();
+        now.wait_for(|now| *now == calls).await.expect("it goes on");
+    }
+
+    /// The next event of all streams.
+    pub(crate) fn tell(&self) {
+        self.shared.story.send_modify(|story| story.events += 1);
+    }
+
+    /// Ends all streams.
+    pub(crate) fn end(&self) {
+        let end = Some(End::Whole);
+        self.shared.story.send_modify(|story| story.end = end);
+    }
+
+    /// Breaks all streams in the middle.
+    pub(crate) fn fail(&self) {
+        let end = Some(End::Broken);
+        self.shared.story.send_modify(|story| story.end = end);
+    }
+
+    /// What came with the latest call.
+    pub(crate) fn head(&self) -> Parts {
+        let head = self.shared.head.lock().expect("no panic").take();
+        head.expect("a call")
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((connection, _)) = listener.accept().await {
+        let shared = shared.clone();
+        let service = service_fn(move |request| answer(shared.clone(), request));
+        tokio::spawn(async move {
+            // It ends in an error when a stream is to break, or the gateway leaves.
+            let _ = http1::Builder::new()
+                .serve_connection(TokioIo::new(connection), service)
+                .await;
+        });
+    }
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let call = Call::begin(&shared);
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    *shared.head.lock().expect("no panic") = Some(head);
+    let body = match path.as_str() {
+        "/v1/chat/stream" | "/v1/free/stream" => StreamBody::new(events(call)).boxed_in(),
+        "/v1/chat/silent" => pending().await,
+        "/v1/chat/echo" => body.boxed_in(),
+        _ => Full::from("done").boxed_in(),
+    };
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    for (name, value) in [
+        ("connection", "x-hop"),
+        ("keep-alive", "timeout=5"),
+        ("x-hop", "for the gateway"),
+        ("x-end", "for the client"),
+    ] {
+        headers.insert(name, value.parse().expect("a value"));
+    }
+    Ok(response)
+}
+
+/// `data: 1`, `data: 2` and so on, as far as the story goes.
+fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
+    let story = call.0.story.subscribe();
+    stream::unfold((0, story, call), async |(told, mut story, call)| {
+        let now = story.wait_for(|now| now.events > told || now.end.is_some());
+        let now = *now.await.ok()?;
+        if now.events > told {
+            let event = Frame::data(Bytes::from(format!("data: {}\n\n", told + 1)));
+            return Some((Ok(event), (told + 1, story, call)));
+        }
+        match now.end {
+            Some(End::Broken) => Some((Err(io::Error::other("broken")), (told, story, call))),
+            _ => None,
+        }
+    })
+}
+
+/// One that is open.
+struct Call(Arc<Shared>);
+
+impl Call {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        shared.calls.send_modify(|calls| *calls += 1);
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.calls.send_modify(|calls| *calls -= 1);
+    }
+}
+
+trait BoxedIn {
+    fn boxed_in(self) -> Body;
+}
+
+impl<B> BoxedIn for B
+where
+    B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
+        + Send
+        + Sync
+        + 'static,
+{
+    fn boxed_in(self) -> Body {
+        self.map_err(Into::into).boxed()
+    }
+}
