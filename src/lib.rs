@@ -37,8 +37,8 @@
 //!
 //! static ALL: Limit = Limit::concurrent("chat-all", 200);
 //! static EACH: Limit = Limit::concurrent("chat-each", 5).wait_up_to(Duration::from_secs(2));
-//! /// 50 a minute and 10 at once: never more than 60 in any minute.
-//! static OPENS: Limit = Limit::rate("chat-opens", 50, Duration::from_secs(60)).burst(10);
+//! /// 40 a minute and 20 at once: never more than 60 in any minute.
+//! static OPENS: Limit = Limit::rate("chat-opens", 40, Duration::from_secs(60)).burst(20);
 //!
 //! # let limiter = Limiter::in_memory();
 //! let layer = limiter.layer([

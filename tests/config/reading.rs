@@ -32,7 +32,7 @@ fn the_example_reads_as_it_says() {
     assert_eq!(key.on_unavailable, Some(OnUnavailable::Local(3)));
     let opens = &config.limits["chat-opens"];
     assert_eq!(opens.per, Some(Duration::from_secs(60)));
-    assert_eq!((opens.rate, opens.burst), (Some(50), Some(10)));
+    assert_eq!((opens.rate, opens.burst), (Some(40), Some(20)));
     let rest = &config.limits["rest"];
     assert_eq!(rest.key, KeyConfig::ClientAddress(AddressConfig::default()));
 
