@@ -24,7 +24,7 @@ use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
     ledger::{Exchange, Refund, Seq},
-    limit::Limit,
+    limit::{Limit, Mode},
     store::{StoreError, StoreErrorKind},
     telemetry::Meters,
 };
@@ -161,6 +161,9 @@ impl Core {
                 line.change(ctx, limit.clone());
             }
         });
+        if limit.current_mode() != Mode::Enforce {
+            self.let_sleepers_go(number);
+        }
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Fee {
     max: u32,
     pub(super) charge: Charge,
     pub(super) paid: Paid,
+    /// From when on it lets the claim go on.
+    begins: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,6 +76,7 @@ impl Core {
             max,
             charge,
             paid,
+            begins: self.ctx.now,
         })
     }
 
@@ -85,22 +88,18 @@ impl Core {
     /// Charges a claim in this process, as the limits' policies say.
     pub(super) fn pay_here(&mut self, id: u64) {
         let now_us = self.local_us(self.ctx.now);
-        let mut start_us = now_us;
         for number in 0..self.claims[&id].fees.len() {
             let fee = &self.claims[&id].fees[number];
             if fee.paid != Paid::Not {
                 continue;
             }
             match self.charge_here(fee, now_us) {
-                Ok((paid, at_us)) => {
-                    start_us = start_us.max(at_us);
-                    self.pay(id, number, paid);
-                }
+                Ok((paid, start_us)) => self.pay(id, number, paid, start_us - now_us),
                 Err(error) if fee.charge.shadow => self.pass_fee(id, number, error.kind()),
                 Err(error) => return self.refuse_claim(id, error),
             }
         }
-        self.sleep(id, self.ctx.now + Duration::from_micros(start_us - now_us));
+        self.sleep(id);
     }
 
     fn charge_here(&self, fee: &Fee, now_us: u64) -> Result<(Paid, u64), AcquireError> {
@@ -163,12 +162,14 @@ impl Core {
         })
     }
 
-    pub(super) fn pay(&mut self, id: u64, number: usize, paid: Paid) {
+    /// It was charged, and the rate lets it go on so much later.
+    pub(super) fn pay(&mut self, id: u64, number: usize, paid: Paid, rest_us: u64) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
         let fee = &mut claim.fees[number];
         fee.paid = paid;
+        fee.begins = self.ctx.now + Duration::from_micros(rest_us);
         if let Paid::Here(_, tat) = paid {
             self.rates.set(
                 (fee.limit, fee.key.clone()),
@@ -215,13 +216,36 @@ impl Core {
         }
     }
 
-    /// Leaves a claim alone until a rate lets it go on.
-    pub(super) fn sleep(&mut self, id: u64, until: Instant) {
-        if until > self.ctx.now
-            && let Some(claim) = self.claims.get_mut(&id)
-        {
+    /// Leaves a claim alone until all its rates let it go on.
+    pub(super) fn sleep(&mut self, id: u64) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let begins = claim.fees.iter().map(|fee| fee.begins).max();
+        if let Some(until) = begins.filter(|at| *at > self.ctx.now) {
             claim.stage = Stage::Sleeping(until);
             self.sleepers.insert((until, id));
+        }
+    }
+
+    /// A rate does not make anybody wait any more: those who do go on, and are not charged.
+    pub(super) fn let_sleepers_go(&mut self, limit: usize) {
+        let now = self.ctx.now;
+        for (at, id) in self.sleepers.clone() {
+            let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
+            let Some(claim) = self.claims.get_mut(&id) else {
+                continue;
+            };
+            let Some(fee) = claim.fees.extract_if(.., waits).next() else {
+                continue;
+            };
+            let kind = AcquireErrorKind::TooSoon;
+            claim.passed.push((self.limits[limit].clone(), kind));
+            claim.stage = Stage::Open;
+            self.sleepers.remove(&(at, id));
+            self.refund(fee);
+            self.sleep(id);
+            self.advance(id);
         }
     }
 

@@ -1,7 +1,5 @@
 //! What the store says of a claim, or that it says nothing.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use super::{
@@ -89,18 +87,15 @@ impl Core {
         if !self.claims.get(&sent.id).is_some_and(is_sent) {
             return self.refund_unclaimed(sent, charged);
         }
-        let (mut start_us, mut refusal) = (now_us, None);
+        let mut refusal = None;
         let numbers = 0..self.claims[&sent.id].fees.len();
         let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
         let owed: Vec<usize> = numbers.filter(owed).collect();
         for (number, charged) in owed.into_iter().zip(charged) {
             match *charged {
-                Charged::Until {
-                    tat,
-                    start_us: at_us,
-                } => {
-                    start_us = start_us.max(at_us);
-                    self.pay(sent.id, number, Paid::InStore(tat));
+                Charged::Until { tat, start_us } => {
+                    let rest_us = start_us.saturating_sub(now_us);
+                    self.pay(sent.id, number, Paid::InStore(tat), rest_us);
                 }
                 Charged::TooSoon { start_us } => {
                     let fee = &self.claims[&sent.id].fees[number];
@@ -115,10 +110,7 @@ impl Core {
         }
         match refusal {
             Some(error) => self.refuse_claim(sent.id, error),
-            None => self.sleep(
-                sent.id,
-                self.ctx.now + Duration::from_micros(start_us - now_us),
-            ),
+            None => self.sleep(sent.id),
         }
     }
 
