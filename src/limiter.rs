@@ -103,7 +103,12 @@ impl Limiter {
     ///
     /// If a value is out of range, or a limit of slots would become a rate or the other way round.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.0.0.update(limit)
+        self.update_all(&[limit])
+    }
+
+    /// All of them or none.
+    pub(crate) fn update_all(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
+        self.0.0.update(limits)
     }
 
     /// Checks a limit and makes it known under its name; returns its number.

@@ -105,8 +105,12 @@ impl Faults {
             .ok()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn into_result(self) -> Result<(), ConfigFileError> {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
         Err(self.into())

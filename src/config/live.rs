@@ -11,7 +11,7 @@ use http::Method;
 
 use super::{
     Config,
-    checked::{Checked, CheckedLimit},
+    checked::Checked,
     error::{ConfigFileError, Faults},
     table::Table,
 };
@@ -205,23 +205,30 @@ impl Changing {
     }
 }
 
-/// Tells the limiter of new limits and new values.
+/// Tells the limiter of new limits and new values; of all of them, or of none.
 fn apply(
     limiter: &Limiter,
     known: &mut BTreeMap<String, Limit>,
     checked: &Checked,
 ) -> Result<(), ConfigFileError> {
     let mut faults = Faults::default();
-    for (name, CheckedLimit { limit, .. }) in &checked.limits {
-        let told = match known.get(name) {
-            Some(_) => limiter.update(limit),
-            None => limiter.register(limit).map(drop),
-        };
-        if faults.take(&format!("limits.{name}"), told).is_some() {
-            known.insert(name.clone(), limit.clone());
-        }
+    let limits = checked
+        .limits
+        .iter()
+        .map(|(name, checked)| (name, &checked.limit));
+    let (old, new): (Vec<_>, Vec<_>) = limits
+        .clone()
+        .partition(|(name, _)| known.contains_key(*name));
+    for (name, limit) in new {
+        faults.take(&format!("limits.{name}"), limiter.register(limit));
     }
-    faults.into_result()
+    let old: Vec<&Limit> = old.into_iter().map(|(_, limit)| limit).collect();
+    if faults.is_empty() {
+        faults.take("limits", limiter.update_all(&old));
+    }
+    faults.into_result()?;
+    known.extend(limits.map(|(name, limit)| (name.clone(), limit.clone())));
+    Ok(())
 }
 
 impl Routing for Live {

@@ -66,7 +66,12 @@ impl Core {
             let class = limit.class_of(&leg.key);
             let line = self.line(leg.limit, leg.key, now);
             self.lines[line].set_own_max(&mut self.ctx, leg.max);
-            let wait = if shadow { Duration::ZERO } else { leg.wait };
+            let wait = match leg.max {
+                // It would wait for nothing.
+                Some(0) => Duration::ZERO,
+                _ if shadow => Duration::ZERO,
+                _ => leg.wait,
+            };
             let lease = self.enter(line, wait, now, |entry| {
                 (entry.claim, entry.shadow) = (Some(id), shadow);
             });
@@ -162,26 +167,24 @@ impl Core {
 
     /// How its limits stand, as far as was heard.
     pub(super) fn quotas_of(&self, claim: &Claim) -> Vec<Quota> {
-        let slots = claim
-            .legs
-            .iter()
-            .filter_map(|lease| self.lines[lease.line].quota(&self.ctx));
+        let slots = self.slots_of(claim);
         let rates = claim.fees.iter().filter_map(|fee| self.quota_of(fee));
         slots.chain(rates).collect()
+    }
+
+    fn slots_of(&self, claim: &Claim) -> impl Iterator<Item = Quota> {
+        let legs = claim.legs.iter();
+        legs.filter_map(|lease| self.lines[lease.line].quota(&self.ctx))
     }
 
     /// Gives back what it has, and what it was charged.
     pub(super) fn refuse_claim(&mut self, id: u64, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
-            let refused = error
-                .quotas
-                .iter()
-                .map(|quota| quota.limit.shared_name())
-                .collect::<Vec<_>>();
-            let others = self.quotas_of(&claim).into_iter();
-            error
-                .quotas
-                .extend(others.filter(|quota| !refused.contains(&quota.limit.shared_name())));
+            // What it was charged is given back, so only its slots tell more.
+            let refused = error.limit_name.clone();
+            let slots = self.slots_of(&claim);
+            let others = slots.filter(|quota| quota.limit.name() != refused);
+            error.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
             self.ctx.wakers.extend(claim.waker.take());
             claim.stage = Stage::Refused(error);

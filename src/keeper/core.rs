@@ -33,6 +33,8 @@ use crate::{
 pub(crate) struct Core {
     pub(super) ctx: Ctx,
     pub(super) limits: Vec<Arc<Limit>>,
+    /// The same as they were when they were first heard of.
+    declared: Vec<Limit>,
     pub(super) lines: Slab<Line>,
     pub(super) by_key: HashMap<(usize, Key), usize>,
     pub(super) by_ledger: HashMap<Arc<str>, usize>,
@@ -95,6 +97,7 @@ impl Core {
                 now,
             },
             limits: Vec::new(),
+            declared: Vec::new(),
             lines: Slab::new(),
             by_key: HashMap::new(),
             by_ledger: HashMap::new(),
@@ -117,44 +120,50 @@ impl Core {
         }
     }
 
-    /// The number of a limit. Two limits of one name must say the same.
+    /// The number of a limit. Two limits of one name must say the same: what the first one said, or what it says now.
     pub(crate) fn register(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
         limit.validate()?;
-        match self
-            .limits
-            .iter()
-            .position(|known| known.name() == limit.name())
-        {
-            Some(number) if self.limits[number].agrees_with(limit) => Ok(number),
-            Some(_) => Err(ConfigError::new(
-                ConfigErrorKind::Conflict,
-                format!(
-                    "two limits are named `{}` and have different values",
-                    limit.name()
-                ),
-            )),
-            None => {
-                self.limits.push(Arc::new(limit.clone()));
-                self.ctx.holds.push(None);
-                self.ctx.meters.add(limit.name());
-                Ok(self.limits.len() - 1)
-            }
+        let Some(number) = self.number_of(limit.name()) else {
+            self.limits.push(Arc::new(limit.clone()));
+            self.declared.push(limit.clone());
+            self.ctx.holds.push(None);
+            self.ctx.meters.add(limit.name());
+            return Ok(self.limits.len() - 1);
+        };
+        if self.limits[number].agrees_with(limit) || self.declared[number].agrees_with(limit) {
+            return Ok(number);
         }
+        let name = limit.name();
+        let message = format!("two limits are named `{name}` and have different values");
+        Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 
-    /// Gives a limit new values, which hold from the next exchange on. If there are more slots, waiters get them.
-    pub(crate) fn update(&mut self, limit: &Limit, now: Instant) -> Result<(), ConfigError> {
-        limit.validate()?;
-        self.ctx.now = now;
-        let known = self
-            .limits
+    pub(super) fn number_of(&self, limit_name: &str) -> Option<usize> {
+        self.limits
             .iter()
-            .position(|known| known.name() == limit.name());
-        let Some(number) = known else {
-            return self.register(limit).map(drop);
-        };
-        self.limits[number].may_become(limit)?;
-        let limit = Arc::new(limit.clone());
+            .position(|known| known.name() == limit_name)
+    }
+
+    /// Gives limits new values, which hold from the next exchange on. If there are more slots, waiters get them. If one
+    /// of them cannot change so, none does.
+    pub(crate) fn update(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
+        self.ctx.now = now;
+        for limit in limits {
+            limit.validate()?;
+            if let Some(number) = self.number_of(limit.name()) {
+                self.limits[number].may_become(limit)?;
+            }
+        }
+        for limit in limits {
+            match self.number_of(limit.name()) {
+                Some(number) => self.change(number, Arc::new((*limit).clone())),
+                None => drop(self.register(limit)?),
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, number: usize, limit: Arc<Limit>) {
         self.limits[number] = limit.clone();
         self.each_line(|line, ctx| {
             if line.key.0 == number {
@@ -164,7 +173,6 @@ impl Core {
         if limit.current_mode() != Mode::Enforce {
             self.let_sleepers_go(number);
         }
-        Ok(())
     }
 
     pub(crate) fn settings(&self) -> &Settings {

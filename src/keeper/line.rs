@@ -27,7 +27,7 @@ pub(super) struct Line {
     pub(super) ledger: Arc<str>,
     pub(super) limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
-    own_max: Option<u32>,
+    pub(super) own_max: Option<u32>,
     pub(super) entries: BTreeMap<Seq, Entry>,
     /// Those that wait in the store's ledger, by ticket.
     pub(super) queue: BTreeMap<i64, Seq>,

@@ -194,6 +194,8 @@ impl Line {
             return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
         }
         match self.limit.policy() {
+            // A key without slots is not let in by an outage.
+            _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
             OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
             OnUnavailable::Allow => {
                 if let Some(new) = self.rename(ctx, seq) {
@@ -275,8 +277,12 @@ impl Line {
     /// Runs a batch on this process's own ledger. Its clock stands still, so that no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Ctx, batch: Batch) -> Option<Standing> {
         let limit = match self.limit.policy() {
-            // The limit's own value goes with the key.
-            OnUnavailable::Local(limit) if ctx.shared && limit != self.limit.max() => limit,
+            // The key's own value counts here too, unless there are fewer for all keys.
+            OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
+                Some(own) if limit == self.limit.max() => own,
+                Some(own) => own.min(limit),
+                None => limit,
+            },
             _ => self.max(),
         };
         let batch = Batch {

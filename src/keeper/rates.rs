@@ -85,19 +85,26 @@ impl Core {
         self.claims.get(&id).is_some_and(owed)
     }
 
-    /// Charges a claim in this process, as the limits' policies say.
+    /// Charges a claim in this process, as the limits' policies say; all that it owes, or nothing.
     pub(super) fn pay_here(&mut self, id: u64) {
         let now_us = self.local_us(self.ctx.now);
-        for number in 0..self.claims[&id].fees.len() {
-            let fee = &self.claims[&id].fees[number];
-            if fee.paid != Paid::Not {
-                continue;
-            }
+        let (mut paid, mut passed, mut refusal) = (Vec::new(), Vec::new(), None);
+        let fees = self.claims[&id].fees.iter().enumerate();
+        for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
             match self.charge_here(fee, now_us) {
-                Ok((paid, start_us)) => self.pay(id, number, paid, start_us - now_us),
-                Err(error) if fee.charge.shadow => self.pass_fee(id, number, error.kind()),
-                Err(error) => return self.refuse_claim(id, error),
+                Ok((how, start_us)) => paid.push((number, how, start_us - now_us)),
+                Err(error) if fee.charge.shadow => passed.push((number, error.kind())),
+                Err(error) => refusal = Some(harsher(refusal, error)),
             }
+        }
+        if let Some(error) = refusal {
+            return self.refuse_claim(id, error);
+        }
+        for (number, kind) in passed {
+            self.pass_fee(id, number, kind);
+        }
+        for (number, how, rest_us) in paid {
+            self.pay(id, number, how, rest_us);
         }
         self.sleep(id);
     }
@@ -264,6 +271,19 @@ impl Core {
     fn local_us(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.ctx.epoch).as_micros() as u64
     }
+}
+
+/// Of two refusals the one that lasts longer, with how both limits stand.
+pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> AcquireError {
+    let Some(one) = one else {
+        return other;
+    };
+    let (mut harsher, milder) = match other.retry_after > one.retry_after {
+        true => (other, one),
+        false => (one, other),
+    };
+    harsher.quotas.extend(milder.quotas);
+    harsher
 }
 
 impl Rates {

@@ -127,8 +127,8 @@ impl Shared {
         });
     }
 
-    pub(crate) fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.with(|core, now| core.update(limit, now))
+    pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
+        self.with(|core, now| core.update(limits, now))
     }
 
     pub(crate) fn status(&self) -> Status {

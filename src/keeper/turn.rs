@@ -38,9 +38,13 @@ impl Core {
     fn submit_slot(&mut self, leg: Leg, now: Instant) -> Arc<Lease> {
         let index = self.line(leg.limit, leg.key, now);
         self.lines[index].set_own_max(&mut self.ctx, leg.max);
-        let lease = self.enter(index, leg.wait, now, |entry| {
-            entry.state = State::Asking(None)
-        });
+        // For a key that has no slots at all it would wait for nothing.
+        let wait = if leg.max == Some(0) {
+            Duration::ZERO
+        } else {
+            leg.wait
+        };
+        let lease = self.enter(index, wait, now, |entry| entry.state = State::Asking(None));
         let (line, seq) = (&mut self.lines[index], lease.seq());
         match self.breaker {
             _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq),
@@ -74,11 +78,7 @@ impl Core {
 
     /// A request gets this for an answer.
     pub(crate) fn note_refusal(&self, error: &AcquireError) {
-        let number = self
-            .limits
-            .iter()
-            .position(|limit| limit.name() == error.limit_name());
-        if let Some(number) = number {
+        if let Some(number) = self.number_of(error.limit_name()) {
             self.ctx.meters.limit(number).refused(error.kind());
         }
     }

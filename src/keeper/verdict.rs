@@ -6,7 +6,7 @@ use super::{
     Core,
     claim::{self, Stage},
     entry::Seen,
-    rates::Paid,
+    rates::{Paid, harsher},
     send::Note,
     silence::Fate,
 };
@@ -102,7 +102,8 @@ impl Core {
                     if fee.charge.shadow {
                         self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
                     } else {
-                        refusal = Some(self.too_soon(fee, start_us.saturating_sub(now_us)));
+                        let rest_us = start_us.saturating_sub(now_us);
+                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
                     }
                 }
                 Charged::Not => {}
