@@ -204,7 +204,10 @@ impl Line {
                 ctx.meters.limit(self.key.0).lost.increment(1);
                 self.give_up(ctx, seq);
             }
-            Some(entry) if !entry.open => self.ask_again(ctx, seq),
+            Some(entry) if !entry.open => {
+                self.release_here(ctx, seq);
+                self.ask_again(ctx, seq);
+            }
             _ => {}
         }
     }

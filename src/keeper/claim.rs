@@ -201,7 +201,7 @@ impl Core {
 
     pub(super) fn let_go(&mut self, id: u64, claim: &mut Claim) {
         if let Stage::Sleeping(until) = claim.stage {
-            self.sleepers.remove(&(until, id));
+            self.rouse(until, id);
         }
         for lease in claim.legs.drain(..) {
             self.lines[lease.line].give_up(&mut self.ctx, lease.seq());
@@ -212,9 +212,9 @@ impl Core {
         }
     }
 
-    /// Refuses all that have no answer yet. Returns how many.
+    /// Refuses all that nobody has collected yet. Returns how many.
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
-        let undecided = |claim: &Claim| !matches!(claim.stage, Stage::Granted | Stage::Refused(_));
+        let undecided = |claim: &Claim| !matches!(claim.stage, Stage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
         let ids: Vec<u64> = claims.map(|(id, _)| *id).collect();
         for id in &ids {

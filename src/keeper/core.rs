@@ -50,8 +50,8 @@ pub(crate) struct Core {
     pub(super) asking: BTreeSet<u64>,
     /// Claims to be sent once the store has answered for their lines: see [`Line::introduce`].
     pub(super) held_back: BTreeSet<u64>,
-    /// Claims that a rate lets go on then.
-    pub(super) sleepers: BTreeSet<(Instant, u64)>,
+    /// Claims that a rate lets go on then, and its number.
+    pub(super) sleepers: BTreeMap<(Instant, u64), usize>,
     pub(super) refunds: Vec<Refund>,
     pub(super) rates: Rates,
     pub(super) clock: Option<StoreClock>,
@@ -109,7 +109,7 @@ impl Core {
             claims: BTreeMap::new(),
             asking: BTreeSet::new(),
             held_back: BTreeSet::new(),
-            sleepers: BTreeSet::new(),
+            sleepers: BTreeMap::new(),
             refunds: Vec::new(),
             rates: Rates::default(),
             clock: None,

@@ -199,6 +199,7 @@ impl Line {
             batch,
             Note {
                 line: index,
+                failed: false,
                 releases,
                 inquiries,
             },

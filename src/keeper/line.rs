@@ -146,6 +146,7 @@ impl Line {
     /// Takes new values of the limit. If it does not make anybody wait any more, those who do go on.
     pub(super) fn change(&mut self, ctx: &mut Ctx, limit: Arc<Limit>) {
         self.limit = limit;
+        self.follow_policy(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
             let waits = |entry: &Entry| !entry.taken && !entry.is_held() && !entry.is_decided();

@@ -70,6 +70,8 @@ use crate::ledger::ReplicaId;
 const MAX_IN_FLIGHT: usize = 2;
 /// Names in one exchange: about two milliseconds of the store's time.
 const MAX_NAMES: usize = 1_000;
+/// Refunds in one exchange: about a millisecond.
+const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange.
 const MAX_BATCHES: usize = 256;
 

@@ -124,6 +124,9 @@ impl Core {
         self.ctx.meters.store.is_down(refused);
         self.stay_down(refused, now);
         self.refunds.clear();
+        for claim in self.claims.values_mut() {
+            claim.asking_since = None;
+        }
         self.each_line(|line, ctx| line.leave_store(ctx, refused));
         for id in std::mem::take(&mut self.asking) {
             self.reopen(id);
@@ -208,6 +211,19 @@ impl Line {
                     self.acquire_here(ctx, new);
                 }
             }
+        }
+    }
+
+    /// The policy may have changed during an outage: what waits here goes by the new one.
+    pub(super) fn follow_policy(&mut self, ctx: &mut Ctx) {
+        let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
+        if keeps || !ctx.shared || self.local.take().is_none() {
+            return;
+        }
+        let here = |entry: &Entry| matches!(entry.state, State::WaitingHere);
+        let waiters = self.entries.iter().filter(|(_, entry)| here(entry));
+        for seq in waiters.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            self.decide_without_store(ctx, seq, false);
         }
     }
 

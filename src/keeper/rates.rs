@@ -136,6 +136,26 @@ impl Core {
         }
     }
 
+    /// The store cannot charge it.
+    pub(super) fn refuse_unpaid(&mut self, id: u64) {
+        let kind = AcquireErrorKind::Misconfigured;
+        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
+        let fees = self
+            .claims
+            .get(&id)
+            .into_iter()
+            .flat_map(|claim| &claim.fees);
+        let enforced = fees.clone().find(|fee| unpaid(fee) && !fee.charge.shadow);
+        if let Some(fee) = enforced {
+            let error = self.refusal(fee.limit, kind);
+            return self.refuse_claim(id, error);
+        }
+        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
+        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
+            self.pass_fee(id, number, kind);
+        }
+    }
+
     /// The refusal of a rate that lets the request go on so much later.
     pub(super) fn too_soon(&self, fee: &Fee, rest_us: u64) -> AcquireError {
         let rest = Some(Duration::from_micros(rest_us));
@@ -228,17 +248,25 @@ impl Core {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
-        let begins = claim.fees.iter().map(|fee| fee.begins).max();
-        if let Some(until) = begins.filter(|at| *at > self.ctx.now) {
-            claim.stage = Stage::Sleeping(until);
-            self.sleepers.insert((until, id));
+        let last = claim.fees.iter().max_by_key(|fee| fee.begins);
+        if let Some(fee) = last.filter(|fee| fee.begins > self.ctx.now) {
+            self.ctx.meters.limit(fee.limit).waiting.increment(1.0);
+            self.sleepers.insert((fee.begins, id), fee.limit);
+            claim.stage = Stage::Sleeping(fee.begins);
+        }
+    }
+
+    /// It does not sleep any more.
+    pub(super) fn rouse(&mut self, until: Instant, id: u64) {
+        if let Some(limit) = self.sleepers.remove(&(until, id)) {
+            self.ctx.meters.limit(limit).waiting.decrement(1.0);
         }
     }
 
     /// A rate does not make anybody wait any more: those who do go on, and are not charged.
     pub(super) fn let_sleepers_go(&mut self, limit: usize) {
         let now = self.ctx.now;
-        for (at, id) in self.sleepers.clone() {
+        for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
             let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;
@@ -249,7 +277,7 @@ impl Core {
             let kind = AcquireErrorKind::TooSoon;
             claim.passed.push((self.limits[limit].clone(), kind));
             claim.stage = Stage::Open;
-            self.sleepers.remove(&(at, id));
+            self.rouse(at, id);
             self.refund(fee);
             self.sleep(id);
             self.advance(id);
@@ -257,10 +285,10 @@ impl Core {
     }
 
     pub(super) fn wake_sleepers(&mut self, now: Instant) {
-        while let Some(&(at, id)) = self.sleepers.first()
+        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
             && at <= now
         {
-            self.sleepers.pop_first();
+            self.rouse(at, id);
             if let Some(claim) = self.claims.get_mut(&id) {
                 claim.stage = Stage::Open;
                 self.advance(id);

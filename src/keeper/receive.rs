@@ -47,6 +47,7 @@ impl Core {
                 Ok(answer) => line.answered(&mut self.ctx, batch, note, answer, heard_at, now),
                 Err(error) => {
                     let error = StoreError::from(&error);
+                    note.failed = true;
                     self.ctx.complain(&error, now);
                     line.unanswered(&mut self.ctx, batch, note, 0, Fate::of(&error), now);
                     outage = outage.or(error.is_outage().then_some(error));
@@ -63,7 +64,7 @@ impl Core {
                 Err(error) => {
                     let error = StoreError::from(&error);
                     self.ctx.complain(&error, now);
-                    self.claim_failed(&claim, 0, Fate::of(&error));
+                    self.claim_unusable(&claim, Fate::of(&error));
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
@@ -80,7 +81,10 @@ impl Core {
         match outage {
             Some(error) if self.store_is_up() => self.go_down(false, &error.message, now),
             Some(_) => {}
-            None => self.note_success(!exchange.batches.is_empty()),
+            None => {
+                let worked = !exchange.batches.is_empty() || !exchange.claims.is_empty();
+                self.note_success(worked);
+            }
         }
         self.reopen_all(&claims);
     }

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Core, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES, draft::Draft, entry::Release, outage::Breaker,
+    Core, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES, MAX_REFUNDS, draft::Draft, entry::Release,
+    outage::Breaker,
 };
 
 use crate::{ledger::Exchange, status::Usage};
@@ -24,6 +25,8 @@ pub(super) struct InFlight {
 /// What the keeper wants to remember of a batch.
 pub(super) struct Note {
     pub(super) line: usize,
+    /// The ledger cannot be used.
+    pub(super) failed: bool,
     pub(super) releases: Vec<Release>,
     pub(super) inquiries: Vec<oneshot::Sender<Usage>>,
 }
@@ -110,6 +113,8 @@ impl Core {
             ..
         } = draft;
         let (ids, claims) = claims.into_values().unzip();
+        let count = self.refunds.len().min(MAX_REFUNDS);
+        let refunds = self.refunds.drain(..count).collect();
         let settings = &self.ctx.settings;
         self.exchanges += 1;
         let exchange = Arc::new(Exchange {
@@ -120,7 +125,7 @@ impl Core {
             not_after_us: self.clock.map_or(0, |clock| clock.at(deadline)),
             batches,
             claims,
-            refunds: std::mem::take(&mut self.refunds),
+            refunds,
         });
         let number = self.exchanges;
         self.in_flight.push(InFlight {

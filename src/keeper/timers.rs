@@ -18,7 +18,7 @@ impl Core {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let line = self.due.first().map(|(at, _)| *at);
         let expiry = self.ctx.expiries.first().map(|(at, ..)| *at);
-        let sleeper = self.sleepers.first().map(|(at, _)| *at);
+        let sleeper = self.sleepers.first_key_value().map(|((at, _), _)| *at);
         let probe = match self.breaker {
             Breaker::Down { probe_at, .. } if self.in_flight.is_empty() => Some(probe_at),
             _ => None,

@@ -75,9 +75,20 @@ impl Core {
             let line = &mut self.lines[sent.notes[ask.batch].line];
             line.leg_unanswered(&mut self.ctx, ask.seq, not_after_us, fate);
         }
-        if fate == Fate::Refused && self.claims.contains_key(&sent.id) {
-            let error = self.claim_error(sent.id, AcquireErrorKind::Misconfigured);
-            self.refuse_claim(sent.id, error);
+    }
+
+    /// One of its ledgers cannot be used, or the state of a rate.
+    pub(super) fn claim_unusable(&mut self, sent: &SentClaim<'_>, fate: Fate) {
+        let mut is_rate = true;
+        for ask in &sent.claim.asks {
+            let note = &sent.notes[ask.batch];
+            is_rate &= !note.failed;
+            // The others ask again, if the claim goes on without this one.
+            let fate = if note.failed { fate } else { Fate::Unknown };
+            self.lines[note.line].leg_unanswered(&mut self.ctx, ask.seq, 0, fate);
+        }
+        if is_rate && fate == Fate::Refused {
+            self.refuse_unpaid(sent.id);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Single promises of the keeper, step by step. The simulation checks them in every order.
 
 mod claims;
+mod edges;
 
 use std::{sync::Arc, task::Waker, time::Duration};
 

@@ -1,0 +1,358 @@
+//! Edges: outages, updates and shutdown in every stage of a request.
+
+use super::*;
+use crate::{ledger::LedgerError, limit::Mode};
+
+const NARROW: Limit = Limit::concurrent("narrow", 1);
+const WIDE: Limit = Limit::concurrent("wide", 1);
+const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(60)).max_waiters(1_000);
+const FAST: Limit = Limit::rate("fast", 1, Duration::from_secs(1));
+
+fn leg(limit: usize, wait: Duration) -> Leg {
+    Leg {
+        limit,
+        key: Key::from("me"),
+        wait,
+        max: None,
+        cost: 1,
+    }
+}
+
+impl World {
+    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Asked {
+        let now = self.local();
+        self.keepers[keeper]
+            .submit(Demand::All(legs), now)
+            .expect("open")
+    }
+
+    fn see(&mut self, asked: &Asked) -> Collected {
+        let now = self.local();
+        self.keepers[0].collect(asked, Waker::noop(), now)
+    }
+
+    fn update(&mut self, limit: &Limit) {
+        let now = self.local();
+        self.keepers[0].update(&[limit], now).expect("valid");
+    }
+
+    fn store_goes_down(&mut self) {
+        let now = self.local();
+        self.keepers[0].go_down(false, "test", now);
+    }
+}
+
+/// `Limiter::update`: "A limit that is switched to shadow or off lets its waiters go on."
+#[test]
+fn whoever_waits_for_a_rate_goes_on_when_it_is_switched_off() {
+    for mode in [Mode::Shadow, Mode::Off] {
+        let mut world = World::under(1, &[&RATE]);
+        let first = world.all(0, vec![leg(0, PATIENT)]);
+        world.settle();
+        assert!(held(world.see(&first)));
+        let waits = world.all(0, vec![leg(0, PATIENT)]);
+        world.settle();
+        assert!(world.see(&waits).is_none());
+        world.update(&RATE.mode(mode));
+        world.settle();
+        world.pass(Duration::from_secs(1));
+        world.settle();
+        assert!(held(world.see(&waits)), "{mode:?}");
+    }
+}
+
+/// G8: as `an_old_waiter_that_queues_again_does_not_hurry_the_store`, for a request under two limits.
+#[test]
+fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
+    let mut world = World::under(1, &[&NARROW, &WIDE]);
+    let holder = world.ask(0, PATIENT); // of `narrow`, Key::SHARED: another line
+    world.settle();
+    let _keep = held(world.collect(0, &holder));
+    let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    let first = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert!(held(world.see(&asked)), "locally");
+    assert!(world.see(&first).is_none(), "waits, locally");
+    world.pass(Duration::from_secs(2));
+    let probe = world.send(0);
+    let reply = world.run(&probe);
+    world.answer(0, &probe, reply);
+    assert!(world.keepers[0].status().store_up);
+    let now = world.local();
+    for _ in 0..6 {
+        let Some(outgoing) = world.keepers[0].next_exchange(now) else {
+            break;
+        };
+        assert_eq!(
+            outgoing.deadline,
+            now + STORE_TIMEOUT,
+            "claims: {:?}",
+            outgoing.exchange.claims
+        );
+        let reply = world.run(&outgoing);
+        world.answer(0, &outgoing, reply);
+    }
+}
+
+/// A grant that was lost in an outage before its request came for it blocks the local line for the whole outage.
+#[test]
+fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
+    let limit = Limit::concurrent("a", 1);
+    let mut world = World::new(1, &limit);
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.store_goes_down();
+    // Somebody asks, so that the ledger of this process is there, with the grant in it.
+    let other = world.ask(0, PATIENT);
+    assert!(world.collect(0, &other).is_none());
+    // Nobody comes for the grant, and it is not renewed.
+    for _ in 0..35 {
+        world.pass(Duration::from_secs(1));
+    }
+    // Its request is cancelled.
+    world.release(0, &lease);
+    assert!(held(world.collect(0, &other)), "the slot is free");
+}
+
+/// The same for a request under two limits that keeps one slot while it waits for the other.
+#[test]
+fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
+    let wide = Limit::concurrent("wide", 2)
+        .class(crate::Class::Global)
+        .on_unavailable(OnUnavailable::Local(1));
+    let mut world = World::under(2, &[&NARROW, &wide]);
+    let hour = Duration::from_secs(3_600);
+    let slot = |world: &mut World, keeper: usize, limit| {
+        let now = world.local();
+        match world.keepers[keeper].submit(Demand::One(leg(limit, hour)), now) {
+            Ok(Asked::Slot(lease)) => {
+                world.settle();
+                lease
+            }
+            _ => panic!("it is for one slot"),
+        }
+    };
+    let theirs = slot(&mut world, 1, 1);
+    let _theirs_too = slot(&mut world, 1, 1);
+    let holder = slot(&mut world, 0, 1);
+    let asked = world.all(0, vec![leg(0, hour), leg(1, hour)]);
+    world.settle();
+    world.pass(Duration::from_secs(5));
+    world.release(1, &theirs);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &holder)));
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    world.store_goes_down();
+    assert!(world.see(&asked).is_none(), "waits for `wide`, here");
+    let now = world.local();
+    let other = world.keepers[0].submit(Demand::One(leg(0, hour)), now);
+    let Ok(Asked::Slot(other)) = other else {
+        panic!()
+    };
+    assert!(world.collect(0, &other).is_none());
+    for _ in 0..26 {
+        world.pass(Duration::from_secs(1));
+    }
+    assert!(holder.over().is_none());
+    assert!(
+        held(world.collect(0, &other)),
+        "nobody holds `narrow`, and nobody gets it"
+    );
+}
+
+/// A limit that only looks on refuses nobody, whatever is wrong with its key.
+#[test]
+fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
+    for rate in [false, true] {
+        let limit = if rate { RATE } else { NARROW }.mode(Mode::Shadow);
+        let mut world = World::under(1, &[&limit, &WIDE]);
+        let asked = world.all(0, vec![leg(0, Duration::ZERO), leg(1, Duration::ZERO)]);
+        let sent = world.send(0);
+        let mut reply = world.run(&sent);
+        let wrong = || LedgerError {
+            message: "WRONGTYPE Operation against a key".to_owned(),
+        };
+        if !rate {
+            let narrow = Key::from("me").ledger_name("test", "narrow");
+            for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
+                if *batch.key == *narrow {
+                    *answer = Err(wrong());
+                }
+            }
+        }
+        reply.claims = vec![Err(wrong())];
+        world.ledgers.clear();
+        world.answer(0, &sent, reply);
+        world.settle();
+        assert_eq!(refused(world.see(&asked)), None, "rate: {rate}");
+    }
+}
+
+/// The time after which a retry may go through is that of the rate which lets it wait longest.
+#[test]
+fn two_rates_refuse_and_the_longer_time_is_told() {
+    for order in [[0, 1], [1, 0]] {
+        for up in [true, false] {
+            let mut world = World::under(1, &[&RATE, &FAST]);
+            if !up {
+                world.store_goes_down();
+            }
+            let legs = |wait| order.map(|limit| leg(limit, wait)).to_vec();
+            let first = world.all(0, legs(Duration::ZERO));
+            world.settle();
+            assert!(held(world.see(&first)));
+            let second = world.all(0, legs(Duration::ZERO));
+            if up {
+                world.settle();
+            }
+            let Some(Err(error)) = world.see(&second) else {
+                panic!("too soon");
+            };
+            assert_eq!(
+                (error.limit_name(), error.retry_after()),
+                ("rate", Some(Duration::from_secs(60))),
+                "{order:?}, up: {up}"
+            );
+        }
+    }
+}
+
+/// A limit that was updated can still be bound: `limiter.semaphore(&LIMIT, user)` in a handler.
+#[test]
+fn a_limit_can_be_bound_after_an_update() {
+    let mut world = World::under(1, &[&NARROW]);
+    world.update(&Limit::concurrent("narrow", 2));
+    assert!(world.keepers[0].register(&NARROW).is_ok());
+}
+
+/// After a shutdown nobody gets a permit.
+#[test]
+fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
+    let mut world = World::under(1, &[&NARROW, &WIDE]);
+    let single = {
+        let now = world.local();
+        let one = Leg {
+            key: Key::from("you"),
+            ..leg(0, PATIENT)
+        };
+        world.keepers[0]
+            .submit(Demand::One(one), now)
+            .expect("open")
+    };
+    let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    world.settle();
+    // Both are granted and not collected yet.
+    world.keepers[0].close();
+    world.keepers[0].lose_all();
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    assert_eq!(
+        refused(world.see(&single)),
+        Some(AcquireErrorKind::ShutDown)
+    );
+    assert!(!held(world.see(&asked)));
+    world.settle();
+    assert!(!held(world.see(&asked)), "admitted after the shutdown");
+    assert_eq!(world.ledger(), (0, 0), "and took slots");
+}
+
+/// G7: work per script call has a limit.
+#[test]
+fn refunds_are_sent_in_chunks() {
+    let rate = Limit::rate("rate", 1_000, Duration::from_secs(1)).max_waiters(100_000);
+    let mut world = World::under(1, &[&rate]);
+    let asked: Vec<Asked> = (0..5_000u64)
+        .map(|key| {
+            let key = Key::from(key);
+            world.all(
+                0,
+                vec![Leg {
+                    key,
+                    ..leg(0, PATIENT)
+                }],
+            )
+        })
+        .collect();
+    world.settle();
+    let now = world.local();
+    for one in &asked {
+        world.keepers[0].cancel(one, now);
+    }
+    let sent = world.send(0);
+    assert!(
+        sent.exchange.refunds.len() <= crate::keeper::MAX_REFUNDS,
+        "{} refunds in one call",
+        sent.exchange.refunds.len()
+    );
+}
+
+/// A store that works again is asked soon after the next outage, also if all it has to do is rates.
+#[test]
+fn a_charge_is_work() {
+    let mut world = World::under(1, &[&RATE]);
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        world.store_goes_down();
+        let probe_at = world.keepers[0].next_due().expect("a probe");
+        pauses.push(probe_at - world.local());
+        world.pass(probe_at - world.local());
+        world.settle();
+        assert!(world.keepers[0].status().store_up);
+        let charge = world.all(0, vec![leg(0, Duration::ZERO)]);
+        world.settle();
+        assert!(world.see(&charge).is_some());
+        world.pass(Duration::from_secs(60));
+    }
+    assert!(
+        pauses
+            .iter()
+            .all(|pause| *pause < Duration::from_millis(60)),
+        "{pauses:?}"
+    );
+}
+
+/// "A key with a value of 0 is refused always", without the store too.
+#[test]
+fn a_key_with_a_value_of_0_is_refused_without_the_store() {
+    for policy in [
+        OnUnavailable::Local(1),
+        OnUnavailable::Local(5),
+        OnUnavailable::Allow,
+    ] {
+        let limit = Limit::concurrent("narrow", 1).on_unavailable(policy);
+        let mut world = World::under(1, &[&limit]);
+        world.store_goes_down();
+        let now = world.local();
+        let banned = Leg {
+            max: Some(0),
+            ..leg(0, Duration::ZERO)
+        };
+        let asked = world.keepers[0]
+            .submit(Demand::One(banned), now)
+            .expect("open");
+        assert!(!held(world.see(&asked)), "{policy:?}");
+    }
+}
+
+/// A policy that is changed in an outage holds for those who come from then on.
+#[test]
+fn a_policy_that_changes_in_an_outage_holds() {
+    let limit = Limit::concurrent("a", 1);
+    let mut world = World::new(1, &limit);
+    world.store_goes_down();
+    let first = world.ask(0, Duration::ZERO);
+    assert!(held(world.collect(0, &first)));
+    world.update(&limit.clone().on_unavailable(OnUnavailable::Allow));
+    let second = world.ask(0, Duration::ZERO);
+    assert!(held(world.collect(0, &second)), "every request is admitted");
+    world.update(&limit.on_unavailable(OnUnavailable::Reject));
+    let third = world.ask(0, Duration::ZERO);
+    assert_eq!(
+        refused(world.collect(0, &third)),
+        Some(AcquireErrorKind::Unavailable)
+    );
+}
