@@ -96,6 +96,9 @@ impl Limiter {
     /// that is switched to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) lets its waiters
     /// go on.
     ///
+    /// What a key has used up of a rate is kept as a time: when the rate is raised, it takes as long as before until that
+    /// has passed, which is at most the time of the old burst.
+    ///
     /// The wait is not part of it: each layer and semaphore keeps its own. Other replicas have to be told too; while
     /// they differ, the largest value holds.
     ///

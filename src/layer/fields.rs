@@ -70,16 +70,23 @@ fn policy_item(quota: &Quota) -> String {
     let Some(period) = quota.limit.period() else {
         return format!(r#"{name};q={};qu="concurrent-requests""#, quota.max);
     };
-    // A window has whole seconds. A rate of another period is told for a window that has.
-    let window = whole_seconds(period);
-    let in_window = Duration::from_secs(window).as_nanos() * u128::from(quota.max);
-    let count = in_window / period.as_nanos();
+    let (window, count) = (whole_seconds(period), quota_in_window(quota));
     format!(r#"{name};q={count};w={window};qu="requests""#)
+}
+
+/// A window has whole seconds. A rate of another period is told for a window that has.
+fn quota_in_window(quota: &Quota) -> u128 {
+    let Some(period) = quota.limit.period() else {
+        return quota.max.into();
+    };
+    let window = Duration::from_secs(whole_seconds(period));
+    window.as_nanos() * u128::from(quota.max) / period.as_nanos()
 }
 
 fn limit_item(quota: &Quota) -> String {
     let name = quoted_name(&quota.limit);
-    let remaining = quota.remaining;
+    // A burst may be larger than what there is in a window.
+    let remaining = u128::from(quota.remaining).min(quota_in_window(quota));
     match until_more(quota) {
         Some(time) => format!("{name};r={remaining};t={}", whole_seconds(time)),
         None => format!("{name};r={remaining}"),
@@ -228,7 +235,10 @@ mod tests {
             prop_assert_eq!(&json, &policies[0].0);
 
             let (_, params) = &limits[0];
-            prop_assert_eq!(&params[0], &("r".into(), integer(remaining.into())));
+            let (_, told) = &policies[0];
+            let quota = told[0].1.as_integer().map(i64::from);
+            let left = i64::from(remaining).min(quota.unwrap());
+            prop_assert_eq!(&params[0], &("r".into(), integer(left as u64)));
             if let Some(reset) = reset {
                 let seconds = whole_seconds(bounded(&limit, reset));
                 prop_assert_eq!(&params[1], &("t".into(), integer(seconds)));
