@@ -114,6 +114,12 @@ impl Limiter {
         self.0.0.update(limits)
     }
 
+    /// Whether [`register`](Self::register) would take it.
+    #[cfg(feature = "config")]
+    pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
+        self.0.0.check(limit)
+    }
+
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         self.0.0.register(limit)

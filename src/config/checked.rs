@@ -57,10 +57,7 @@ impl CheckedLimit {
         let scope = match &self.key {
             KeyConfig::Shared => limit.into(),
             KeyConfig::Header(name) => limit.by_header(name.as_str()),
-            KeyConfig::Route => {
-                let key = Key::from(route.key_name());
-                limit.by_key(move |_| Some(key.clone()))
-            }
+            KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
         };
         scope.values(self.values.clone())
@@ -85,7 +82,7 @@ fn check_limit(
 
 /// Limits that routes name, and routes that limits name.
 fn check_names(config: &Config, faults: &mut Faults) {
-    let mut routes = BTreeSet::new();
+    let mut routes = BTreeMap::new();
     for (index, route) in config.routes.iter().enumerate() {
         let path = format!("routes[{index}]");
         let mut seen = BTreeSet::new();
@@ -111,16 +108,20 @@ fn check_names(config: &Config, faults: &mut Faults) {
                 ),
             );
         }
-        if !routes.insert(route.key_name()) && route.name.is_some() {
-            faults.add(format!("{path}.name"), "is the name of another route");
+        // Two that have no name have the same pattern then, which is a fault of its own.
+        let (is_named, other) = (route.name.is_some(), routes.get(route.key_name()));
+        if other.is_some_and(|other_is_named| is_named || *other_is_named) {
+            let field = if is_named { "name" } else { "match[0]" };
+            faults.add(format!("{path}.{field}"), "is the name of another route");
         }
+        routes.insert(route.key_name(), is_named);
     }
     for (name, limit) in &config.limits {
         if limit.key != KeyConfig::Route {
             continue;
         }
         for route in limit.overrides.keys() {
-            if !routes.contains(route.as_str()) {
+            if !routes.contains_key(route.as_str()) {
                 let message = format!("there is no route `{}`", route.as_str());
                 faults.add(format!("limits.{name}.overrides"), message);
             }

@@ -125,13 +125,13 @@ impl From<Faults> for ConfigFileError {
 
 /// A string where none belongs may be a URL with a password, or a caller's key.
 fn without_string(message: &str) -> String {
-    let ends = message
-        .split_once("invalid type: string \"")
-        .zip(message.rsplit_once("\", expected"));
-    match ends {
-        Some(((before, _), (_, after))) => {
-            format!("{before}invalid type: a string, expected{after}")
+    for what in ["invalid type: ", "invalid value: "] {
+        let ends = message
+            .split_once(&format!("{what}string \""))
+            .zip(message.rsplit_once("\", expected"));
+        if let Some(((before, _), (_, after))) = ends {
+            return format!("{before}{what}a string, expected{after}");
         }
-        None => message.to_owned(),
     }
+    message.to_owned()
 }

@@ -70,10 +70,15 @@ impl LimitConfig {
     /// The limit of this name, or what is wrong with it.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
         let path = format!("limits.{name}");
-        faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
-        let (field, max) = self.amount(&path, faults)?;
-        let field = self.burst.map_or(field, |_| "burst");
-        let bare = faults.take(&format!("{path}.{field}"), self.bare(name, max))?;
+        let plain = faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
+        let amount = self.amount(&path, faults);
+        let said = amount.and_then(|(field, max)| {
+            let field = self.faulty(name, max).unwrap_or(field);
+            faults.take(&format!("{path}.{field}"), self.bare(name, max))
+        });
+        // What is wrong with the rest is told all the same.
+        let is_said = said.is_some();
+        let bare = said.unwrap_or(plain);
 
         let mut limit = bare.clone().mode(self.mode);
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
@@ -93,7 +98,19 @@ impl LimitConfig {
         if let Some(policy) = self.on_unavailable {
             set("on_unavailable", &|limit| limit.on_unavailable(policy));
         }
-        Some(limit)
+        is_said.then_some(limit)
+    }
+
+    /// The field of a rate that is at fault, if it is not its count.
+    fn faulty(&self, name: &str, count: u32) -> Option<&'static str> {
+        let name = name.to_owned();
+        if let Some(period) = self.per
+            && Limit::try_rate(name.clone(), 1, period).is_err()
+        {
+            return Some("per");
+        }
+        let is_counted = Limit::try_concurrent(name, count).is_ok();
+        (is_counted && self.burst.is_some()).then_some("burst")
     }
 
     /// The value, and the field that says it.
@@ -156,26 +173,39 @@ impl LimitConfig {
         for (plan, value) in &self.plans {
             let path = format!("{path}.plans.{plan}");
             match plans.get(plan) {
-                Some(plan) => groups.push((path, plan.keys.iter().collect(), *value)),
+                Some(plan) => groups.push((path, plan.keys.iter().collect(), *value, true)),
                 None => faults.add(path, "there is no such plan"),
             }
         }
         for (caller, value) in &self.overrides {
-            groups.push((format!("{path}.overrides"), vec![caller], *value));
+            groups.push((format!("{path}.overrides"), vec![caller], *value, false));
         }
         let mut values = HashMap::new();
-        for (path, callers, value) in groups {
+        for (path, callers, value, is_plan) in groups {
             // Nobody gets a slot with a value of 0. Of a rate there is no such value.
             let least = u32::from(self.rate.is_none());
             faults.take(&path, self.bare(name, value.max(least)));
             let keys: Result<Vec<_>, _> =
                 callers.iter().map(|caller| self.key.of(caller)).collect();
-            match keys {
-                Ok(keys) => values.extend(keys.into_iter().map(|key| (key, value))),
-                Err(message) => faults.add(path, message),
+            let keys = match keys {
+                Ok(keys) => keys,
+                Err(message) => {
+                    faults.add(path, message);
+                    continue;
+                }
+            };
+            for key in keys {
+                // Two addresses of one network, or one address written in two ways.
+                let differs = |(other, of_plan)| of_plan == is_plan && other != value;
+                if values.insert(key, (value, is_plan)).is_some_and(differs) {
+                    faults.add(&path, "has a key that is the same caller as another one");
+                }
             }
         }
         values
+            .into_iter()
+            .map(|(key, (value, _))| (key, value))
+            .collect()
     }
 }
 

@@ -100,7 +100,7 @@ impl LiveConfig {
     /// A layer that holds each request to the limits of its route, now and after a [`reload`](Self::reload).
     ///
     /// What is set on the layer, such as [`refuse_with`](LimitLayer::refuse_with), holds for all routes and all layers
-    /// of this configuration, and goes before what the file says.
+    /// of this configuration, and goes before what the file says. Set it once, not for each connection: it is kept.
     pub fn layer(&self) -> LimitLayer {
         LimitLayer::routed(self.0.clone())
     }
@@ -113,7 +113,8 @@ impl LiveConfig {
 
     /// Takes a new configuration into use. It acts at once: on requests that come, on those that wait, and on slots
     /// that are held, which nobody loses. If there are more slots than before, waiters get them; if there are fewer,
-    /// newcomers wait until enough have been given back. A limit that is gone ends with its last request. How long a
+    /// newcomers wait until enough have been given back. Values of single callers (plans and overrides) hold from the
+    /// caller's next request on. A limit that is gone ends with its last request. How long a
     /// request waits, and whom it counts for, was said when it came.
     ///
     /// Other replicas have to be told too. While they differ, the largest value of a limit holds.
@@ -159,7 +160,7 @@ impl Live {
     fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         let checked = Checked::new(config)?;
         let mut changing = self.changing();
-        changing.check(config, &checked)?;
+        changing.check(config, &checked, &self.limiter)?;
         let before = changing.known.clone();
         let edits = self.table.load().edits();
         let table = apply(&self.limiter, &mut changing.known, &checked)
@@ -188,7 +189,12 @@ impl Live {
 
 impl Changing {
     /// What cannot change.
-    fn check(&self, config: &Config, checked: &Checked) -> Result<(), ConfigFileError> {
+    fn check(
+        &self,
+        config: &Config,
+        checked: &Checked,
+        limiter: &Limiter,
+    ) -> Result<(), ConfigFileError> {
         let mut faults = Faults::default();
         if config.store != self.config.store {
             faults.add(
@@ -197,9 +203,11 @@ impl Changing {
             );
         }
         for (name, checked) in &checked.limits {
-            if let Some(known) = self.known.get(name) {
-                faults.take(&format!("limits.{name}"), known.may_become(&checked.limit));
-            }
+            let may = match self.known.get(name) {
+                Some(known) => known.may_become(&checked.limit),
+                None => limiter.check(&checked.limit),
+            };
+            faults.take(&format!("limits.{name}"), may);
         }
         faults.into_result()
     }

@@ -80,13 +80,16 @@
 //! - A pattern for `GET` takes `HEAD` too, unless there is one for `HEAD`.
 //! - A request that no pattern matches passes without limits. To be sure of all requests, end with `*`.
 //! - Hosts and queries do not matter.
+//! - The path is that of the request as it comes to the layer. In a nested router of axum that is without the prefix of
+//!   the nest: there the layer belongs on the outer router, or the patterns leave the prefix out.
+//! - A pattern is written decoded: `/grün`, which `/gr%C3%BCn` is read as.
 //!
 //! **This does not replace the service's router, and has to agree with it.** Servers differ in what they make of
 //! unusual paths, and who can spell a path so that it is found by the service and not here has no limits. So a path is
 //! looked up in all its readings: as it stands; percent-decoded (with and without the slashes); without empty segments
 //! (`//`); with `.` and `..` resolved; with backslashes as slashes; and whatever comes of doing these one after the
 //! other. A slash at the end makes no difference. If the readings lead to several routes, the request is held to the
-//! limits of all of them, with the settings of the first in the file. So `/projects/a%2Fb` may be under those of
+//! limits of all of them, with the strictest of their settings, and the statuses of the first in the file. So `/projects/a%2Fb` may be under those of
 //! `/projects/{id}` and of `/projects/{id}/{*rest}`. A path with more than 100 readings, or 64 KiB of them, is refused
 //! with 400 if there is a route for its method, and one whose routes have more than 16 limits together.
 //!

@@ -196,6 +196,11 @@ fn parse(text: &str) -> Result<(Option<Method>, &str), String> {
     if path.contains("//") || path.split('/').any(|segment| matches!(segment, "." | "..")) {
         return Err("has an empty segment, `.` or `..`".to_owned());
     }
+    if path.contains(['%', '\\', '?', '#']) {
+        return Err(
+            "has `%`, a backslash, `?` or `#`: say the path decoded, and no query".to_owned(),
+        );
+    }
     Ok((method, without_end_slash(path)))
 }
 

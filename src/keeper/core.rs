@@ -120,18 +120,26 @@ impl Core {
         }
     }
 
-    /// The number of a limit. Two limits of one name must say the same: what the first one said, or what it says now.
+    /// The number of a limit, made if need be.
     pub(crate) fn register(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
+        if let Some(number) = self.check(limit)? {
+            return Ok(number);
+        }
+        self.limits.push(Arc::new(limit.clone()));
+        self.declared.push(limit.clone());
+        self.ctx.holds.push(None);
+        self.ctx.meters.add(limit.name());
+        Ok(self.limits.len() - 1)
+    }
+
+    /// Two limits of one name must say the same: what the first one said, or what it says now.
+    pub(crate) fn check(&self, limit: &Limit) -> Result<Option<usize>, ConfigError> {
         limit.validate()?;
         let Some(number) = self.number_of(limit.name()) else {
-            self.limits.push(Arc::new(limit.clone()));
-            self.declared.push(limit.clone());
-            self.ctx.holds.push(None);
-            self.ctx.meters.add(limit.name());
-            return Ok(self.limits.len() - 1);
+            return Ok(None);
         };
         if self.limits[number].agrees_with(limit) || self.declared[number].agrees_with(limit) {
-            return Ok(number);
+            return Ok(Some(number));
         }
         let name = limit.name();
         let message = format!("two limits are named `{name}` and have different values");

@@ -92,6 +92,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether [`register`](Self::register) would take it.
+    #[cfg(feature = "config")]
+    pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
+        self.lock().core.check(limit).map(drop)
+    }
+
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         self.lock().core.register(limit)
     }

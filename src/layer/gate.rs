@@ -1,5 +1,7 @@
 //! The gate in front of a service: a layer's settings, and what they decide for a request.
 
+#[cfg(feature = "config")]
+use std::time::Duration;
 use std::{
     fmt,
     pin::Pin,
@@ -42,7 +44,7 @@ pub(super) struct Gate {
     pub(super) limiter: Limiter,
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
-    /// Of the first of them.
+    /// Of the [first](first_of) of them.
     pub(super) meter: Option<Arc<LimitMeter>>,
     pub(super) on_lost: OnLost,
     pub(super) release_at: ReleaseAt,
@@ -55,6 +57,22 @@ pub(super) struct Gate {
 }
 
 impl Gate {
+    /// Takes the stricter of both gates' settings.
+    #[cfg(feature = "config")]
+    pub(super) fn keep_to(&mut self, other: &Self) {
+        let shorter = |one: Option<Duration>, other| one.into_iter().chain(other).min();
+        self.bounds = Bounds {
+            max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
+            idle: shorter(self.bounds.idle, other.bounds.idle),
+        };
+        if other.on_lost == OnLost::Abort {
+            self.on_lost = OnLost::Abort;
+        }
+        if other.release_at == ReleaseAt::BodyEnd {
+            self.release_at = ReleaseAt::BodyEnd;
+        }
+    }
+
     /// The scope of this limit. Refusals name one of the gate's own.
     pub(super) fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|(_, scope)| scope);
@@ -62,9 +80,9 @@ impl Gate {
         named.unwrap_or(self.first_scope())
     }
 
-    /// To be named where no limit is at fault.
+    /// To be named where no limit is at fault: the first that has slots, if one has.
     pub(super) fn first_scope(&self) -> &Scope {
-        &self.scopes[0].1
+        &self.scopes[first_of(&self.scopes)].1
     }
 
     pub(super) fn turn<Q>(&self, request: Request<Q>) -> (Turn, Request<Q>) {
@@ -116,7 +134,7 @@ impl Gate {
     /// Shows the slot to the handler, and returns what holds it.
     pub(super) fn admit<Q>(self: &Arc<Self>, permit: Permit, request: &mut Request<Q>) -> Guard {
         for (limit, kind) in permit.passed() {
-            tracing::info!(limit = limit.name(), ?kind, "would have been refused");
+            tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
         let permit = Arc::new(permit);
         let extensions = request.extensions_mut();
@@ -197,6 +215,12 @@ impl Gate {
             fields::append(headers, quotas);
         }
     }
+}
+
+/// Of these the first that has slots, if one has.
+pub(super) fn first_of(scopes: &[(usize, Scope)]) -> usize {
+    let has_slots = |(_, scope): &(usize, Scope)| scope.limit().period().is_none();
+    scopes.iter().position(has_slots).unwrap_or(0)
 }
 
 impl fmt::Debug for Gate {

@@ -9,7 +9,7 @@ use tower_layer::Layer;
 #[cfg(feature = "config")]
 use super::gates::Routing;
 use super::{
-    gate::{Gate, Refuse},
+    gate::{Gate, Refuse, first_of},
     gates::Gates,
     policy::Policy,
     refusal::Refusal,
@@ -111,7 +111,7 @@ impl Limiter {
 
 impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(usize, Scope)>) -> Self {
-        let first = scopes.first();
+        let first = scopes.get(first_of(&scopes));
         let gate = Gate {
             limiter: limiter.clone(),
             meter: first.map(|(number, _)| limiter.meter(*number)),
@@ -135,7 +135,8 @@ impl LimitLayer {
         Self::new(limiter, Vec::new())
     }
 
-    /// One layer for the limits of all these, with the settings of the first. `None`: there are too many.
+    /// One layer for the limits of all these, with the strictest of their settings, and the statuses of the first.
+    /// `None`: there are too many.
     #[cfg(feature = "config")]
     pub(crate) fn together(layers: &[&Self]) -> Option<Self> {
         let mut gates = layers.iter().filter_map(|layer| match &layer.gates {
@@ -143,9 +144,14 @@ impl LimitLayer {
             Gates::Routed(_) => None,
         });
         let mut together = Gate::clone(gates.next()?);
-        for (number, scope) in gates.flat_map(|gate| &gate.scopes) {
-            if together.scopes.iter().all(|(known, _)| known != number) {
-                together.scopes.push((*number, scope.clone()));
+        for gate in gates {
+            together.keep_to(gate);
+            for (number, scope) in &gate.scopes {
+                let counts =
+                    |(known, other): &(usize, Scope)| known == number && other.has_key_of(scope);
+                if !together.scopes.iter().any(counts) {
+                    together.scopes.push((*number, scope.clone()));
+                }
             }
         }
         (together.scopes.len() <= MAX_SCOPES).then(|| Self {

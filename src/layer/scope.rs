@@ -25,6 +25,8 @@ pub struct Scope {
 #[derive(Clone)]
 enum Keys {
     Shared,
+    #[cfg(feature = "config")]
+    One(Key),
     Header(HeaderName),
     Head(Arc<Find<Option<Key>>>),
     Async(Arc<Find<KeyFuture>>),
@@ -142,7 +144,8 @@ impl Scope {
     /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
     ///
     /// A key with a value of 0 is refused always; a rate's value is at least 1. The value goes with a key's requests:
-    /// if they differ, as while a value changes, the latest one counts.
+    /// if they differ, as while a value changes, the latest one counts. An IPv6 address is counted by its network
+    /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -182,7 +185,7 @@ impl Scope {
     /// The limit's own value for a key, looked up by a future, such as a customer's plan in a database. `None`: the
     /// limit's.
     ///
-    /// Answers are kept for `fresh`, of the `capacity` keys that are used most; a key that is not among them is looked
+    /// Answers, `None` too, are kept for `fresh`, of the `capacity` keys that are used most; a key that is not among them is looked
     /// up once, however many requests wait for it. The future has no time limit here; a slow one delays requests
     /// before they join the line.
     ///
@@ -229,6 +232,21 @@ impl Scope {
         &self.limit
     }
 
+    /// All requests under this scope have this key; those under others of the same limit have theirs.
+    #[cfg(feature = "config")]
+    pub(crate) fn with_key(limit: Limit, key: Key) -> Self {
+        Self::new(limit, Keys::One(key))
+    }
+
+    /// Whether a request has one key under both, if they are of one limit of a configuration.
+    #[cfg(feature = "config")]
+    pub(super) fn has_key_of(&self, other: &Self) -> bool {
+        match (&self.keys, &other.keys) {
+            (Keys::One(one), Keys::One(other)) => one == other,
+            _ => true,
+        }
+    }
+
     /// Whether all requests share one key.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.keys, Keys::Shared)
@@ -245,6 +263,8 @@ impl Scope {
         };
         let key = match &self.keys {
             Keys::Shared => Some(Key::SHARED),
+            #[cfg(feature = "config")]
+            Keys::One(key) => Some(key.clone()),
             Keys::Header(name) => {
                 let value = head.headers.get(name);
                 Some(value.map_or(Key::SHARED, |value| Key::from(value.as_bytes())))
@@ -297,6 +317,8 @@ impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {
             Keys::Shared => &"shared",
+            #[cfg(feature = "config")]
+            Keys::One(key) => key,
             Keys::Header(name) => name,
             Keys::Head(_) => &"by key",
             Keys::Async(_) => &"by key, async",

@@ -88,9 +88,11 @@ async fn kept<F>(
 where
     F: Future<Output = Option<u32>>,
 {
+    let asked = Instant::now();
     loop {
         match answers.get_value_or_guard_async(&key).await {
-            Ok((value, at)) if at.elapsed() < fresh => return value,
+            // An answer that came while it was waited for is never too old.
+            Ok((value, at)) if at >= asked || at.elapsed() < fresh => return value,
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
                 let value = find(&key).await;

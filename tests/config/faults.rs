@@ -46,6 +46,8 @@ fn all_faults_are_told_at_once() {
             "limits.both",
             "limits.half.per",
             "limits.zero.concurrent",
+            "limits.zero.wait",
+            "limits.zero.max_waiters",
             "routes[0].limited_status",
             "routes[0].limits[1]",
             "routes[0].limits[3]",
@@ -53,7 +55,7 @@ fn all_faults_are_told_at_once() {
         ],
         "{faults:#?}"
     );
-    assert!(faults[6].ends_with("there is no limit `missing`"));
+    assert!(faults[8].ends_with("there is no limit `missing`"));
 }
 
 /// One fault each: the path, and words of the message.
@@ -66,7 +68,7 @@ fn each_fault_is_told_by_its_path() {
         (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),
         (limit("concurrent = 1_000_001"), "limits.a.concurrent", "1 to 1000000"),
         (limit("rate = 0\nper = '1s'"), "limits.a.rate", "1 to 1000000"),
-        (limit("rate = 1\nper = '2d'"), "limits.a.rate", "1 ms to 86400s"),
+        (limit("rate = 1\nper = '2d'"), "limits.a.per", "1 ms to 86400s"),
         (limit("rate = 1\nper = '1s'\nburst = 0"), "limits.a.burst", "burst of 0"),
         (limit("concurrent = 1\nper = '1s'"), "limits.a.per", "belongs to a `rate`"),
         (limit("concurrent = 1\nburst = 2"), "limits.a.burst", "belongs to a `rate`"),

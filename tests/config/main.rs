@@ -1,5 +1,6 @@
 //! Limits from a file: what is wrong with one, which requests it holds to what, and what a new one changes.
 
+mod corners;
 mod faults;
 mod reading;
 mod reloads;

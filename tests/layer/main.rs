@@ -3,6 +3,7 @@
 mod addresses;
 mod bounds;
 mod clients;
+mod corners;
 mod grpc;
 mod logs;
 mod lost;

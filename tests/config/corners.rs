@@ -1,0 +1,227 @@
+//! Corners: paths that lead to two routes, faults beside faults, changes that fail.
+
+#[path = "../support/redis_server.rs"]
+mod redis_server;
+
+use futures_util::FutureExt;
+use http::{Request, Response, StatusCode};
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, ServiceExt};
+use tower_turnstile::{
+    Key, Limit, Limiter,
+    config::{Config, LiveConfig},
+    layer::Limited,
+};
+
+use crate::support::{Script, get, held, send, serve};
+
+fn config(text: &str) -> Config {
+    Config::from_toml(text).unwrap()
+}
+
+fn live(config: &Config) -> LiveConfig {
+    LiveConfig::new(config, &Limiter::in_memory()).unwrap()
+}
+
+fn serving(
+    live: &LiveConfig,
+) -> Limited<
+    impl Service<Request<()>, Response = Response<Script>, Error: std::fmt::Debug, Future: Send>
+    + Clone
+    + use<>,
+> {
+    live.layer().layer(serve(Script::of([]).then_waits()))
+}
+
+#[tokio::test]
+async fn a_path_of_two_routes_counts_for_both_of_their_keys() {
+    let live = live(&config(
+        "
+        limits.r = { concurrent = 1, key = 'route', overrides = { cheap = 1000 } }
+        [[routes]]
+        name = 'cheap'
+        match = ['/cheap/{*rest}']
+        limits = ['r']
+        [[routes]]
+        name = 'costly'
+        match = ['/costly']
+        limits = ['r']
+        ",
+    ));
+    let service = serving(&live);
+    let _first = send(&service, get("/costly")).await;
+    assert_ne!(
+        send(&service, get("/costly")).await.status(),
+        StatusCode::OK
+    );
+    for path in [
+        "/cheap/../costly",
+        "/cheap/%2e%2e/costly",
+        "/cheap/..%2Fcostly",
+    ] {
+        let status = send(&service, get(path)).await.status();
+        assert_ne!(status, StatusCode::OK, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_of_two_routes_keeps_to_the_stricter_settings() {
+    let live = live(&config(
+        "
+        limits.a = { concurrent = 1000 }
+        limits.b = { concurrent = 1 }
+        [[routes]]
+        match = ['/cheap/{*rest}']
+        limits = ['a']
+        release_at = 'head'
+        [[routes]]
+        match = ['/costly']
+        limits = ['b']
+        ",
+    ));
+    let service = serving(&live);
+    let first = send(&service, get("/cheap/../costly")).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    let second = send(&service, get("/cheap/../costly")).await;
+    assert_ne!(
+        second.status(),
+        StatusCode::OK,
+        "two costly streams at once"
+    );
+}
+
+/// It would be compared with paths as they stand, and `/gr%c3%bcn` would slip past it.
+#[test]
+fn an_encoded_pattern_is_a_fault() {
+    for pattern in ["/gr%C3%BCn", "/a\\b", "/chat?stream=true", "/chat#top"] {
+        let text = format!(
+            "limits.a.concurrent = 1\nroutes = [{{ match = ['{pattern}'], limits = ['a'] }}]"
+        );
+        assert!(Config::from_toml(&text).is_err(), "{pattern}");
+    }
+    let live = live(&config(
+        "limits.a.concurrent = 1\nroutes = [{ match = ['/grün'], limits = ['a'] }]",
+    ));
+    let service = serving(&live);
+    let _held = send(&service, get("/gr%C3%BCn")).now_or_never().unwrap();
+    for path in ["/gr%C3%BCn", "/gr%c3%bcn", "/%67r%C3%BCn"] {
+        let status = send(&service, get(path)).now_or_never().unwrap().status();
+        assert_ne!(status, StatusCode::OK, "{path}");
+    }
+}
+
+#[test]
+fn all_faults_of_a_limit_are_told() {
+    let error =
+        Config::from_toml("limits.a = { concurrent = 0, wait = '48h', max_waiters = 1000000000 }")
+            .unwrap_err();
+    assert_eq!(error.faults().len(), 3, "{error}");
+}
+
+#[test]
+fn faults_are_told_where_they_are() {
+    let error = Config::from_toml(
+        "limits.a = { rate = 5, per = '0s', burst = 3, overrides = { k = 3 }, key.header='x' }",
+    )
+    .unwrap_err();
+    assert!(error.to_string().starts_with("limits.a.per: "), "{error}");
+    let error = Config::from_toml("limits.a = { rate = 0, per = '1s', burst = 3 }").unwrap_err();
+    assert!(error.to_string().starts_with("limits.a.rate: "), "{error}");
+}
+
+#[tokio::test]
+async fn a_change_that_fails_lets_nobody_in() {
+    let text =
+        "limits.a = { concurrent = 1, wait = '10s' }\nroutes = [{ match = ['/'], limits = ['a'] }]";
+    let live = live(&config(text));
+    let mut service = serving(&live);
+    let _first = send(&service, get("/")).await;
+    let mut second = task::spawn(service.ready().await.unwrap().call(get("/")));
+    assert_pending!(second.poll());
+    let _theirs = live
+        .limiter()
+        .semaphore(&Limit::concurrent("b", 1), Key::SHARED);
+    let text = "
+        limits = { a = { concurrent = 2, wait = '10s' }, b.concurrent = 2 }
+        routes = [{ match = ['/'], limits = ['a', 'b'] }]
+    ";
+    live.reload(&config(text)).unwrap_err();
+    assert!(!second.is_woken());
+    assert_eq!(held(live.limiter()), 1);
+}
+
+#[tokio::test]
+async fn a_limit_taken_before_a_reload_serves_after_it() {
+    let live = live(&config("limits.a.concurrent = 1"));
+    let limit = live.limit("a").unwrap();
+    live.reload(&config("limits.a.concurrent = 2")).unwrap();
+    live.limiter().try_semaphore(&limit, "tenant").unwrap();
+}
+
+#[test]
+fn nobody_is_in_two_plans_by_another_spelling() {
+    let text = "
+        [plans.gold]
+        keys = ['2001:db8::1']
+        [plans.silver]
+        keys = ['2001:db8::2']
+        [limits.a]
+        concurrent = 1
+        key = 'client-address'
+        plans = { gold = 20, silver = 10 }
+    ";
+    Config::from_toml(text).unwrap_err();
+}
+
+#[test]
+fn routes_of_one_name_are_a_fault() {
+    let text = "
+        limits.a = { concurrent = 1, key = 'route' }
+        [[routes]]
+        name = '/b'
+        match = ['/a']
+        limits = ['a']
+        [[routes]]
+        match = ['/b']
+        limits = ['a']
+    ";
+    Config::from_toml(text).unwrap_err();
+}
+
+/// And it waits for both, in memory and in the store.
+#[tokio::test]
+async fn a_path_of_two_routes_waits_for_both_of_their_keys() {
+    let redis = redis_server::RedisServer::start();
+    let shared = Limiter::connect(&redis.url()).await.unwrap();
+    let text = "
+        limits.r = { concurrent = 1, key = 'route', wait = '10s' }
+        limits.o = { rate = 100, per = '1s', key = 'route' }
+        [[routes]]
+        match = ['/a/{*rest}']
+        limits = ['r', 'o']
+        rate_limit_fields = true
+        [[routes]]
+        match = ['/b']
+        limits = ['r', 'o']
+    ";
+    for limiter in [Limiter::in_memory(), shared] {
+        let live = LiveConfig::new(&config(text), &limiter).unwrap();
+        let service = serving(&live);
+        for held_path in ["/a/x", "/b"] {
+            let first = send(&service, get(held_path)).await;
+            let waiter = tokio::spawn({
+                let service = service.clone();
+                async move { send(&service, get("/a/../b")).await }
+            });
+            while limiter.status().waiting == 0 {
+                tokio::task::yield_now().await;
+            }
+            drop(first);
+            let response = waiter.await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            assert_eq!(held(&limiter), 2);
+            drop(response);
+            assert_eq!(held(&limiter), 0);
+        }
+    }
+}

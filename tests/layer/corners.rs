@@ -1,0 +1,205 @@
+//! Corners: keys without slots, rates that refuse together, lookups that are left.
+
+#[path = "../support/redis_server.rs"]
+mod redis_server;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::join_all};
+use http::{Request, StatusCode};
+use tower::{Layer, Service, ServiceExt};
+use tower_turnstile::{Limit, Limiter, OnUnavailable, Refusal};
+
+use crate::support::{ONE, Script, get, send, serve};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn keyed(key: &str) -> Request<()> {
+    Request::get("/").header("x", key).body(()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
+    let opens = Limit::rate("opens", 1, HOUR);
+    let limiter = Limiter::in_memory();
+    let layer = limiter
+        .layer([ONE.into(), opens.by_header("x")])
+        .rate_limit_fields();
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let first = send(&service, keyed("a")).await;
+    assert_eq!(first.status(), StatusCode::OK);
+    let refused = send(&service, keyed("b")).await;
+    let refusal = refused.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.limit().name(), "one");
+    drop(first);
+    // The charge was given back:
+    assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
+    // But the client was told to stay away for an hour.
+    assert!(
+        refusal.retry_after() < Duration::from_secs(60),
+        "{:?}",
+        refusal.retry_after()
+    );
+}
+
+#[tokio::test]
+async fn a_key_without_slots_gets_none_when_the_store_is_down() {
+    for policy in [
+        OnUnavailable::Local(3),
+        OnUnavailable::Local(5),
+        OnUnavailable::Allow,
+    ] {
+        let limiter = Limiter::connect("redis://127.0.0.1:1").await.unwrap();
+        let limit = Limit::concurrent("five", 5).on_unavailable(policy);
+        let layer = limiter.layer(limit.by_header("x").values([("banned", 0)]));
+        let service = layer.layer(serve(Script::of([]).then_waits()));
+        let status = send(&service, keyed("banned")).await.status();
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_without_slots_does_not_wait() {
+    let limiter = Limiter::in_memory();
+    let limit = Limit::concurrent("five", 5).wait_up_to(HOUR);
+    let layer = limiter.layer(limit.by_header("x").values([("banned", 0)]));
+    let mut service = layer.layer(serve(Script::of([]).then_waits()));
+    let call = service.ready().await.unwrap().call(keyed("banned"));
+    assert!(call.now_or_never().is_some(), "it waits for an hour");
+}
+
+#[tokio::test]
+async fn a_limit_that_was_updated_serves_as_before() {
+    let limiter = Limiter::in_memory();
+    let _a = limiter.semaphore(&ONE, "a").acquire().await;
+    limiter.update(&Limit::concurrent("one", 2)).unwrap();
+    limiter.try_semaphore(&ONE, "b").unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lookups_are_shared_whatever_their_answers_age() {
+    let mut told = Vec::new();
+    for (capacity, fresh) in [(10, Duration::ZERO), (0, HOUR), (1, HOUR)] {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let count = lookups.clone();
+        let limit = Limit::concurrent("many", 100)
+            .by_header("x")
+            .values_by_async(capacity, fresh, move |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                async {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    Some(100)
+                }
+            });
+        let layer = Limiter::in_memory().layer(limit);
+        let service = layer.layer(serve(Script::of([]).then_waits()));
+        let responses = join_all((0..20).map(|_| send(&service, keyed("a")))).await;
+        assert_eq!(responses.len(), 20);
+        told.push((capacity, fresh, lookups.load(Ordering::Relaxed)));
+    }
+    assert!(told.iter().all(|(_, _, lookups)| *lookups == 1), "{told:?}");
+}
+
+async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration {
+    let rates = [
+        Limit::rate("short", 1, Duration::from_secs(2)),
+        Limit::rate("long", 1, HOUR),
+    ];
+    let scopes = order.map(|index| rates[index].clone().by_header("x"));
+    let layer = limiter.layer(scopes).rate_limit_fields();
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let key = format!("{order:?}");
+    assert_eq!(send(&service, keyed(&key)).await.status(), StatusCode::OK);
+    let refused = send(&service, keyed(&key)).await;
+    refused.extensions().get::<Refusal>().unwrap().retry_after()
+}
+
+#[tokio::test]
+async fn of_two_rates_the_longer_one_says_when_to_retry() {
+    let redis = redis_server::RedisServer::start();
+    let shared = Limiter::connect(&redis.url()).await.unwrap();
+    let mut told = Vec::new();
+    for limiter in [Limiter::in_memory(), shared] {
+        for order in [[0, 1], [1, 0]] {
+            told.push(refused_by_two_rates(&limiter, order).await);
+        }
+    }
+    assert!(
+        told.iter().all(|told| *told > Duration::from_secs(3_000)),
+        "{told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_rate_that_was_given_back_in_the_store_does_not_put_the_retry_off() {
+    let redis = redis_server::RedisServer::start();
+    let limiter = Limiter::connect(&redis.url()).await.unwrap();
+    let opens = Limit::rate("opens", 1, HOUR);
+    let one = ONE.wait_up_to(Duration::from_millis(200));
+    let layer = limiter
+        .layer([one.into(), opens.by_header("x")])
+        .rate_limit_fields();
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let first = send(&service, keyed("a")).await;
+    let refused = send(&service, keyed("b")).await;
+    drop(first);
+    let refusal = refused.extensions().get::<Refusal>().unwrap();
+    assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
+    assert!(
+        refusal.retry_after() < Duration::from_secs(60),
+        "{:?}",
+        refusal.retry_after()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lookup_that_is_left_goes_to_the_next() {
+    for capacity in [0, 1, 10] {
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let count = lookups.clone();
+        let limit = Limit::concurrent("many", 100)
+            .by_header("x")
+            .values_by_async(capacity, HOUR, move |_| {
+                let number = count.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    assert!(number != 1, "a lookup panics");
+                    Some(100)
+                }
+            });
+        let layer = Limiter::in_memory().layer(limit);
+        let service = layer.layer(serve(Script::of([]).then_waits()));
+        let calls: Vec<_> = (0..6)
+            .map(|_| {
+                let service = service.clone();
+                tokio::spawn(async move { send(&service, keyed("a")).await.status() })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        calls[0].abort();
+        let statuses = tokio::time::timeout(Duration::from_secs(60), join_all(calls))
+            .await
+            .unwrap();
+        assert_eq!(statuses.iter().filter(|status| status.is_ok()).count(), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slot_that_is_over_is_not_one_of_a_rate() {
+    let opens = Limit::rate("opens", 10, HOUR);
+    let layer = Limiter::in_memory()
+        .layer([opens.into(), ONE.into()])
+        .max_hold(Duration::from_secs(1));
+    let never = tower::service_fn(|_: Request<()>| {
+        std::future::pending::<Result<http::Response<Script>, std::convert::Infallible>>()
+    });
+    let refused = send(&layer.layer(never), get("/")).await;
+    let refusal = refused.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.limit().name(), "one");
+}
