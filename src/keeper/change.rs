@@ -82,6 +82,8 @@ impl Line {
         let new = ctx.next_seq();
         entry.lease.rename(new);
         (entry.state, entry.renewing, entry.held_since) = (State::Asking(None), false, None);
+        // An answer that is still to come is about the old name, and says nothing new: the store has told of it.
+        entry.open = false;
         ctx.count(self.key.0, entry.state);
         self.entries.insert(new, entry);
         Some(new)
@@ -96,12 +98,13 @@ impl Line {
 
     /// Asks the store under a new name, at the end of the line; or the policy, if the store is down.
     pub(super) fn ask_again(&mut self, ctx: &mut Ctx, seq: Seq) {
-        if self
-            .entries
-            .get(&seq)
-            .is_some_and(|entry| entry.claim.is_some())
-        {
-            return self.park(ctx, seq);
+        match self.entries.get_mut(&seq) {
+            Some(entry) if !entry.wanted => {
+                entry.open = false;
+                return self.give_up(ctx, seq);
+            }
+            Some(entry) if entry.claim.is_some() => return self.park(ctx, seq),
+            _ => {}
         }
         let Some(new) = self.rename(ctx, seq) else {
             return;

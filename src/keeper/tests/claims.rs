@@ -286,3 +286,50 @@ fn a_claim_that_nobody_came_for_in_time_is_not_granted() {
     };
     assert!(!taken.leases.is_lost() && taken.leases.all().len() == 2);
 }
+
+/// A wake-up overtakes the answer, and comes so late that the slot is gone again.
+#[test]
+fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
+    for leaves_first in [true, false] {
+        let mut world = world(2);
+        let slot = |world: &mut World| {
+            let now = world.local();
+            let asked = world.keepers[1].submit(Demand::One(leg(0, PATIENT)), now);
+            let Ok(Asked::Slot(lease)) = asked else {
+                panic!("it is for one slot");
+            };
+            let sent = world.send(1);
+            let reply = world.run(&sent);
+            world.answer(1, &sent, reply);
+            lease
+        };
+        let holder = slot(&mut world);
+        let asked = world.claim(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
+        let late = world.send(0);
+        world.run(&late);
+        world.release(1, &holder);
+        let sent = world.send(1);
+        let reply = world.run(&sent);
+        world.answer(1, &sent, reply);
+        world.now += Duration::from_secs(5);
+        let other = slot(&mut world);
+        world.deliver_wakes();
+        if leaves_first {
+            world.cancel(&asked);
+        }
+        let sent = world.send(0);
+        let reply = world.run(&sent);
+        world.answer(0, &sent, reply);
+        if !leaves_first {
+            world.cancel(&asked);
+        }
+        world.fail(0, &late, false);
+        world.release(1, &other);
+        world.settle();
+        // A name of unknown fate is released once more.
+        world.pass(Duration::from_secs(2));
+        world.settle();
+        assert_eq!(world.ledger(), (0, 0));
+        assert!(world.keepers[0].lines.is_empty() && world.keepers[0].claims.is_empty());
+    }
+}
