@@ -223,8 +223,8 @@
 //! | `metrics` | | [metrics](#metrics), through the facade of that name |
 //!
 //! Without features there is the store in memory. Events are told through [`tracing`](https://docs.rs/tracing):
-//! refusals at debug level, losses and outages as warnings, misconfigurations as errors; never with a key or a
-//! password.
+//! refusals at debug level, also those that a limit in shadow mode would make; losses and outages as warnings;
+//! misconfigurations as errors; never with a key or a password.
 //!
 //! # Metrics
 //!

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use http::Request;
+use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tower::Layer;
-use tower_turnstile::{Limit, Limiter, OnLost};
+use tower_turnstile::{Limit, Limiter, Mode, OnLost};
 use tracing::Level;
 
 use crate::support::{Script, get, send, serve};
@@ -83,4 +83,27 @@ async fn aborted_response_is_a_warning() {
     let aborted = log.lines_with("logged-abort");
     assert_eq!(aborted.len(), 1);
     assert!(aborted[0].contains("WARN") && aborted[0].contains("aborted"));
+}
+
+#[tokio::test]
+async fn shadow_tells_whom_it_would_have_refused() {
+    let log = &*LOG;
+    let limiter = Limiter::in_memory();
+    let shadow = Limit::concurrent("logged-shadow", 1).mode(Mode::Shadow);
+    let layer = limiter.layer([shadow.by_header("x-key")]);
+    let service = layer.layer(serve(Script::of([]).then_waits()));
+    let request = || {
+        let request = Request::get("/").header("x-key", "shadow-canary");
+        request.body(()).unwrap()
+    };
+    let _first = send(&service, request()).await;
+    assert!(log.lines_with("logged-shadow").is_empty());
+    let second = send(&service, request()).await;
+    assert_eq!(second.status(), StatusCode::OK);
+    let told = log.lines_with("logged-shadow");
+    assert_eq!(told.len(), 1);
+    for part in ["DEBUG", "would have been refused", "kind=Full"] {
+        assert!(told[0].contains(part), "{told:?}");
+    }
+    assert!(log.lines_with("shadow-canary").is_empty());
 }

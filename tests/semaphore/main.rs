@@ -1,6 +1,13 @@
 //! The semaphore, by its public face: one conformance suite over memory and real Redis, then what only one of them has.
 
+#[path = "../support/mod.rs"]
 mod support;
+
+#[macro_use]
+mod backend;
+mod live;
+mod rates;
+mod together;
 
 use std::{
     future::Future,
@@ -10,53 +17,9 @@ use std::{
     time::Duration,
 };
 
+use backend::{Backend, PATIENT, queue, start, until, until_free, until_waiting};
 use support::redis_server::RedisServer;
-use tower_turnstile::{
-    Acquire, AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit, Semaphore,
-};
-
-const PATIENT: Duration = Duration::from_secs(30);
-
-/// Where the replicas of a test meet.
-enum Backend {
-    Memory(Limiter),
-    Redis(RedisServer),
-}
-
-impl Backend {
-    fn memory() -> Self {
-        Self::Memory(Limiter::in_memory())
-    }
-
-    fn redis() -> Self {
-        Self::Redis(RedisServer::start())
-    }
-
-    /// Another replica of the service. In memory there is only one.
-    async fn replica(&self) -> Limiter {
-        match self {
-            Self::Memory(limiter) => limiter.clone(),
-            Self::Redis(server) => Limiter::connect(&server.url())
-                .await
-                .expect("the server is up"),
-        }
-    }
-
-    async fn semaphore(&self, limit: &Limit) -> Semaphore {
-        self.replica().await.semaphore(limit, "key")
-    }
-}
-
-macro_rules! conformance {
-    ($($case:ident),* $(,)?) => {
-        mod memory {
-            $(#[tokio::test] async fn $case() { super::$case(super::Backend::memory()).await })*
-        }
-        mod redis {
-            $(#[tokio::test] async fn $case() { super::$case(super::Backend::redis()).await })*
-        }
-    };
-}
+use tower_turnstile::{AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit};
 
 conformance! {
     a_free_slot_is_granted_at_once,
@@ -77,42 +40,6 @@ conformance! {
     dropping_a_permit_outside_a_runtime_is_fine,
     a_panicking_holder_gives_its_slot_back,
     hostile_keys_work,
-}
-
-/// Waits until that many wait in the store, so that the order of arrival is known.
-async fn until_waiting(semaphore: &Semaphore, waiting: u32) {
-    until(semaphore, |_, now| now == waiting).await;
-}
-
-async fn until_free(semaphore: &Semaphore) {
-    until(semaphore, |in_use, waiting| in_use + waiting == 0).await;
-}
-
-async fn until(semaphore: &Semaphore, done: impl Fn(u32, u32) -> bool) {
-    tokio::time::timeout(PATIENT, async {
-        loop {
-            let usage = semaphore.usage().await.expect("the store is up");
-            if done(usage.in_use, usage.waiting) {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await
-    .expect("the state comes about in time");
-}
-
-/// Polls a request once, so that it is under way.
-fn start(request: &mut Acquire) {
-    let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(matches!(polled, Poll::Pending), "{polled:?}");
-}
-
-async fn queue(semaphore: &Semaphore, place: u32) -> tokio::task::JoinHandle<Permit> {
-    let request = semaphore.acquire();
-    let task = tokio::spawn(async move { request.await.expect("a slot comes free") });
-    until_waiting(semaphore, place).await;
-    task
 }
 
 async fn a_free_slot_is_granted_at_once(backend: Backend) {

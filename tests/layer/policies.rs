@@ -1,0 +1,406 @@
+//! Several limits on one request.
+
+use std::{convert::Infallible, future::pending, sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use sfv::{BareItem, List, ListEntry, Parser};
+use tokio::sync::oneshot;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{
+    Key, Limit, Limiter, Mode, OnLost, Policy, Refusal, RefusalKind, ReleaseAt, Slot,
+    layer::LostError,
+};
+
+use crate::support::{SOON, Script, get, held, send, serve, soon};
+
+const EACH: Limit = Limit::concurrent("each", 1);
+const OPENS: Limit = Limit::rate("opens", 3, Duration::from_secs(60));
+const GLOBAL: Limit = Limit::concurrent("global", 2);
+
+/// A request takes two slots, and one of three times at a rate.
+fn policy() -> Policy {
+    let (each, opens) = (EACH.by_header("x-key"), OPENS.by_header("x-key"));
+    [each, opens, GLOBAL.into()].into()
+}
+
+fn with_key(key: &str) -> Request<()> {
+    Request::get("/").header("x-key", key).body(()).unwrap()
+}
+
+fn endless() -> Script {
+    Script::of([]).then_waits()
+}
+
+fn refusal<B>(response: &Response<B>) -> Refusal {
+    let refusal = response.extensions().get::<Refusal>();
+    refusal.expect("it was refused").clone()
+}
+
+#[tokio::test]
+async fn refusal_is_that_of_the_limit_that_refused() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(policy()).layer(serve(endless()));
+    let first = send(&service, with_key("a")).await;
+    assert_eq!(first.status(), StatusCode::OK);
+
+    let own = send(&service, with_key("a")).await;
+    assert_eq!(own.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refusal(&own).limit().name(), "each");
+    assert_eq!(refusal(&own).kind(), RefusalKind::Full);
+    assert_eq!((refusal(&own).max(), refusal(&own).in_use()), (1, 1));
+
+    let second = send(&service, with_key("b")).await;
+    assert_eq!(second.status(), StatusCode::OK);
+    let shared = send(&service, with_key("c")).await;
+    assert_eq!(shared.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refusal(&shared).limit().name(), "global");
+    assert_eq!((refusal(&shared).max(), refusal(&shared).in_use()), (2, 2));
+    assert_eq!(held(&limiter), 4);
+
+    drop((first, second));
+    assert_eq!(held(&limiter), 0);
+    // The one that was refused has cost nothing.
+    for _ in 0..2 {
+        assert_eq!(send(&service, with_key("a")).await.status(), StatusCode::OK);
+    }
+    let too_soon = send(&service, with_key("a")).await;
+    assert_eq!(too_soon.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(too_soon.headers()["retry-after"], "20");
+    assert_eq!(refusal(&too_soon).limit().name(), "opens");
+    assert_eq!(refusal(&too_soon).kind(), RefusalKind::TooSoon);
+    let problem = too_soon.into_body().collect().await.unwrap().to_bytes();
+    let problem: serde_json::Value = serde_json::from_slice(&problem).unwrap();
+    assert_eq!(problem["violated-policies"], serde_json::json!(["opens"]));
+}
+
+#[tokio::test]
+async fn refusal_by_any_takes_nothing() {
+    for key in ["a", "used up"] {
+        let limiter = Limiter::in_memory();
+        let used_up = limiter.semaphore(&OPENS, "used up");
+        for _ in 0..3 {
+            drop(used_up.acquire().await.unwrap());
+        }
+        let service = limiter.layer(policy()).layer(serve(endless()));
+        let all = limiter.semaphore(&GLOBAL, Key::SHARED);
+        let taken = match key {
+            "a" => vec![all.acquire().await.unwrap(), all.acquire().await.unwrap()],
+            _ => Vec::new(),
+        };
+        for _ in 0..10 {
+            refusal(&send(&service, with_key(key)).await);
+            assert_eq!(held(&limiter), taken.len());
+        }
+        drop(taken);
+        let fresh = limiter.semaphore(&OPENS, "a");
+        for _ in 0..3 {
+            drop(fresh.try_acquire().await.expect("not charged"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_takes_nothing_before_all_keys_are_known() {
+    let limiter = Limiter::in_memory();
+    let (tell, told): (Vec<_>, Vec<_>) = (0..2).map(|_| oneshot::channel::<&str>()).unzip();
+    let told = Mutex::new(told);
+    let found = move || {
+        let told = told.lock().unwrap().pop().unwrap();
+        async { told.await.ok() }
+    };
+    let found = std::sync::Arc::new(found);
+    let scopes = [EACH, GLOBAL].map(|limit| {
+        let found = found.clone();
+        limit.by_key_async(move |_| found())
+    });
+    let [each, global] = scopes;
+    let third = Limit::concurrent("third", 1);
+    let layer = limiter.layer([each, third.into(), global]);
+    let mut service = layer.layer(serve(endless()));
+    let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
+    for tell in tell {
+        assert_pending!(call.poll());
+        assert_eq!(held(&limiter), 0);
+        tell.send("key").unwrap();
+        assert!(call.is_woken());
+    }
+    let response = call.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(held(&limiter), 3);
+    drop(response);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn scope_without_a_key_is_left_out() {
+    let limiter = Limiter::in_memory();
+    let keyed = |limit: Limit, key: &'static str| {
+        limit.by_key(move |head| head.uri.path().contains(key).then_some("key"))
+    };
+    let layer = limiter.layer([keyed(EACH, "each"), keyed(GLOBAL, "global")]);
+    let service = layer.layer(service_fn(async |request: Request<()>| {
+        let mut response = Response::new(endless());
+        let slot = request.extensions().get::<Slot>().cloned();
+        response.extensions_mut().insert(slot.is_some());
+        Ok::<_, Infallible>(response)
+    }));
+    for (path, slots) in [("/", 0), ("/each", 1), ("/global", 1), ("/each/global", 2)] {
+        let response = send(&service, get(path)).await;
+        assert_eq!(held(&limiter), slots, "{path}");
+        assert_eq!(response.extensions().get(), Some(&(slots > 0)), "{path}");
+    }
+    let _taken = send(&service, get("/each")).await;
+    assert_eq!(
+        refusal(&send(&service, get("/each/global")).await)
+            .limit()
+            .name(),
+        "each"
+    );
+    assert_eq!(
+        send(&service, get("/global")).await.status(),
+        StatusCode::OK
+    );
+}
+
+/// The items of a list: a name, and its parameters.
+fn fields(response: &Response<impl Sized>, field: &str) -> Vec<(String, Vec<String>)> {
+    let lines = response.headers().get_all(field).iter();
+    let lines: Vec<_> = lines.map(|line| line.to_str().unwrap()).collect();
+    let list = Parser::new(&lines.join(", ")).parse::<List>().unwrap();
+    let item = |entry| match entry {
+        ListEntry::Item(item) => item,
+        ListEntry::InnerList(list) => panic!("no item: {list:?}"),
+    };
+    let value = |value: BareItem| match value {
+        BareItem::Integer(number) => number.to_string(),
+        other => other.as_string().expect("a text").to_string(),
+    };
+    let mut items: Vec<(String, Vec<String>)> = list
+        .into_iter()
+        .map(item)
+        .map(|item| {
+            let name = item.bare_item.as_string().expect("a name").to_string();
+            let parameters = item.params.into_iter();
+            (
+                name,
+                parameters
+                    .map(|(key, v)| format!("{key}={}", value(v)))
+                    .collect(),
+            )
+        })
+        .collect();
+    items.sort();
+    items
+}
+
+fn item(name: &str, parameters: &[&str]) -> (String, Vec<String>) {
+    (
+        name.into(),
+        parameters.iter().map(ToString::to_string).collect(),
+    )
+}
+
+#[tokio::test]
+async fn admitted_responses_tell_how_the_limits_stand() {
+    let limiter = Limiter::in_memory();
+    let looks_on = Limit::concurrent("looks-on", 7).mode(Mode::Shadow);
+    let scopes = [
+        EACH.by_header("x-key").values([("gold", 5)]),
+        OPENS.by_header("x-key"),
+        looks_on.into(),
+        GLOBAL.into(),
+    ];
+    let layer = limiter.layer(scopes).rate_limit_fields();
+    let service = layer.layer(serve(endless()));
+    let first = send(&service, with_key("gold")).await;
+    assert_eq!(
+        fields(&first, "ratelimit-policy"),
+        [
+            item("each", &["q=5", "qu=concurrent-requests"]),
+            item("global", &["q=2", "qu=concurrent-requests"]),
+            item("opens", &["q=3", "w=60", "qu=requests"]),
+        ]
+    );
+    assert_eq!(
+        fields(&first, "ratelimit"),
+        [
+            item("each", &["r=4"]),
+            item("global", &["r=1"]),
+            item("opens", &["r=2"])
+        ]
+    );
+    let second = send(&service, with_key("gold")).await;
+    assert_eq!(
+        fields(&second, "ratelimit"),
+        [
+            item("each", &["r=3"]),
+            item("global", &["r=0"]),
+            item("opens", &["r=1"])
+        ]
+    );
+    // A refusal tells of the others too, as they stand without it.
+    let refused = send(&service, with_key("gold")).await;
+    assert_eq!(refusal(&refused).limit().name(), "global");
+    let told = fields(&refused, "ratelimit");
+    assert!(told.contains(&item("global", &["r=0"])), "{told:?}");
+    let third = async {
+        drop(first);
+        send(&service, with_key("gold")).await
+    };
+    let told = fields(&third.await, "ratelimit");
+    assert_eq!(told[2], item("opens", &["r=0", "t=20"]));
+}
+
+#[tokio::test]
+async fn plain_limit_tells_too() {
+    let limiter = Limiter::in_memory();
+    let service = limiter
+        .layer(GLOBAL)
+        .rate_limit_fields()
+        .layer(serve(endless()));
+    let response = send(&service, get("/")).await;
+    assert_eq!(fields(&response, "ratelimit"), [item("global", &["r=1"])]);
+}
+
+#[tokio::test]
+async fn shadow_in_a_policy_lets_pass_what_the_others_admit() {
+    let limiter = Limiter::in_memory();
+    let shadow = EACH.mode(Mode::Shadow).by_header("x-key");
+    let service = limiter
+        .layer([shadow, GLOBAL.into()])
+        .layer(serve(endless()));
+    let first = send(&service, with_key("a")).await;
+    assert_eq!(held(&limiter), 2);
+    let second = send(&service, with_key("a")).await;
+    assert_eq!(second.status(), StatusCode::OK);
+    // No slot of the shadow's.
+    assert_eq!(held(&limiter), 3);
+    let third = send(&service, with_key("a")).await;
+    assert_eq!(refusal(&third).limit().name(), "global");
+    drop((first, second));
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn all_slots_return_with_the_end_of_the_body() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(policy()).layer(serve(Script::of(["a"])));
+    let mut body = send(&service, with_key("a")).await.into_body();
+    body.frame().await.unwrap().unwrap();
+    assert_eq!(held(&limiter), 2);
+    assert!(body.frame().await.is_none());
+    assert_eq!(held(&limiter), 0);
+
+    let layer = limiter.layer(policy()).release_at(ReleaseAt::Head);
+    let response = send(&layer.layer(serve(endless())), with_key("b")).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn request_that_is_dropped_in_line_gives_back_what_it_has() {
+    let limiter = Limiter::in_memory();
+    let patient = GLOBAL.wait_up_to(SOON);
+    let layer = limiter.layer([EACH.by_header("x-key"), patient.clone().into()]);
+    let service = layer.layer(serve(endless()));
+    let mut responses = Vec::new();
+    for key in ["a", "b"] {
+        responses.push(send(&service, with_key(key)).await);
+    }
+    let mut waiting = task::spawn(service.clone().oneshot(with_key("c")));
+    assert_pending!(waiting.poll());
+    assert_eq!((held(&limiter), limiter.status().waiting), (5, 1));
+    drop(waiting);
+    assert_eq!((held(&limiter), limiter.status().waiting), (4, 0));
+    let mut waiting = task::spawn(service.oneshot(with_key("c")));
+    assert_pending!(waiting.poll());
+    responses.pop();
+    assert!(waiting.is_woken());
+    assert_eq!(soon(waiting).await.unwrap().status(), StatusCode::OK);
+}
+
+/// Answers at once and leaves its slot in the response.
+fn shows_slot()
+-> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible> + Clone {
+    service_fn(async |request: Request<()>| {
+        let mut response = Response::new(Full::from("body"));
+        let slot = request.extensions().get::<Slot>().expect("a slot").clone();
+        response.extensions_mut().insert(slot);
+        Ok(response)
+    })
+}
+
+#[tokio::test]
+async fn hold_keeps_all_slots() {
+    let limiter = Limiter::in_memory();
+    let service = limiter.layer(policy()).layer(shows_slot());
+    let response = send(&service, with_key("a")).await;
+    let slot = response.extensions().get::<Slot>().unwrap().clone();
+    let hold = slot.hold().unwrap();
+    drop(response);
+    assert_eq!(held(&limiter), 2);
+    let again = send(&service, with_key("a")).await;
+    assert_eq!(refusal(&again).limit().name(), "each");
+    drop(hold);
+    assert_eq!(held(&limiter), 0);
+    assert!(slot.hold().is_none());
+}
+
+#[tokio::test]
+async fn slot_and_hold_are_told_of_the_loss_of_any() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(policy()).layer(shows_slot()), with_key("a")).await;
+    let slot = response.extensions().get::<Slot>().unwrap().clone();
+    let hold = slot.hold().unwrap();
+    let (mut slot_lost, mut hold_lost) = (task::spawn(slot.lost()), task::spawn(hold.lost()));
+    assert_pending!(slot_lost.poll());
+    assert_pending!(hold_lost.poll());
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(slot_lost.is_woken() && hold_lost.is_woken());
+    soon(slot_lost).await;
+    soon(hold_lost).await;
+    assert!(slot.is_lost() && hold.is_lost());
+}
+
+/// A rate holds nothing that could be lost.
+#[tokio::test]
+async fn slot_under_rates_only_is_never_lost() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(OPENS).layer(shows_slot()), get("/")).await;
+    let slot = response.extensions().get::<Slot>().unwrap().clone();
+    let hold = slot.hold().unwrap();
+    drop(response);
+    let mut lost = task::spawn(hold.lost());
+    assert_pending!(lost.poll());
+    let report = limiter.shutdown(Duration::ZERO).await;
+    assert_eq!(report.lost, 0);
+    assert_pending!(lost.poll());
+    assert!(!slot.is_lost());
+}
+
+#[tokio::test]
+async fn abort_wakes_and_ends_what_is_under_several_limits() {
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(policy()).on_lost(OnLost::Abort);
+    let mut body = send(&layer.layer(serve(endless())), with_key("a"))
+        .await
+        .into_body();
+    let mut frame = task::spawn(body.frame());
+    assert_pending!(frame.poll());
+    let hangs = service_fn(async |_: Request<()>| {
+        pending::<Result<Response<Full<Bytes>>, Infallible>>().await
+    });
+    let mut call = task::spawn(layer.layer(hangs).oneshot(with_key("b")));
+    assert_pending!(call.poll());
+    assert_eq!(held(&limiter), 4);
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(frame.is_woken() && call.is_woken());
+    let error = soon(frame).await.unwrap().unwrap_err();
+    assert!(error.is::<LostError>());
+    let response = soon(call).await.unwrap();
+    assert_eq!(refusal(&response).kind(), RefusalKind::Lost);
+    assert_eq!(held(&limiter), 0);
+}

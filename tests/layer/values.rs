@@ -1,0 +1,264 @@
+//! Values of a limit for single keys, and where they come from.
+
+use std::{
+    future::{Future, ready},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio::sync::Semaphore;
+use tokio_test::{assert_pending, task};
+use tower::{Layer, ServiceExt};
+use tower_turnstile::{Key, Limit, Limiter, Policy, Refusal, Scope};
+
+use crate::support::{ONE, SOON, Script, get, held, send, serve, soon};
+
+const FRESH: Duration = Duration::from_secs(60);
+
+fn with_key(key: &str) -> Request<()> {
+    Request::get("/").header("x-key", key).body(()).unwrap()
+}
+
+fn endless() -> Script {
+    Script::of([]).then_waits()
+}
+
+/// How many of ten requests with this key are admitted at once, and what the limit says of itself to the others.
+async fn admitted(policy: impl Into<Policy>, request: impl Fn() -> Request<()>) -> (usize, u32) {
+    let service = Limiter::in_memory().layer(policy).layer(serve(endless()));
+    let (mut responses, mut max) = (Vec::new(), 0);
+    for _ in 0..10 {
+        let response = send(&service, request()).await;
+        match response.extensions().get::<Refusal>() {
+            Some(refusal) => max = refusal.max(),
+            None => responses.push(response),
+        }
+    }
+    (responses.len(), max)
+}
+
+#[tokio::test]
+async fn table_names_single_keys() {
+    let scope = ONE.by_header("x-key").values([("gold", 3), ("none", 0)]);
+    for (key, value) in [("gold", 3), ("none", 0), ("other", 1)] {
+        let (count, max) = admitted(scope.clone(), || with_key(key)).await;
+        assert_eq!((count, max), (value, value as u32), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn closure_sees_the_key_and_the_head() {
+    #[derive(Clone)]
+    struct Plan(u32);
+
+    let scope = ONE
+        .by_header("x-key")
+        .values_by(|head, key| match head.uri.path() {
+            "/two" => Some(2),
+            _ if *key == Key::from("gold") => Some(4),
+            _ => Some(head.extensions.get::<Plan>()?.0),
+        });
+    assert_eq!(admitted(scope.clone(), || get("/two")).await.0, 2);
+    assert_eq!(admitted(scope.clone(), || get("/")).await.0, 1);
+    assert_eq!(admitted(scope.clone(), || with_key("gold")).await.0, 4);
+    let with_plan = || {
+        let mut request = get("/");
+        request.extensions_mut().insert(Plan(7));
+        request
+    };
+    assert_eq!(admitted(scope.clone(), with_plan).await, (7, 7));
+    // The table comes first.
+    let both = scope.values([("gold", 3)]);
+    assert_eq!(admitted(both, || with_key("gold")).await.0, 3);
+}
+
+#[tokio::test]
+async fn key_that_is_found_later_has_its_value() {
+    let later = |limit: Limit| limit.by_key_async(|_| ready(Some("gold")));
+    let paths = later(ONE).values_by(|head, _| head.uri.path()[1..].parse().ok());
+    assert_eq!(admitted(paths, || get("/5")).await.0, 5);
+    assert_eq!(
+        admitted(later(ONE).values([("gold", 2)]), || get("/"))
+            .await
+            .0,
+        2
+    );
+    let looked_up = later(ONE).values_by_async(10, FRESH, |_| ready(Some(6)));
+    assert_eq!(admitted(looked_up, || get("/")).await.0, 6);
+}
+
+#[tokio::test]
+async fn each_scope_of_a_policy_has_its_own() {
+    let two = Limit::concurrent("two", 2);
+    let scopes = || -> [Scope; 2] {
+        let one = ONE
+            .by_header("x-key")
+            .values_by_async(10, FRESH, |_| ready(Some(9)));
+        [one, two.clone().by_header("x-key").values([("gold", 4)])]
+    };
+    assert_eq!(admitted(scopes(), || with_key("gold")).await, (4, 4));
+    assert_eq!(admitted(scopes(), || with_key("other")).await, (2, 2));
+}
+
+#[tokio::test]
+async fn rate_has_values_too() {
+    let opens = Limit::rate("opens", 2, Duration::from_secs(3600));
+    let scope = opens.by_header("x-key").values([("gold", 5), ("none", 0)]);
+    assert_eq!(admitted(scope.clone(), || with_key("gold")).await, (5, 5));
+    assert_eq!(admitted(scope.clone(), || with_key("other")).await, (2, 2));
+    assert_eq!(admitted(scope, || with_key("none")).await, (1, 1));
+}
+
+#[tokio::test]
+async fn zero_refuses_even_those_who_would_wait() {
+    let limiter = Limiter::in_memory();
+    let patient = ONE.wait_up_to(Duration::from_millis(20));
+    let scope = patient.by_header("x-key").values([("none", 0)]);
+    let service = limiter.layer(scope).layer(serve(endless()));
+    let response = soon(send(&service, with_key("none"))).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((held(&limiter), limiter.status().waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn value_that_is_raised_by_a_request_admits_waiters() {
+    let limiter = Limiter::in_memory();
+    let value = Arc::new(AtomicU32::new(1));
+    let latest = value.clone();
+    let scope = ONE.wait_up_to(SOON).by_header("x-key");
+    let scope = scope.values_by(move |_, _| Some(latest.load(Ordering::SeqCst)));
+    let service = limiter.layer(scope).layer(serve(endless()));
+    let first = send(&service, with_key("a")).await;
+    let mut waiting = task::spawn(service.clone().oneshot(with_key("a")));
+    assert_pending!(waiting.poll());
+    value.store(3, Ordering::SeqCst);
+    let mut third = task::spawn(service.clone().oneshot(with_key("a")));
+    let third_response = soon(&mut third).await.unwrap();
+    assert!(waiting.is_woken());
+    let second = soon(&mut waiting).await.unwrap();
+    assert_eq!(held(&limiter), 3);
+    // A lower one takes nothing away.
+    value.store(1, Ordering::SeqCst);
+    let mut fourth = task::spawn(service.oneshot(with_key("a")));
+    assert_pending!(fourth.poll());
+    assert_eq!(held(&limiter), 3);
+    drop((first, second));
+    assert_pending!(fourth.poll());
+    drop(third_response);
+    assert_eq!(soon(fourth).await.unwrap().status(), StatusCode::OK);
+}
+
+/// Looks values up when it is allowed to, and writes down for which keys.
+#[derive(Clone)]
+struct Plans {
+    asked: Arc<Mutex<Vec<Key>>>,
+    allowed: Arc<Semaphore>,
+}
+
+impl Plans {
+    fn new(allowed: usize) -> Self {
+        let asked = Arc::default();
+        let allowed = Arc::new(Semaphore::new(allowed));
+        Self { asked, allowed }
+    }
+
+    fn find(&self, key: &Key) -> impl Future<Output = Option<u32>> + Send + use<> {
+        self.asked.lock().unwrap().push(key.clone());
+        let allowed = self.allowed.clone();
+        async move {
+            allowed.acquire().await.unwrap().forget();
+            Some(2)
+        }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    fn scope(&self, capacity: usize) -> Scope {
+        let plans = self.clone();
+        ONE.by_header("x-key")
+            .values_by_async(capacity, FRESH, move |key| plans.find(key))
+    }
+}
+
+#[tokio::test]
+async fn lookup_is_made_once_for_all_who_wait_for_it() {
+    let limiter = Limiter::in_memory();
+    let plans = Plans::new(0);
+    let service = limiter.layer(plans.scope(10)).layer(serve(endless()));
+    let request = |key| task::spawn(service.clone().oneshot(with_key(key)));
+    let mut calls = ["a", "a", "a", "b"].map(request);
+    for call in &mut calls {
+        assert_pending!(call.poll());
+    }
+    assert_eq!((plans.asked(), held(&limiter)), (2, 0));
+    plans.allowed.add_permits(2);
+    let mut admitted = Vec::new();
+    for call in calls {
+        let response = soon(call).await.unwrap();
+        if response.status() == StatusCode::OK {
+            admitted.push(response);
+        }
+    }
+    // Two of `a`, one of `b`.
+    assert_eq!((plans.asked(), admitted.len(), held(&limiter)), (2, 3, 3));
+}
+
+#[tokio::test]
+async fn lookup_that_is_given_up_is_made_by_the_next() {
+    let plans = Plans::new(0);
+    let service = Limiter::in_memory()
+        .layer(plans.scope(10))
+        .layer(serve(endless()));
+    let mut first = task::spawn(service.clone().oneshot(with_key("a")));
+    let mut second = task::spawn(service.clone().oneshot(with_key("a")));
+    assert_pending!(first.poll());
+    assert_pending!(second.poll());
+    drop(first);
+    assert!(second.is_woken());
+    assert_pending!(second.poll());
+    assert_eq!(plans.asked(), 2);
+    plans.allowed.add_permits(1);
+    assert_eq!(soon(second).await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_is_kept_for_its_time() {
+    let plans = Plans::new(10);
+    let layer = Limiter::in_memory().layer(plans.scope(10));
+    let service = layer.layer(serve(Full::<Bytes>::default()));
+    let ask = async || drop::<Response<_>>(send(&service, with_key("a")).await);
+    for _ in 0..5 {
+        ask().await;
+    }
+    assert_eq!(plans.asked(), 1);
+    tokio::time::advance(FRESH - Duration::from_millis(1)).await;
+    ask().await;
+    assert_eq!(plans.asked(), 1);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    for _ in 0..5 {
+        ask().await;
+    }
+    assert_eq!(plans.asked(), 2);
+}
+
+#[tokio::test]
+async fn kept_answers_are_bounded() {
+    let plans = Plans::new(10_000);
+    let layer = Limiter::in_memory().layer(plans.scope(10));
+    let service = layer.layer(serve(Full::<Bytes>::default()));
+    for _ in 0..2 {
+        for number in 0..1_000 {
+            send(&service, with_key(&number.to_string())).await;
+        }
+    }
+    // At most ten of them are found again.
+    assert!(plans.asked() >= 1_990, "{}", plans.asked());
+}

@@ -1,0 +1,374 @@
+//! Limits that change while they are in use: their values, and whether they are enforced.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tower_turnstile::{AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Usage};
+
+use crate::backend::{
+    Backend, PATIENT, queue, queue_under, soon, start, until, until_free, until_waiting, usage,
+};
+
+const LIVE: Limit = Limit::concurrent("live", 1).wait_up_to(PATIENT);
+const ALL: Limit = Limit::concurrent("all", 9);
+/// One at once, then one in ten seconds.
+const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(1);
+
+conformance! {
+    a_raised_limit_admits_waiters_at_once,
+    a_raised_limit_admits_those_of_replicas_that_are_told_later,
+    a_lowered_limit_takes_nothing_away,
+    the_line_may_become_longer,
+    a_rate_may_become_faster,
+    a_shadow_admits_and_takes_no_slot_that_is_not_free,
+    a_shadow_of_one_limit_leaves_the_others_enforced,
+    a_shadow_rate_charges_only_what_it_would_allow,
+    a_limit_that_is_off_is_not_asked,
+    waiters_go_on_when_their_limit_becomes_a_shadow,
+    waiters_go_on_when_their_limit_is_switched_off,
+    waiters_of_several_limits_wait_for_those_that_are_left,
+    waiters_for_their_time_go_on_when_the_rate_is_not_enforced,
+    what_cannot_change_is_refused_and_nothing_is_changed,
+}
+
+fn with(max: u32) -> Limit {
+    Limit::concurrent("live", max)
+}
+
+fn update(limiter: &Limiter, limit: &Limit) {
+    limiter.update(limit).expect("it may become that");
+}
+
+async fn a_raised_limit_admits_waiters_at_once(backend: Backend) {
+    let limiter = backend.replica_that_rarely_asks().await;
+    let live = limiter.semaphore(&LIVE, "a");
+    let _holder = live.acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for place in 1..=4 {
+        waiters.push(queue(&live, place).await);
+    }
+    update(&limiter, &with(3));
+    let last = waiters.split_off(2);
+    let mut permits = Vec::new();
+    for waiter in waiters {
+        permits.push(soon(waiter).await.expect("no panic"));
+    }
+    assert_eq!(
+        live.usage().await.map(
+            |Usage {
+                 in_use,
+                 waiting,
+                 limit,
+                 ..
+             }| (in_use, waiting, limit)
+        ),
+        Ok((3, 2, 3))
+    );
+    // All the others go at once too.
+    update(&limiter, &with(1_000));
+    for waiter in last {
+        permits.push(soon(waiter).await.expect("no panic"));
+    }
+    assert_eq!(usage(&live).await, (5, 0));
+    // The wait is not part of it.
+    assert_eq!(live.limit().max(), 1);
+}
+
+async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Backend) {
+    let replicas = [
+        backend.replica_that_rarely_asks().await,
+        backend.replica_that_rarely_asks().await,
+    ];
+    let live = replicas
+        .each_ref()
+        .map(|limiter| limiter.semaphore(&LIVE, "a"));
+    let _holder = live[0].acquire().await.expect("free");
+    let first = queue(&live[0], 1).await;
+    let second = queue(&live[1], 2).await;
+    for limiter in replicas.iter().rev() {
+        update(limiter, &with(3));
+    }
+    let permits = [
+        soon(first).await.expect("no panic"),
+        soon(second).await.expect("no panic"),
+    ];
+    assert_eq!(usage(&live[1]).await, (3, 0));
+    drop(permits);
+}
+
+async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
+    let limiter = backend.replica().await;
+    let live = limiter.semaphore(&with(3), "a");
+    let mut permits = Vec::new();
+    for _ in 0..3 {
+        permits.push(live.acquire().await.expect("free"));
+    }
+    update(&limiter, &with(1));
+    assert_eq!(usage(&live).await, (3, 0));
+    assert!(permits.iter().all(|permit| !permit.is_lost()));
+    for in_use in [2, 1] {
+        let error = live.try_acquire().await.expect_err("more than there are");
+        assert_eq!((error.kind(), error.limit()), (AcquireErrorKind::Full, 1));
+        permits.pop();
+        until(&live, |now, _| now == in_use).await;
+    }
+    live.try_acquire().await.expect_err("the last one is taken");
+    permits.pop();
+    until_free(&live).await;
+    drop(live.try_acquire().await.expect("one is left"));
+}
+
+async fn the_line_may_become_longer(backend: Backend) {
+    let limiter = backend.replica().await;
+    let short = with(1).max_waiters(1);
+    let live = limiter.semaphore(&short.wait_up_to(PATIENT), "a");
+    let _holder = live.acquire().await.expect("free");
+    let _first = queue(&live, 1).await;
+    let error = live.acquire().await.expect_err("no room");
+    assert_eq!(error.kind(), AcquireErrorKind::LineFull);
+    update(&limiter, &with(1).max_waiters(2));
+    let _second = queue(&live, 2).await;
+    let error = live.acquire().await.expect_err("no room");
+    assert_eq!(
+        (error.kind(), error.waiting()),
+        (AcquireErrorKind::LineFull, 2)
+    );
+}
+
+async fn a_rate_may_become_faster(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slow = limiter.semaphore(&SLOW, "a");
+    drop(slow.acquire().await.expect("in time"));
+    let error = slow.acquire().await.expect_err("used up");
+    assert!(error.retry_after() > Some(Duration::from_secs(5)));
+    let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
+    update(&limiter, &quick);
+    // What was charged before still counts, as much time as it took then.
+    let quick = limiter.semaphore(&quick.wait_up_to(PATIENT), "a");
+    let error = quick.try_acquire().await.expect_err("9 s of it are left");
+    assert!(error.retry_after() < Some(Duration::from_secs(10)));
+    drop(
+        limiter
+            .semaphore(quick.limit(), "b")
+            .acquire()
+            .await
+            .expect("in time"),
+    );
+}
+
+async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {
+    let limiter = backend.replica().await;
+    let live = limiter.semaphore(&LIVE.mode(Mode::Shadow), "a");
+    let first = live.acquire().await.expect("free");
+    assert_eq!(usage(&live).await, (1, 0));
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(live.acquire().await.expect("it only looks on"));
+        assert_eq!(usage(&live).await, (1, 0));
+    }
+    drop(others);
+    assert_eq!(usage(&live).await, (1, 0));
+    // Who has a slot keeps it when the limit is enforced.
+    update(&limiter, &with(1));
+    let enforced = limiter.semaphore(&LIVE, "a");
+    let error = enforced.try_acquire().await.expect_err("taken");
+    assert_eq!(error.kind(), AcquireErrorKind::Full);
+    let waiter = queue(&enforced, 1).await;
+    drop(first);
+    drop(soon(waiter).await.expect("no panic"));
+    until_free(&live).await;
+}
+
+async fn a_shadow_of_one_limit_leaves_the_others_enforced(backend: Backend) {
+    let limiter = backend.replica().await;
+    let shadow = LIVE.mode(Mode::Shadow);
+    let one = Limit::concurrent("one", 1);
+    let (live_alone, one_alone) = (
+        limiter.semaphore(&shadow, "a"),
+        limiter.semaphore(&one, Key::SHARED),
+    );
+    let jobs = live_alone.clone().and(&one, Key::SHARED);
+    let taken = live_alone.acquire().await.expect("free");
+    let permit = jobs.acquire().await.expect("it only looks on");
+    assert_eq!(
+        (usage(&live_alone).await, usage(&one_alone).await),
+        ((1, 0), (1, 0))
+    );
+    let error = jobs.acquire().await.expect_err("the other one is enforced");
+    assert_eq!(
+        (error.kind(), error.limit_name()),
+        (AcquireErrorKind::Full, "one")
+    );
+    drop((taken, permit));
+    until_free(&live_alone).await;
+    until_free(&one_alone).await;
+    // A slot that is free is taken, and given back if another limit refuses.
+    let _taken = one_alone.acquire().await.expect("free");
+    jobs.acquire().await.expect_err("taken");
+    until_free(&live_alone).await;
+}
+
+async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
+    let limiter = backend.replica().await;
+    let shadow = SLOW.mode(Mode::Shadow).wait_up_to(PATIENT);
+    let semaphore = limiter.semaphore(&shadow, "a");
+    for _ in 0..5 {
+        drop(semaphore.acquire().await.expect("it only looks on"));
+    }
+    update(&limiter, &SLOW);
+    let error = limiter
+        .semaphore(&SLOW, "a")
+        .acquire()
+        .await
+        .expect_err("used up");
+    assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+    // One was charged, not five.
+    let rest = error.retry_after().expect("exact");
+    assert!(rest <= Duration::from_secs(10), "{rest:?}");
+}
+
+async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
+    let limiter = backend.replica().await;
+    let live = limiter.semaphore(&LIVE.mode(Mode::Off), "a");
+    let slow = SLOW.mode(Mode::Off);
+    let jobs = live.clone().and(&slow, "a");
+    let mut permits = Vec::new();
+    for _ in 0..3 {
+        permits.push(live.acquire().await.expect("it is off"));
+        permits.push(jobs.acquire().await.expect("both are off"));
+    }
+    assert_eq!(usage(&live).await, (0, 0));
+    assert_eq!(backend.contents(), Vec::<String>::new());
+    update(&limiter, &with(1));
+    let enforced = limiter.semaphore(&LIVE, "a");
+    let _held = enforced.try_acquire().await.expect("nobody has a slot");
+    enforced.try_acquire().await.expect_err("taken");
+    drop(permits);
+    assert_eq!(usage(&live).await, (1, 0));
+}
+
+async fn let_waiters_go(backend: Backend, mode: Mode) {
+    let limiter = backend.replica().await;
+    let live = limiter.semaphore(&LIVE, "a");
+    let holder = live.acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for place in 1..=3 {
+        waiters.push(queue(&live, place).await);
+    }
+    update(&limiter, &with(1).mode(mode));
+    let mut permits = Vec::new();
+    for waiter in waiters {
+        permits.push(soon(waiter).await.expect("no panic"));
+    }
+    assert!(permits.iter().all(|permit| !permit.is_lost()));
+    until(&live, |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+    drop((holder, permits));
+    until_free(&live).await;
+    assert_eq!(limiter.status().held, 0);
+}
+
+async fn waiters_go_on_when_their_limit_becomes_a_shadow(backend: Backend) {
+    let_waiters_go(backend, Mode::Shadow).await;
+}
+
+async fn waiters_go_on_when_their_limit_is_switched_off(backend: Backend) {
+    let_waiters_go(backend, Mode::Off).await;
+}
+
+/// One waits for the slot of a limit that is switched off, and then for the next one.
+async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend) {
+    let limiter = backend.replica().await;
+    let wide = Limit::concurrent("wide", 1).wait_up_to(PATIENT);
+    let (live, wide_alone) = (
+        limiter.semaphore(&LIVE, "a"),
+        limiter.semaphore(&wide, Key::SHARED),
+    );
+    let jobs = live.clone().and(&wide, Key::SHARED).and(&ALL, Key::SHARED);
+    let (_narrow, holder) = (
+        live.acquire().await.expect("free"),
+        wide_alone.acquire().await.expect("free"),
+    );
+    let waiter = queue_under(&jobs, &live, 1).await;
+    update(&limiter, &with(1).mode(Mode::Off));
+    until_waiting(&wide_alone, 1).await;
+    assert_eq!(usage(&live).await, (1, 0));
+    drop(holder);
+    let permit = soon(waiter).await.expect("no panic");
+    assert_eq!(usage(&wide_alone).await, (1, 0));
+    drop(permit);
+    until_free(&wide_alone).await;
+    until_free(&limiter.semaphore(&ALL, Key::SHARED)).await;
+}
+
+async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slow = limiter.semaphore(&SLOW.wait_up_to(PATIENT), "a");
+    // One that is enforced all the time, and lets one go on in half a second.
+    let other = Limit::rate("other", 2, Duration::from_secs(1))
+        .burst(1)
+        .wait_up_to(PATIENT);
+    let jobs = slow.clone().and(&other, "a");
+    let began = Instant::now();
+    drop(jobs.acquire().await.expect("in time"));
+    for (number, mode) in [(1, Mode::Off), (2, Mode::Shadow)] {
+        for semaphore in [&slow, &jobs] {
+            let mut waiter = semaphore.acquire();
+            start(&mut waiter);
+            while limiter.status().waiting == 0 {
+                tokio::task::yield_now().await;
+            }
+            update(&limiter, &SLOW.mode(mode));
+            drop(soon(waiter).await.expect("not enforced"));
+            update(&limiter, &SLOW);
+        }
+        let earliest = number * Duration::from_millis(500);
+        assert!(began.elapsed() >= earliest, "the other one is enforced");
+    }
+    // Nobody of them was charged in the end.
+    soon(async {
+        let of_the_first = Some(Duration::from_secs(10));
+        let used_up = async || slow.try_acquire().await.expect_err("used up");
+        while used_up().await.retry_after() > of_the_first {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let passed = began.elapsed();
+    assert!(
+        passed < Duration::from_secs(10),
+        "the time of this one was waited for"
+    );
+}
+
+async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) {
+    let limiter = backend.replica().await;
+    let (live, slow) = (limiter.semaphore(&LIVE, "a"), limiter.semaphore(&SLOW, "a"));
+    let second = Duration::from_secs(1);
+    let conflicts = [
+        Limit::rate("live", 100, second),
+        Limit::concurrent("slow", 100),
+        with(100).class(Class::Global),
+    ];
+    for limit in &conflicts {
+        let error = limiter.update(limit).expect_err("not while it is in use");
+        assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+        let name = format!("`{}`", limit.name());
+        assert!(error.to_string().contains(&name), "{error}");
+    }
+    let bad = with(100).max_waiters(u32::MAX);
+    let error = limiter.update(&bad).expect_err("out of range");
+    assert_eq!(error.kind(), ConfigErrorKind::Value);
+    let _held = live.try_acquire().await.expect("free");
+    let error = live.try_acquire().await.expect_err("one, as before");
+    assert_eq!(error.limit(), 1);
+    drop(slow.acquire().await.expect("in time"));
+    let error = slow.acquire().await.expect_err("used up");
+    assert!(error.retry_after() > Some(5 * second));
+    // One that is not known yet becomes known.
+    update(&limiter, &Limit::concurrent("new", 2));
+    let conflict = limiter.try_semaphore(&Limit::concurrent("new", 3), "a");
+    assert_eq!(
+        conflict.expect_err("it is 2").kind(),
+        ConfigErrorKind::Conflict
+    );
+}

@@ -1,0 +1,565 @@
+//! Rates: what they give, what waits for its time, and what is not charged after all.
+
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tokio::time::Instant;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{
+    AcquireErrorKind, Key, Limit, Limiter, OnUnavailable, Permit, Policy, Refusal, Semaphore,
+};
+
+use crate::{
+    backend::{Backend, PATIENT, soon, start, until, until_free, until_waiting, usage},
+    support::redis_server::RedisServer,
+};
+
+/// Three at once, then one in ten seconds: longer than any test takes.
+const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(3);
+const SPACING: Duration = Duration::from_secs(10);
+/// One in 100 ms.
+const QUICK: Limit = Limit::rate("quick", 10, Duration::from_secs(1)).burst(1);
+const ALL: Limit = Limit::concurrent("all", 1);
+
+conformance! {
+    a_burst_is_given_and_then_the_exact_time,
+    a_request_waits_for_its_time_and_holds_nothing,
+    those_who_wait_go_on_in_order,
+    a_wait_longer_than_the_line_is_refused,
+    a_request_that_another_limit_refuses_is_not_charged,
+    a_waiter_that_gives_up_is_refunded,
+    a_wait_that_ends_is_refunded,
+    a_wait_for_the_time_that_is_given_up_is_refunded,
+    a_shutdown_refunds_those_who_wait,
+    keys_do_not_share_a_rate,
+    a_request_costs_what_the_closure_says,
+    two_replicas_share_a_rate,
+}
+
+/// Takes what the rate gives at once.
+async fn take_all(semaphore: &Semaphore) -> u32 {
+    let mut taken = 0;
+    loop {
+        match semaphore.try_acquire().await {
+            Ok(_) => taken += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+                return taken;
+            }
+        }
+    }
+}
+
+async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let replicas = [one.semaphore(&SLOW, "a"), other.semaphore(&SLOW, "a")];
+    let began = Instant::now();
+    for number in 0..3 {
+        // Dropping a permit gives nothing back.
+        drop(
+            replicas[number % 2]
+                .acquire()
+                .await
+                .expect("within the burst"),
+        );
+    }
+    let error = replicas[1].acquire().await.expect_err("used up");
+    assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+    assert!(error.is_limited());
+    assert_eq!((error.limit_name(), error.limit()), ("slow", 6));
+    assert_eq!(
+        (error.in_use(), error.waiting(), error.place()),
+        (0, 0, None)
+    );
+    // The first was charged after `began`, and the next time comes a spacing later.
+    let rest = error.retry_after().expect("exact");
+    assert!(
+        rest <= SPACING && rest >= SPACING - began.elapsed(),
+        "{rest:?}"
+    );
+    assert_eq!(one.status().held, 0);
+}
+
+async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slots = limiter.semaphore(&ALL, Key::SHARED);
+    let slow = Limit::rate("waits", 2, Duration::from_secs(1))
+        .burst(1)
+        .wait_up_to(PATIENT);
+    let jobs = limiter.semaphore(&slow, "a").and(&ALL, Key::SHARED);
+    let began = Instant::now();
+    drop(jobs.acquire().await.expect("within the burst"));
+    until_free(&slots).await;
+    let mut waiter = jobs.acquire();
+    start(&mut waiter);
+    while limiter.status().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    // Somebody who is in time gets the slot meanwhile.
+    let holder = slots.try_acquire().await.expect("nobody holds it");
+    assert_eq!(usage(&slots).await, (1, 0));
+    drop(holder);
+    until_free(&slots).await;
+    let permit = soon(waiter).await.expect("its time comes");
+    assert!(began.elapsed() >= Duration::from_millis(500));
+    assert_eq!(usage(&slots).await, (1, 0));
+    assert!(permit.waited() > Duration::ZERO);
+    assert_eq!(permit.place(), 0);
+}
+
+async fn those_who_wait_go_on_in_order(backend: Backend) {
+    let replicas = [backend.replica().await, backend.replica().await];
+    let began = Instant::now();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for number in 0..5 {
+        let semaphore = replicas[number % 2].semaphore(&QUICK.wait_up_to(PATIENT), "a");
+        let before = backend.rate_states();
+        let (order, request) = (order.clone(), semaphore.acquire());
+        tasks.push(tokio::spawn(async move {
+            let _permit = request.await.expect("its time comes");
+            order
+                .lock()
+                .expect("no panic")
+                .push((number, Instant::now()));
+        }));
+        // It has its time when the state has changed.
+        while matches!(backend, Backend::Redis(_)) && backend.rate_states() == before {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+    }
+    for task in tasks {
+        soon(task).await.expect("no panic");
+    }
+    for (place, (number, at)) in order.lock().expect("no panic").iter().enumerate() {
+        assert_eq!(*number, place);
+        let earliest = Duration::from_millis(100) * place as u32;
+        assert!(
+            *at - began >= earliest,
+            "{number} came after {:?}",
+            *at - began
+        );
+    }
+}
+
+async fn a_wait_longer_than_the_line_is_refused(backend: Backend) {
+    let limiter = backend.replica().await;
+    let of_two = SLOW.burst(1).wait_up_to(PATIENT).max_waiters(2);
+    let semaphore = limiter.semaphore(&of_two, "a");
+    let began = Instant::now();
+    let _first = semaphore.acquire().await.expect("in time");
+    let mut waiters = [semaphore.acquire(), semaphore.acquire()];
+    waiters.iter_mut().for_each(start);
+    let error = semaphore.acquire().await.expect_err("no room");
+    assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+    let rest = error.retry_after().expect("exact");
+    assert!(
+        rest <= 3 * SPACING && rest >= 3 * SPACING - began.elapsed(),
+        "{rest:?}"
+    );
+    // Nor can anybody wait longer than the limit says.
+    let short = of_two.clone().wait_up_to(SPACING / 2);
+    let error = limiter
+        .semaphore(&short, "a")
+        .acquire()
+        .await
+        .expect_err("too long");
+    assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+    assert_eq!(limiter.status().waiting, 2);
+}
+
+async fn a_request_that_another_limit_refuses_is_not_charged(backend: Backend) {
+    let limiter = backend.replica().await;
+    let (rate, slots) = (
+        limiter.semaphore(&SLOW, "a"),
+        limiter.semaphore(&ALL, Key::SHARED),
+    );
+    let other_rate = Limit::rate("other", 1, Duration::from_secs(60));
+    let holder = slots.acquire().await.expect("free");
+    let _used_up = limiter
+        .semaphore(&other_rate, "a")
+        .acquire()
+        .await
+        .expect("in time");
+    let before = backend.rate_states();
+    for refusing in [(&ALL, Key::SHARED), (&other_rate, Key::from("a"))] {
+        for _ in 0..20 {
+            let jobs = rate.clone().and(refusing.0, refusing.1.clone());
+            let error = jobs.acquire().await.expect_err("refused by the other one");
+            assert_eq!(error.limit_name(), refusing.0.name());
+        }
+    }
+    assert_eq!(backend.rate_states(), before);
+    assert_eq!(take_all(&rate).await, 3);
+    drop(holder);
+}
+
+/// One of three is charged; of another one it is to be seen that it is given back.
+async fn charge_one(semaphore: &Semaphore) {
+    drop(semaphore.acquire().await.expect("in time"));
+}
+
+/// Whether a part of it was, which is the fourth of its numbers.
+fn given_back(state: &str) -> bool {
+    state.split(' ').nth(3).expect("a state") != "0"
+}
+
+/// Waits until a charge was given back, of which the store is told in an exchange of its own.
+async fn until_refunded(backend: &Backend, semaphore: &Semaphore) {
+    let refunded = || {
+        let states = backend.rate_states();
+        states.first().is_some_and(|state| given_back(state))
+    };
+    soon(async {
+        while matches!(backend, Backend::Redis(_)) && !refunded() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(take_all(semaphore).await, 2);
+}
+
+async fn a_waiter_that_gives_up_is_refunded(backend: Backend) {
+    let limiter = backend.replica().await;
+    let (rate, slots) = (
+        limiter.semaphore(&SLOW, "a"),
+        limiter.semaphore(&ALL, Key::SHARED),
+    );
+    let patient = ALL.wait_up_to(PATIENT);
+    let _holder = slots.acquire().await.expect("free");
+    charge_one(&rate).await;
+    let mut waiter = rate.clone().and(&patient, Key::SHARED).acquire();
+    start(&mut waiter);
+    until_waiting(&slots, 1).await;
+    drop(waiter);
+    until_waiting(&slots, 0).await;
+    until_refunded(&backend, &rate).await;
+}
+
+async fn a_wait_that_ends_is_refunded(backend: Backend) {
+    let limiter = backend.replica().await;
+    let (rate, slots) = (
+        limiter.semaphore(&SLOW, "a"),
+        limiter.semaphore(&ALL, Key::SHARED),
+    );
+    let short = ALL.wait_up_to(Duration::from_millis(30));
+    let _holder = slots.acquire().await.expect("free");
+    charge_one(&rate).await;
+    let error = rate.clone().and(&short, Key::SHARED).acquire().await;
+    assert_eq!(error.expect_err("taken").kind(), AcquireErrorKind::TimedOut);
+    until_refunded(&backend, &rate).await;
+}
+
+async fn a_wait_for_the_time_that_is_given_up_is_refunded(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&SLOW.burst(1).wait_up_to(PATIENT), "a");
+    let began = Instant::now();
+    drop(semaphore.acquire().await.expect("in time"));
+    for _ in 0..10 {
+        let mut waiter = semaphore.acquire();
+        start(&mut waiter);
+        while limiter.status().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(waiter);
+        assert_eq!(limiter.status().waiting, 0);
+    }
+    // All ten have given back what they had reserved: the next time is the first one after the burst.
+    soon(async {
+        loop {
+            let error = semaphore.try_acquire().await.expect_err("used up");
+            let rest = error.retry_after().expect("exact");
+            if rest <= SPACING {
+                assert!(rest >= SPACING - began.elapsed(), "{rest:?}");
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+async fn a_shutdown_refunds_those_who_wait(backend: Backend) {
+    let limiter = backend.replica().await;
+    let spaced = Limit::rate("spaced", 6, Duration::from_secs(60))
+        .burst(1)
+        .wait_up_to(PATIENT);
+    let semaphore = limiter.semaphore(&spaced, "a");
+    drop(semaphore.acquire().await.expect("in time"));
+    let end = |states: &[String]| Some(states.first()?.split_once(' ')?.0.to_owned());
+    let before = end(&backend.rate_states());
+    let mut waiter = semaphore.acquire();
+    start(&mut waiter);
+    while limiter.status().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(limiter.shutdown(Duration::ZERO).await.refused, 1);
+    // The store was told before the shutdown was over.
+    assert_eq!(end(&backend.rate_states()), before);
+    let error = waiter.await.expect_err("closed");
+    assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
+}
+
+async fn keys_do_not_share_a_rate(backend: Backend) {
+    let limiter = backend.replica().await;
+    for key in ["", "a", "b"] {
+        assert_eq!(take_all(&limiter.semaphore(&SLOW, key)).await, 3);
+    }
+    let other = Limit::rate("another", 5, Duration::from_secs(60));
+    assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 5);
+}
+
+/// What comes of a request for this path.
+async fn send(limiter: &Limiter, policy: impl Into<Policy>, path: &str) -> Response<()> {
+    let serve = service_fn(|_| ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))));
+    let service = limiter.layer(policy).layer(serve);
+    let request = Request::get(path).body(()).expect("a request");
+    service
+        .oneshot(request)
+        .await
+        .expect("infallible")
+        .map(drop)
+}
+
+async fn a_request_costs_what_the_closure_says(backend: Backend) {
+    let limiter = backend.replica().await;
+    let ten = Limit::rate("ten", 10, Duration::from_secs(600));
+    let cost = |path: &str| path[1..].parse().expect("a number");
+    let scope = Policy::from(
+        ten.clone()
+            .by_header("x-key")
+            .cost(move |head| cost(head.uri.path())),
+    );
+    let alone = limiter.semaphore(&ten, Key::SHARED);
+    assert_eq!(send(&limiter, scope.clone(), "/7").await.status(), 200);
+    let response = send(&limiter, scope.clone(), "/4").await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let refusal = response.extensions().get::<Refusal>().expect("it says why");
+    // One more has to come back, at one a minute.
+    let rest = refusal.retry_after();
+    assert!(
+        rest <= Duration::from_secs(60) && rest > Duration::from_secs(30),
+        "{rest:?}"
+    );
+    assert_eq!(take_all(&alone).await, 3);
+    // Free, although nothing is left.
+    assert_eq!(send(&limiter, scope.clone(), "/0").await.status(), 200);
+    assert_eq!(send(&limiter, scope, "/1").await.status(), 429);
+
+    // More than the burst costs the burst: all of it, and no more.
+    let other = Limit::rate("other", 10, Duration::from_secs(600));
+    let dear = Policy::from(other.clone().by_header("x-key").cost(|_| 1_000_000));
+    assert_eq!(send(&limiter, dear.clone(), "/").await.status(), 200);
+    assert_eq!(take_all(&limiter.semaphore(&other, Key::SHARED)).await, 0);
+    assert_eq!(send(&limiter, dear, "/").await.status(), 429);
+}
+
+async fn two_replicas_share_a_rate(backend: Backend) {
+    let replicas = [backend.replica().await, backend.replica().await];
+    share_a_rate(&replicas, Duration::from_secs(3)).await;
+}
+
+/// Three replicas for a minute: `cargo test --test semaphore rates::over_a_minute -- --ignored`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes a minute"]
+async fn over_a_minute_three_replicas_use_a_rate_and_no_more() {
+    let backend = Backend::redis();
+    let replicas = [
+        backend.replica().await,
+        backend.replica().await,
+        backend.replica().await,
+    ];
+    share_a_rate(&replicas, Duration::from_secs(60)).await;
+}
+
+/// Never above `rate x time + burst`, and at least 99 % of it used.
+async fn share_a_rate(replicas: &[Limiter], length: Duration) {
+    const COUNT: f64 = 200.0;
+    const BURST: f64 = 20.0;
+    let rate = Limit::rate("shared", COUNT as u32, Duration::from_secs(1));
+    let rate = rate.burst(BURST as u32).wait_up_to(PATIENT);
+    let began = Instant::now();
+    let mut tasks = Vec::new();
+    for limiter in replicas {
+        for _ in 0..8 {
+            let semaphore = limiter.semaphore(&rate, "a");
+            tasks.push(tokio::spawn(async move {
+                let mut times = Vec::new();
+                while began.elapsed() < length {
+                    drop(semaphore.acquire().await.expect("its time comes"));
+                    times.push(began.elapsed());
+                }
+                times
+            }));
+        }
+    }
+    let mut times = Vec::new();
+    for task in tasks {
+        times.extend(task.await.expect("no panic"));
+    }
+    times.sort();
+    // A time is noted after it was given, so this is at least as strict as the rate is.
+    let mut used = 0.0_f64;
+    for (before, time) in times.iter().enumerate() {
+        let (given, most) = (before as f64 + 1.0, COUNT * time.as_secs_f64() + BURST);
+        assert!(given <= most, "{given} in {time:?}, more than {most}");
+        // What was not used once is lost for good, so the best of the end speaks for all.
+        if *time > length * 9 / 10 {
+            used = used.max(given / most);
+        }
+    }
+    println!("{} in {length:?}: {:.2} % used", times.len(), used * 100.0);
+    assert!(used >= 0.99, "only {used} of it was used");
+}
+
+/// In paused time nothing is between a request and the clock: all times are exact.
+#[tokio::test(start_paused = true)]
+async fn times_are_exact_to_the_microsecond() {
+    let limiter = Limiter::in_memory();
+    // 3 in a second: a third of a second is no number of microseconds.
+    let third = Limit::rate("third", 3, Duration::from_secs(1)).burst(2);
+    let semaphore = limiter.semaphore(&third, "a");
+    assert_eq!(take_all(&semaphore).await, 2);
+    let rest = async || {
+        semaphore
+            .try_acquire()
+            .await
+            .map_err(|error| error.retry_after())
+    };
+    let third_of_a_second = Duration::from_micros(333_334);
+    assert_eq!(rest().await.expect_err("used up"), Some(third_of_a_second));
+    tokio::time::advance(Duration::from_micros(333_333)).await;
+    assert_eq!(
+        rest().await.expect_err("not yet"),
+        Some(Duration::from_micros(1))
+    );
+    tokio::time::advance(Duration::from_micros(1)).await;
+    assert_eq!(take_all(&semaphore).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_are_exact_too() {
+    let limiter = Limiter::in_memory();
+    let patient = limiter.semaphore(&QUICK.wait_up_to(PATIENT), "a");
+    let began = Instant::now();
+    let permits: Vec<Permit> =
+        futures_util::future::try_join_all((0..4).map(|_| patient.acquire()))
+            .await
+            .expect("their times come");
+    assert_eq!(began.elapsed(), Duration::from_millis(300));
+    let waited = permits.iter().map(|permit| permit.waited().as_millis());
+    assert_eq!(waited.collect::<Vec<_>>(), [0, 100, 200, 300]);
+}
+
+#[tokio::test]
+async fn without_its_store_a_rate_does_as_its_policy_says() {
+    let mut server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.expect("up");
+    let local = SLOW;
+    let [other, allow, reject] = ["other", "allow", "reject"]
+        .map(|name| Limit::rate(name, 6, Duration::from_secs(60)).burst(3));
+    let other = other.on_unavailable(OnUnavailable::Local(1));
+    let allow = allow.on_unavailable(OnUnavailable::Allow);
+    let reject = reject.on_unavailable(OnUnavailable::Reject);
+    server.stop();
+    let down = Limit::concurrent("down", 1);
+    drop(
+        limiter
+            .semaphore(&down, "a")
+            .acquire()
+            .await
+            .expect("admitted locally"),
+    );
+    assert!(!limiter.status().store_up);
+    assert_eq!(take_all(&limiter.semaphore(&local, "a")).await, 3);
+    let error = limiter
+        .semaphore(&local, "a")
+        .acquire()
+        .await
+        .expect_err("used up");
+    assert!(error.retry_after().expect("exact") <= SPACING);
+    // So many in a period, with the same burst: one a minute.
+    assert_eq!(take_all(&limiter.semaphore(&other, "a")).await, 3);
+    let error = limiter
+        .semaphore(&other, "a")
+        .acquire()
+        .await
+        .expect_err("used up");
+    assert!(error.retry_after().expect("exact") > Duration::from_secs(50));
+    for _ in 0..20 {
+        drop(
+            limiter
+                .semaphore(&allow, "a")
+                .acquire()
+                .await
+                .expect("allowed"),
+        );
+        let error = limiter
+            .semaphore(&reject, "a")
+            .acquire()
+            .await
+            .expect_err("rejected");
+        assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+        assert_eq!(error.limit_name(), "reject");
+    }
+    // One that rejects leaves the others alone.
+    let jobs = limiter.semaphore(&down, "a").and(&reject, "a");
+    jobs.acquire().await.expect_err("rejected");
+    drop(limiter.semaphore(&down, "a").acquire().await.expect("free"));
+
+    server.restart();
+    soon(async {
+        while !limiter.status().store_up {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    // The store has heard of nothing meanwhile.
+    assert_eq!(take_all(&limiter.semaphore(&local, "a")).await, 3);
+}
+
+/// Another type, and a text that is no state.
+#[tokio::test]
+async fn a_key_of_another_type_refuses_and_opens_no_gate() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.expect("up");
+    let rate = SLOW.on_unavailable(OnUnavailable::Allow);
+    let semaphore = limiter.semaphore(&rate, "a");
+    drop(semaphore.acquire().await.expect("in time"));
+    let key = server.cli(&["KEYS", "*:rate"]);
+    let slots = limiter.semaphore(&ALL, Key::SHARED);
+    for command in ["SADD", "SET"] {
+        server.cli(&["DEL", &key]);
+        server.cli(&[command, &key, "nonsense"]);
+        for jobs in [semaphore.clone(), semaphore.clone().and(&ALL, Key::SHARED)] {
+            for _ in 0..5 {
+                let error = jobs.acquire().await.expect_err("never open");
+                assert_eq!(error.kind(), AcquireErrorKind::Misconfigured, "{command}");
+            }
+        }
+        let error = semaphore.acquire().await.expect_err("never open");
+        assert_eq!(error.limit_name(), "slow");
+        // It is no outage, and concerns nobody else.
+        assert!(limiter.status().store_up);
+        assert_eq!(usage(&slots).await, (0, 0));
+        drop(slots.acquire().await.expect("free"));
+        until(&slots, |in_use, _| in_use == 0).await;
+        drop(
+            limiter
+                .semaphore(&rate, "b")
+                .acquire()
+                .await
+                .expect("in time"),
+        );
+    }
+    server.cli(&["DEL", &key]);
+    drop(semaphore.acquire().await.expect("mended"));
+}

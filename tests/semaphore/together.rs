@@ -1,0 +1,561 @@
+//! Several limits together: all or nothing, narrow first, and no two requests that wait for each other.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::sync::mpsc;
+use tower_turnstile::{
+    AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, MAX_SCOPES, Policy, Semaphore,
+};
+
+use crate::{
+    backend::{
+        Backend, PATIENT, queue, queue_under, soon, start, until, until_free, until_waiting, usage,
+    },
+    support::redis_server::RedisServer,
+};
+
+const CALLER: Limit = Limit::concurrent("caller", 1);
+const ALL: Limit = Limit::concurrent("all", 1);
+/// One in ten seconds after the burst: nothing comes back during a test.
+const OPENS: Limit = Limit::rate("opens", 2, Duration::from_secs(20));
+
+const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
+const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
+
+conformance! {
+    a_permit_holds_a_slot_of_each_limit,
+    a_refusal_by_any_leaves_nothing_in_the_others,
+    a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line,
+    a_waiter_that_gives_up_gives_all_back,
+    a_wait_that_ends_gives_all_back,
+    a_shutdown_gives_all_back,
+    a_grant_that_nobody_takes_returns_all,
+    an_error_names_the_limit_that_refused,
+    a_caller_who_waits_for_its_own_slot_holds_no_shared_one,
+    each_line_is_served_in_order,
+    policies_in_opposite_order_do_not_wait_for_each_other,
+}
+
+fn caller(limiter: &Limiter, key: &str) -> Semaphore {
+    limiter.semaphore(&PATIENT_CALLER, key)
+}
+
+fn all(limiter: &Limiter) -> Semaphore {
+    limiter.semaphore(&PATIENT_ALL, Key::SHARED)
+}
+
+/// Under the caller's limit and the one of all.
+fn both(limiter: &Limiter, key: &str) -> Semaphore {
+    caller(limiter, key).and(&PATIENT_ALL, Key::SHARED)
+}
+
+async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let jobs = both(&one, "a").and(&OPENS, "a");
+    let permit = jobs.acquire().await.expect("free");
+    for scope in [caller(&other, "a"), all(&other)] {
+        assert_eq!(usage(&scope).await, (1, 0));
+        let error = scope.try_acquire().await.expect_err("taken");
+        assert_eq!(error.kind(), AcquireErrorKind::Full);
+    }
+    assert_eq!(one.status().held, 2);
+    assert!(!permit.is_lost());
+    drop(permit);
+    for scope in [caller(&other, "a"), all(&other)] {
+        until_free(&scope).await;
+    }
+}
+
+/// Whichever of the limits refuses, and in whatever order they are named.
+async fn a_refusal_by_any_leaves_nothing_in_the_others(backend: Backend) {
+    let limiter = backend.replica().await;
+    // The rate comes last: what it has given does not come back.
+    let scopes = [(&CALLER, "a"), (&ALL, ""), (&OPENS, "a")];
+    for used_up in 0..3 {
+        let (limit, key) = scopes[used_up];
+        let alone = limiter.semaphore(limit, key);
+        let mut taken = Vec::new();
+        for _ in 0..limit.max() {
+            taken.push(alone.try_acquire().await.expect("free"));
+        }
+        let before = backend.contents();
+        for first in 0..3 {
+            let [one, two, three] = [0, 1, 2].map(|number| scopes[(first + number) % 3]);
+            let jobs = limiter.semaphore(one.0, one.1);
+            let jobs = jobs.and(two.0, two.1).and(three.0, three.1);
+            let error = jobs.acquire().await.expect_err("one is used up");
+            assert!(error.is_limited());
+            assert_eq!(error.limit_name(), limit.name());
+        }
+        assert_eq!(backend.contents(), before);
+        for (limit, key) in [(&CALLER, "a"), (&ALL, "")] {
+            let held = u32::from(limit.name() == scopes[used_up].0.name());
+            assert_eq!(usage(&limiter.semaphore(limit, key)).await, (held, 0));
+        }
+        drop(taken);
+        for (limit, key) in [(&CALLER, "a"), (&ALL, "")] {
+            until_free(&limiter.semaphore(limit, key)).await;
+        }
+        if limit.period().is_none() {
+            assert_eq!(backend.contents(), Vec::<String>::new());
+        }
+    }
+    if let Backend::Redis(server) = &backend {
+        // The rate was used up by itself, and is all that is left.
+        assert_eq!(server.cli(&["DBSIZE"]), "1");
+    }
+}
+
+async fn a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line(backend: Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let holder = both(&one, "a").acquire().await.expect("free");
+    let mut waiter = both(&other, "b").acquire();
+    start(&mut waiter);
+    until_waiting(&all(&one), 1).await;
+    assert_eq!(usage(&caller(&one, "b")).await, (1, 0));
+    assert_eq!(usage(&all(&one)).await, (1, 1));
+    assert_eq!(waiter.place(), Some(1));
+    drop(holder);
+    let permit = soon(waiter).await.expect("its turn");
+    assert_eq!(permit.place(), 1);
+    assert_eq!(usage(&caller(&one, "b")).await, (1, 0));
+    assert_eq!(usage(&all(&one)).await, (1, 0));
+    until_free(&caller(&one, "a")).await;
+}
+
+async fn a_waiter_that_gives_up_gives_all_back(backend: Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let _holder = all(&one).acquire().await.expect("free");
+    let mut waiter = both(&other, "b").acquire();
+    start(&mut waiter);
+    until_waiting(&all(&one), 1).await;
+    drop(waiter);
+    until_waiting(&all(&one), 0).await;
+    until_free(&caller(&one, "b")).await;
+    // Dropped before any answer.
+    start(&mut both(&other, "b").acquire());
+    until(&all(&one), |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+    until_free(&caller(&other, "b")).await;
+    assert_eq!(
+        (other.status().held, other.status().waiting),
+        match backend {
+            Backend::Memory(_) => (1, 0),
+            Backend::Redis(_) => (0, 0),
+        }
+    );
+}
+
+async fn a_wait_that_ends_gives_all_back(backend: Backend) {
+    let limiter = backend.replica().await;
+    let short = ALL.wait_up_to(Duration::from_millis(50));
+    let holder = all(&limiter).acquire().await.expect("free");
+    let jobs = caller(&limiter, "b").and(&short, Key::SHARED);
+    let error = jobs.acquire().await.expect_err("taken for longer");
+    assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+    assert!(error.waited() >= Duration::from_millis(50));
+    until_waiting(&all(&limiter), 0).await;
+    until_free(&caller(&limiter, "b")).await;
+    drop(holder);
+    until_free(&all(&limiter)).await;
+    assert_eq!(backend.contents(), Vec::<String>::new());
+}
+
+async fn a_shutdown_gives_all_back(backend: Backend) {
+    let (limiter, other) = (backend.replica().await, backend.replica().await);
+    let holder = both(&limiter, "a").acquire().await.expect("free");
+    let mut waiter = both(&limiter, "b").acquire();
+    start(&mut waiter);
+    until_waiting(&all(&limiter), 1).await;
+    let report = limiter.shutdown(Duration::ZERO).await;
+    assert_eq!(report.refused, 1);
+    let error = waiter.await.expect_err("closed");
+    assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
+    soon(holder.lost()).await;
+    for scope in [all(&other), caller(&other, "a"), caller(&other, "b")] {
+        assert_eq!(usage(&scope).await, (0, 0));
+    }
+}
+
+async fn a_grant_that_nobody_takes_returns_all(backend: Backend) {
+    let limiter = backend.replica().await;
+    let holder = all(&limiter).acquire().await.expect("free");
+    let mut waiter = both(&limiter, "b").acquire();
+    start(&mut waiter);
+    until_waiting(&all(&limiter), 1).await;
+    drop(holder);
+    until(&all(&limiter), |in_use, waiting| {
+        (in_use, waiting) == (1, 0)
+    })
+    .await;
+    drop(waiter);
+    until_free(&all(&limiter)).await;
+    until_free(&caller(&limiter, "b")).await;
+}
+
+async fn an_error_names_the_limit_that_refused(backend: Backend) {
+    let limiter = backend.replica().await;
+    let wide = Limit::concurrent("wide", 3).wait_up_to(Duration::from_millis(30));
+    let alone = limiter.semaphore(&wide, Key::SHARED);
+    drop(alone.acquire().await.expect("free"));
+    until_free(&alone).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(alone.acquire().await.expect("free"));
+    }
+    let jobs = caller(&limiter, "a").and(&wide, Key::SHARED);
+    let _first = queue_under(
+        &limiter.semaphore(&wide.clone().wait_up_to(PATIENT), Key::SHARED),
+        &alone,
+        1,
+    )
+    .await;
+    let error = jobs.acquire().await.expect_err("taken for longer");
+    assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+    assert_eq!((error.limit_name(), error.limit()), ("wide", 3));
+    assert_eq!((error.in_use(), error.place()), (3, Some(2)));
+    assert!(error.waited() >= Duration::from_millis(30));
+    // One was held before, so there is an estimate.
+    assert!(error.retry_after().is_some());
+
+    let error = jobs.try_acquire().await.expect_err("no wait");
+    assert_eq!(
+        (error.kind(), error.limit_name(), error.place()),
+        (AcquireErrorKind::Full, "wide", None)
+    );
+    let _own = caller(&limiter, "a").acquire().await.expect("given back");
+    let error = jobs.try_acquire().await.expect_err("the own one first");
+    assert_eq!((error.limit_name(), error.limit()), ("caller", 1));
+    assert_eq!((error.in_use(), error.waiting()), (1, 0));
+}
+
+/// Whichever is named first.
+async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let shared = Limit::concurrent("two", 2).wait_up_to(PATIENT);
+    let shared_alone = one.semaphore(&shared, Key::SHARED);
+    let jobs = [
+        caller(&other, "a").and(&shared, Key::SHARED),
+        other
+            .semaphore(&shared, Key::SHARED)
+            .and(&PATIENT_CALLER, "a"),
+    ];
+    for jobs in jobs {
+        let holder = jobs.acquire().await.expect("free");
+        let waiter = queue_under(&jobs, &caller(&one, "a"), 1).await;
+        assert_eq!(usage(&shared_alone).await, (1, 0));
+        let stranger = caller(&one, "b").and(&shared, Key::SHARED);
+        let stranger = stranger.try_acquire().await.expect("not in their way");
+        drop((holder, stranger));
+        drop(soon(waiter).await.expect("no panic"));
+        until_free(&shared_alone).await;
+    }
+}
+
+/// Requests for one slot and for two, from two replicas, by one line.
+async fn each_line_is_served_in_order(backend: Backend) {
+    let replicas = [backend.replica().await, backend.replica().await];
+    let mut holder = all(&replicas[0]).acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for number in 0..12 {
+        let limiter = &replicas[number / 2 % 2];
+        let jobs = match number % 3 {
+            0 => all(limiter),
+            // The narrow slot is free for each of them.
+            _ => both(limiter, &number.to_string()),
+        };
+        waiters.push(queue_under(&jobs, &all(&replicas[0]), number as u32 + 1).await);
+    }
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        drop(holder);
+        holder = soon(waiter).await.expect("no panic");
+        assert_eq!(holder.place(), number as u32 + 1);
+        let now = usage(&all(&replicas[0])).await;
+        assert_eq!(now, (1, 11 - number as u32));
+    }
+    drop(holder);
+    // A line of the narrow limit, with the wide one free.
+    let mut holder = both(&replicas[0], "a").acquire().await.expect("free");
+    let narrow = caller(&replicas[0], "a");
+    let mut waiters = Vec::new();
+    for number in 0..6 {
+        let limiter = &replicas[number % 2];
+        let jobs = match number % 3 {
+            0 => caller(limiter, "a"),
+            _ => both(limiter, "a"),
+        };
+        waiters.push(queue_under(&jobs, &narrow, number as u32 + 1).await);
+    }
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        drop(holder);
+        holder = soon(waiter).await.expect("no panic");
+        assert_eq!(usage(&narrow).await, (1, 5 - number as u32));
+    }
+}
+
+/// Many requests for the same two limits, named in both orders on two replicas, and some for one of them.
+async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend) {
+    const ROUNDS: usize = 10;
+    let x = Limit::concurrent("x", 2).wait_up_to(PATIENT);
+    let y = Limit::concurrent("y", 3).wait_up_to(PATIENT);
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let limiter = backend.replica().await;
+        let (x_alone, y_alone) = (limiter.semaphore(&x, "k"), limiter.semaphore(&y, "k"));
+        let kinds = [
+            (x_alone.clone().and(&y, "k"), [1, 1]),
+            (y_alone.clone().and(&x, "k"), [1, 1]),
+            (x_alone, [1, 0]),
+            (y_alone, [0, 1]),
+        ];
+        for (kind, (semaphore, slots)) in kinds.into_iter().enumerate() {
+            for _ in 0..8 {
+                let (semaphore, tell) = (semaphore.clone(), tell.clone());
+                tasks.push(tokio::spawn(async move {
+                    for _ in 0..ROUNDS {
+                        let permit = semaphore.acquire().await.expect("its turn comes");
+                        tell.send((kind, slots, 1)).expect("somebody counts");
+                        tokio::task::yield_now().await;
+                        tell.send((kind, slots, -1)).expect("somebody counts");
+                        drop(permit);
+                    }
+                }));
+            }
+        }
+    }
+    drop(tell);
+    let watcher = backend.replica().await;
+    let watched = [(&x, 2), (&y, 3)].map(|(limit, max)| (watcher.semaphore(limit, "k"), max));
+    let watch = async {
+        loop {
+            for (semaphore, max) in &watched {
+                let (in_use, _) = usage(semaphore).await;
+                assert!(in_use <= *max, "{in_use} slots of {max}");
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let count = async {
+        let (mut inside, mut done) = ([0; 2], [0; 4]);
+        while let Some((kind, slots, change)) = told.recv().await {
+            done[kind] += usize::from(change == 1);
+            inside = [0, 1].map(|limit: usize| inside[limit] + slots[limit] * change);
+            assert!(inside[0] <= 2 && inside[1] <= 3, "{inside:?} are inside");
+        }
+        done
+    };
+    let done = tokio::select! {
+        done = soon(count) => done,
+        () = watch => unreachable!("it watches for ever"),
+    };
+    assert_eq!(done, [2 * 8 * ROUNDS; 4]);
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    for (semaphore, _) in &watched {
+        until_free(semaphore).await;
+    }
+}
+
+/// The store loses everything while a request holds one slot and waits for the other.
+#[tokio::test]
+async fn a_waiter_and_its_holder_survive_a_store_that_has_lost_its_data() {
+    let mut server = RedisServer::start();
+    let builder = || {
+        Limiter::builder()
+            .poll_interval(Duration::from_millis(100))
+            .waiter_ttl(PATIENT)
+    };
+    let one = builder().connect(&server.url()).await.expect("up");
+    let other = builder().connect(&server.url()).await.expect("up");
+    let holder = both(&one, "a").acquire().await.expect("free");
+    let waiter = queue_under(&both(&other, "b"), &all(&one), 1).await;
+    server.restart();
+    // Who held before holds again, and who waited waits.
+    let as_before = async {
+        loop {
+            let scopes = [caller(&one, "a"), caller(&one, "b"), all(&one)];
+            let mut now = Vec::new();
+            for scope in scopes {
+                now.extend(
+                    scope
+                        .usage()
+                        .await
+                        .map(|usage| (usage.in_use, usage.waiting)),
+                );
+            }
+            if now == [(1, 0), (1, 0), (1, 1)] {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(as_before).await;
+    assert!(!holder.is_lost());
+    drop(holder);
+    let permit = soon(waiter).await.expect("no panic");
+    assert!(!permit.is_lost());
+    drop(permit);
+    for scope in [caller(&one, "a"), caller(&one, "b"), all(&one)] {
+        until_free(&scope).await;
+    }
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+}
+
+/// Narrow and wide is what the class says, not the key.
+#[tokio::test]
+async fn a_class_says_which_slot_comes_first() {
+    let limiter = Limiter::in_memory();
+    let route = Limit::concurrent("route", 1)
+        .class(Class::Route)
+        .wait_up_to(PATIENT);
+    let tenant = Limit::concurrent("tenant", 1)
+        .class(Class::Tenant)
+        .wait_up_to(PATIENT);
+    let (route_alone, tenant_alone) = (
+        limiter.semaphore(&route, "r"),
+        limiter.semaphore(&tenant, "t"),
+    );
+    let held = tenant_alone.acquire().await.expect("free");
+    let waiter = queue_under(&route_alone.clone().and(&tenant, "t"), &tenant_alone, 1).await;
+    assert_eq!(usage(&route_alone).await, (0, 0));
+    let route_held = queue(&route_alone, 0).await.await.expect("free");
+    drop(held);
+    until_waiting(&route_alone, 1).await;
+    assert_eq!(usage(&tenant_alone).await, (1, 0));
+    drop(route_held);
+    drop(soon(waiter).await.expect("no panic"));
+}
+
+#[tokio::test]
+async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
+    let limiter = Limiter::in_memory();
+    let names: Vec<String> = (0..=MAX_SCOPES).map(|number| number.to_string()).collect();
+    let limits = names
+        .iter()
+        .map(|name| Limit::try_concurrent(name.clone(), 1).expect("valid"));
+    let limits: Vec<Limit> = limits.collect();
+    let most = limits[1..MAX_SCOPES]
+        .iter()
+        .fold(limiter.semaphore(&limits[0], "k"), |all, limit| {
+            all.and(limit, "k")
+        });
+    drop(most.acquire().await.expect("16 are fine"));
+
+    let twice = caller(&limiter, "a").try_and(&PATIENT_CALLER, "b");
+    let too_many = most.try_and(&limits[MAX_SCOPES], "k");
+    for (error, words) in [
+        (twice.err(), "`caller` comes twice"),
+        (too_many.err(), "not 17"),
+    ] {
+        let error = error.expect("refused");
+        assert_eq!(error.kind(), ConfigErrorKind::Value);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+
+    let policies: [(Policy, &str); 3] = [
+        (Vec::new().into(), "not 0"),
+        (
+            [CALLER.into(), CALLER.by_header("x-key")].into(),
+            "`caller` comes twice",
+        ),
+        (
+            limits.iter().map(Into::into).collect::<Vec<_>>().into(),
+            "not 17",
+        ),
+    ];
+    for (policy, words) in policies {
+        let error = limiter.try_layer(policy).expect_err("refused");
+        assert_eq!(error.kind(), ConfigErrorKind::Value);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let other = Limit::concurrent("caller", 7);
+    let conflict = all(&limiter)
+        .try_and(&other, "a")
+        .expect_err("there is another one");
+    assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
+}
+
+/// How often the server ran each command since the counts were last reset, but for the test's own.
+fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let stats = stats.lines().filter_map(|line| line.split_once(":calls="));
+    let calls = stats.map(|(name, rest)| {
+        let (count, _) = rest.split_once(',').expect("more follows");
+        let name = name.trim_start_matches("cmdstat_").to_owned();
+        (name, count.parse().expect("a number"))
+    });
+    let own = ["config|resetstat", "info", "keys", "zcard"];
+    calls
+        .filter(|(name, _)| !own.contains(&name.as_str()))
+        .collect()
+}
+
+fn times<const N: usize>(times: u64, each: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    each.map(|(name, count)| (name.to_owned(), times * count))
+        .into()
+}
+
+/// Slots under two limits and a time at a rate cost one exchange, and giving the slots back another one.
+#[tokio::test]
+async fn an_admission_under_three_limits_is_one_exchange() {
+    const TIMES: u64 = 20;
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.expect("up");
+    let [caller, all] = ["caller", "all"].map(|name| Limit::concurrent(name, 100));
+    let opens = Limit::rate("opens", 1_000, Duration::from_secs(1_000));
+    let jobs = limiter
+        .semaphore(&caller, "a")
+        .and(&opens, "a")
+        .and(&all, Key::SHARED);
+    // The script is loaded, and the keys are there.
+    let first = jobs.acquire().await.expect("free");
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let mut permits = Vec::new();
+    for _ in 0..TIMES {
+        permits.push(jobs.acquire().await.expect("free"));
+    }
+    let admission = [
+        ("evalsha", 1),
+        ("time", 1),
+        // For each ledger: how it stands, whether the permit is there, its slot, and until when the key lives.
+        ("zrange", 2),
+        ("zcount", 2),
+        ("zmscore", 2),
+        ("zadd", 2),
+        ("pttl", 2),
+        // The rate.
+        ("get", 1),
+        ("set", 1),
+    ];
+    assert_eq!(calls(&server), times(TIMES, admission));
+
+    let ledgers = server.cli(&["KEYS", "*}"]);
+    let held = || {
+        let count = |key| {
+            server
+                .cli(&["ZCARD", key])
+                .parse::<u32>()
+                .expect("a number")
+        };
+        ledgers.lines().map(count).sum::<u32>()
+    };
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    for permit in permits {
+        let before = held();
+        drop(permit);
+        while held() != before - 2 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let release = [
+        ("evalsha", 1),
+        ("time", 1),
+        ("zrem", 2),
+        ("zrange", 2),
+        ("zcount", 2),
+        ("pttl", 2),
+    ];
+    assert_eq!(calls(&server), times(TIMES, release));
+    drop(first);
+}
