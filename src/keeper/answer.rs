@@ -176,6 +176,9 @@ impl Line {
             Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms, now),
             Standing::Waiting { ticket } => {
                 entry.place = place;
+                if entry.claim.is_some() {
+                    entry.begin(now);
+                }
                 self.set(ctx, seq, State::Waiting { ticket, seen: at });
             }
             Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),

@@ -92,8 +92,15 @@ impl Core {
             passed: Vec::new(),
             waker: None,
         };
+        let lines: Vec<usize> = claim.legs.iter().map(|lease| lease.line).collect();
         self.claims.insert(id, claim);
         self.advance(id);
+        // A value of its own may have changed one.
+        for index in lines {
+            if self.lines.contains(index) {
+                self.settle(index);
+            }
+        }
         id
     }
 

@@ -87,7 +87,6 @@ impl Core {
         };
         let line = &mut self.lines[index];
         let entry = line.entries.get_mut(&seq)?;
-        entry.begin(now);
         entry.open = true;
         let (shadow, wait) = (entry.shadow, !entry.wait.is_zero());
         let seen = Seen {

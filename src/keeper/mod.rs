@@ -26,6 +26,8 @@
 //! `not_after`, and the request goes on under a new name.
 
 mod answer;
+#[cfg(test)]
+mod audit;
 mod bounds;
 mod change;
 mod claim;

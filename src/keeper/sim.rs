@@ -30,8 +30,8 @@ use super::{
 };
 use crate::{
     key::Key,
-    ledger::{Exchange, Ledgers, PermitId, ReplicaId, Reply, Seq, Wake},
-    limit::Limit,
+    ledger::{Batch, Claim, Exchange, LedgerError, Ledgers, PermitId, ReplicaId, Reply, Seq, Wake},
+    limit::{Limit, Mode, OnUnavailable},
     store::{StoreError, StoreErrorKind},
 };
 
@@ -59,6 +59,14 @@ struct Faults {
     cut: f64,
     /// The store forgets everything. This excuses G1 to G3.
     forget: f64,
+    /// The store cannot be reached for a while: connecting fails, or nothing answers.
+    outage: f64,
+    /// The store refuses to work for a while.
+    refuse: f64,
+    /// One key is of another type for a while.
+    poison: f64,
+    /// A limit gets other values at one replica.
+    change: f64,
 }
 
 const CLEAN: Faults = Faults {
@@ -72,6 +80,10 @@ const CLEAN: Faults = Faults {
     stall: 0.0,
     cut: 0.0,
     forget: 0.0,
+    outage: 0.0,
+    refuse: 0.0,
+    poison: 0.0,
+    change: 0.0,
 };
 
 const MIXES: &[Faults] = &[
@@ -118,6 +130,46 @@ const MIXES: &[Faults] = &[
         cut: 0.05,
         ..CLEAN
     },
+    Faults {
+        change: 0.5,
+        lost_wake: 0.1,
+        ..CLEAN
+    },
+    Faults {
+        outage: 0.3,
+        lost_wake: 0.1,
+        cut: 0.02,
+        ..CLEAN
+    },
+    Faults {
+        outage: 0.2,
+        change: 0.4,
+        lost_reply: 0.02,
+        late: 0.02,
+        late_wake: 0.1,
+        ..CLEAN
+    },
+    Faults {
+        poison: 0.3,
+        refuse: 0.1,
+        change: 0.2,
+        ..CLEAN
+    },
+    Faults {
+        outage: 0.1,
+        poison: 0.1,
+        refuse: 0.05,
+        change: 0.2,
+        crash: 0.05,
+        stall: 0.1,
+        cut: 0.03,
+        lost_reply: 0.02,
+        late: 0.02,
+        lost_wake: 0.1,
+        late_wake: 0.1,
+        forget: 0.05,
+        ..CLEAN
+    },
 ];
 
 struct World {
@@ -139,6 +191,16 @@ struct World {
     /// How many requests want slots under several limits.
     claims: f64,
     limits: BTreeMap<String, u32>,
+    /// What the limits do without the store.
+    policies: [OnUnavailable; 3],
+    /// Requests bring values of their own, and costs.
+    own: bool,
+    /// More may be admitted than the limits say: by policy.
+    excused: bool,
+    down_until: Duration,
+    hangs: bool,
+    refuses_until: Duration,
+    poisoned: Option<(String, Duration)>,
     /// Nothing goes wrong any more, and nobody new comes.
     calm: bool,
     served: u32,
@@ -168,6 +230,10 @@ struct Client {
     holds: Option<Leases>,
     /// Its permit was seen to be over.
     over: bool,
+    /// It has not come for its answer until then.
+    looks_at: Duration,
+    /// When it must have one.
+    until: Duration,
 }
 
 enum Happening {
@@ -215,6 +281,17 @@ enum Happening {
     Mishap {
         replica: usize,
     },
+    /// An exchange ends in an error, known at once.
+    Fails {
+        replica: usize,
+        life: u32,
+        number: u64,
+        refused: bool,
+    },
+    Looks {
+        replica: usize,
+        life: u32,
+    },
 }
 
 impl World {
@@ -227,7 +304,30 @@ impl World {
         let claims = [0.0, 0.3, 1.0][rng.usize(0..3)];
         let narrow = (0..keys).map(|key| (Key::from(key).ledger_name("sim", "sim"), limit));
         let limits = narrow.chain([(Key::SHARED.ledger_name("sim", "wide"), wide)]);
-        let limits = limits.collect();
+        let mut limits: BTreeMap<String, u32> = limits.collect();
+        let mut policy = || match rng.u8(0..5) {
+            0 => OnUnavailable::Allow,
+            1 => OnUnavailable::Local(1),
+            2 => OnUnavailable::Local(limit),
+            _ => OnUnavailable::Reject,
+        };
+        let mut policies = [policy(), policy(), policy()];
+        if seed.is_multiple_of(3) {
+            policies = [OnUnavailable::Reject; 3];
+        }
+        let own = rng.u8(0..4) == 0;
+        if own || faults.change > 0.0 {
+            limits.values_mut().for_each(|limit| *limit = 6);
+        }
+        let troubled = faults.outage
+            + faults.lost_request
+            + faults.lost_reply
+            + faults.late
+            + faults.cut
+            + faults.stall
+            + faults.crash
+            > 0.0;
+        let excused = troubled && policies != [OnUnavailable::Reject; 3];
         let mut world = Self {
             seed,
             faults,
@@ -244,6 +344,13 @@ impl World {
             keys,
             claims,
             limits,
+            policies,
+            own,
+            excused,
+            down_until: Duration::ZERO,
+            hangs: false,
+            refuses_until: Duration::ZERO,
+            poisoned: None,
             calm: false,
             served: 0,
             strangers: BTreeMap::new(),
@@ -263,6 +370,8 @@ impl World {
                     asked: None,
                     holds: None,
                     over: false,
+                    looks_at: Duration::ZERO,
+                    until: Duration::ZERO,
                 });
                 let client = world.clients.len() - 1;
                 let soon = world.millis(0..500);
@@ -286,16 +395,9 @@ impl World {
             seed: self.rng.u64(..),
         };
         let mut core = Core::new(settings, true, self.local());
-        let limit = Limit::try_concurrent("sim", self.limit)
-            .unwrap()
-            .on_unavailable(crate::OnUnavailable::Reject);
-        core.register(&limit).unwrap();
-        let wide = Limit::try_concurrent("wide", self.wide).unwrap();
-        core.register(&wide.on_unavailable(crate::OnUnavailable::Reject))
-            .unwrap();
-        let rate = Limit::rate("rate", 7, Duration::from_secs(1)).burst(3);
-        core.register(&rate.on_unavailable(crate::OnUnavailable::Reject))
-            .unwrap();
+        for number in 0..3 {
+            core.register(&self.limit_of(number, None)).unwrap();
+        }
         Replica {
             core,
             id,
@@ -305,6 +407,34 @@ impl World {
             last_sent: self.now,
             last_reply: self.now,
         }
+    }
+
+    /// A limit with its first values, or others.
+    fn limit_of(&self, number: usize, max: Option<u32>) -> Limit {
+        let limit = match number {
+            0 => Limit::try_concurrent("sim", max.unwrap_or(self.limit)).unwrap(),
+            1 => Limit::try_concurrent("wide", max.unwrap_or(self.wide)).unwrap(),
+            _ => Limit::try_rate("rate", max.map_or(7, |max| 2 * max), Duration::from_secs(1))
+                .unwrap()
+                .burst(3),
+        };
+        limit.on_unavailable(self.policies[number])
+    }
+
+    fn change(&mut self, replica: usize) {
+        let number = self.rng.usize(0..3);
+        let max = self.rng.u32(1..=5);
+        let mut limit = self.limit_of(number, Some(max));
+        match self.rng.u8(0..6) {
+            0 => limit = limit.mode(Mode::Shadow),
+            1 => limit = limit.mode(Mode::Off),
+            2 => limit = limit.max_waiters(self.rng.u32(0..5)),
+            _ => {}
+        }
+        self.note(|| format!("r{replica} changes {limit:?}"));
+        let now = self.local();
+        self.replicas[replica].core.update(&[&limit], now).unwrap();
+        self.pump(replica);
     }
 
     fn local(&self) -> Instant {
@@ -422,6 +552,25 @@ impl World {
             Happening::ClientAsks { client } => self.client_asks(client),
             Happening::ClientEnds { client, life } => self.client_ends(client, life),
             Happening::Mishap { replica } => self.mishap(replica),
+            Happening::Fails {
+                replica,
+                number,
+                refused,
+                ..
+            } => {
+                let kind = match refused {
+                    true => StoreErrorKind::Permission,
+                    false => StoreErrorKind::Outage,
+                };
+                let message = "no connection".to_owned();
+                let error = StoreError { kind, message };
+                self.note(|| format!("r{replica} hears that {number} failed: {kind:?}"));
+                self.replicas[replica]
+                    .core
+                    .on_failure(number, &error, false, now);
+                self.pump(replica);
+            }
+            Happening::Looks { replica, .. } => self.pump(replica),
         }
         true
     }
@@ -442,7 +591,10 @@ impl World {
     fn arrives(&mut self, replica: usize, life: u32, number: u64, exchange: &Exchange) {
         let before = self.picture();
         let store_us = self.store_us();
-        let (reply, wakes) = self.ledgers.exchange(exchange, store_us);
+        let (run, broken) = self.without_poisoned(exchange);
+        let (mut reply, wakes) = self.ledgers.exchange(&run, store_us);
+        broken.tell(&mut reply);
+        let exchange = &run;
         self.note(|| {
             format!("store runs {number} of r{replica}: {exchange:?} -> {reply:?} wakes {wakes:?}")
         });
@@ -484,6 +636,40 @@ impl World {
         }
     }
 
+    /// The exchange without what concerns a key of another type.
+    fn without_poisoned(&self, exchange: &Exchange) -> (Exchange, Broken) {
+        let (mut run, mut broken) = (exchange.clone(), Broken::default());
+        let Some((key, _)) = self
+            .poisoned
+            .as_ref()
+            .filter(|(_, until)| *until > self.now)
+        else {
+            return (run, broken);
+        };
+        for (number, batch) in run.batches.iter_mut().enumerate() {
+            if *batch.key == **key {
+                broken.batches.insert(number);
+                *batch = Batch {
+                    key: "poisoned".into(),
+                    ..Batch::default()
+                };
+            }
+        }
+        let is_broken = |claim: &Claim| {
+            claim
+                .asks
+                .iter()
+                .any(|ask| broken.batches.contains(&ask.batch))
+                || claim.charges.iter().any(|charge| *charge.key == **key)
+        };
+        let numbers = run.claims.iter().enumerate();
+        let numbers = numbers.filter(|(_, claim)| is_broken(claim));
+        broken.claims = numbers.map(|(number, _)| number).collect();
+        run.claims.retain(|claim| !is_broken(claim));
+        run.refunds.retain(|refund| *refund.key != **key);
+        (run, broken)
+    }
+
     /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.
     fn pump(&mut self, replica: usize) {
         let now = self.local();
@@ -495,6 +681,9 @@ impl World {
             self.fail("the driver is told to send, and gets nothing");
         }
         self.replicas[replica].core.take_wakers();
+        if let Err(why) = self.replicas[replica].core.audit() {
+            self.fail(&format!("r{replica}'s books: {why}"));
+        }
         let lost = self.replicas[replica].core.lost();
         self.note(|| format!("r{replica} has lost {lost}"));
         if let Some(due) = self.replicas[replica].core.next_due() {
@@ -509,6 +698,10 @@ impl World {
             if self.clients[client].replica == replica {
                 self.client_looks(client);
             }
+        }
+        // What they saw may be something to send.
+        if self.replicas[replica].core.may_send(now) {
+            self.pump(replica);
         }
     }
 
@@ -528,6 +721,35 @@ impl World {
                 number,
             },
         );
+        if !self.calm && self.now < self.refuses_until {
+            let delay = self.millis(0..3);
+            let refused = true;
+            return self.after(
+                delay,
+                Happening::Fails {
+                    replica,
+                    life,
+                    number,
+                    refused,
+                },
+            );
+        }
+        if !self.calm && self.now < self.down_until {
+            if !self.hangs {
+                let delay = self.millis(0..3);
+                let refused = false;
+                self.after(
+                    delay,
+                    Happening::Fails {
+                        replica,
+                        life,
+                        number,
+                        refused,
+                    },
+                );
+            }
+            return;
+        }
         if self.chance(self.faults.cut) {
             self.after(Duration::from_micros(100), Happening::Cut { replica, life });
             if self.rng.bool() {
@@ -586,11 +808,24 @@ impl World {
         let demand = self.demand(wait);
         let now = self.local();
         self.note(|| format!("client {client} asks for {demand:?}"));
+        let legs = match &demand {
+            Demand::One(leg) => std::slice::from_ref(leg),
+            Demand::All(legs) => legs,
+        };
+        let until = self.now + legs.iter().map(|leg| leg.wait).sum::<Duration>();
+        let looks_at = match self.rng.u8(0..12) {
+            0 => self.now + self.millis(100..6_000),
+            _ => self.now,
+        };
         let asked = self.replicas[replica].core.submit(demand, now);
         let life = self.replicas[replica].life;
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.now + self.millis(0..400));
         let state = &mut self.clients[client];
         (state.asked, state.life, state.holds, state.over) = (asked.ok(), life, None, false);
+        (state.looks_at, state.until) = (looks_at, until.max(looks_at));
+        if looks_at > self.now {
+            self.at(looks_at, Happening::Looks { replica, life });
+        }
         if let Some(at) = gives_up {
             self.at(at, Happening::ClientEnds { client, life });
         }
@@ -600,12 +835,17 @@ impl World {
     /// One slot of a key, one of those that all share, or both and perhaps a time at a rate; in any order.
     fn demand(&mut self, wait: Duration) -> Demand {
         let key = Key::from(self.rng.u64(0..self.keys));
+        let max = match self.own {
+            true => self.rng.bool().then(|| self.rng.u32(0..=5)),
+            false => None,
+        };
+        let cost = if self.own { self.rng.u32(0..5) } else { 1 };
         let leg = |limit, key, wait| Leg {
             limit,
             key,
             wait,
-            max: None,
-            cost: 1,
+            max,
+            cost,
         };
         if self.rng.f64() >= self.claims {
             return Demand::One(leg(0, key, wait));
@@ -634,10 +874,11 @@ impl World {
             ..
         } = self.clients[client];
         let Some(asked) = asked.clone() else { return };
-        if holds.is_some() {
+        if holds.is_some() || self.clients[client].looks_at > self.now {
             return;
         }
         let now = self.local();
+        let until = self.clients[client].until + Duration::from_secs(3);
         match self.replicas[replica]
             .core
             .collect(&asked, Waker::noop(), now)
@@ -661,6 +902,9 @@ impl World {
                 self.clients[client].asked = None;
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks { client });
+            }
+            None if self.now > until && self.faults.stall == 0.0 => {
+                self.fail(&format!("G7: client {client} waits for too long"))
             }
             None => {}
         }
@@ -710,6 +954,31 @@ impl World {
             self.note(|| format!("r{replica} stands still for {length:?}"));
             self.replicas[replica].stalled_until = self.now + length;
         }
+        if self.chance(self.faults.outage) {
+            let length = self.millis(10..6_000);
+            (self.down_until, self.hangs) = (self.now + length, self.rng.bool());
+            let hangs = self.hangs;
+            self.note(|| format!("the store is down for {length:?}, hangs: {hangs}"));
+        }
+        if self.chance(self.faults.refuse) {
+            let length = self.millis(10..2_000);
+            self.refuses_until = self.now + length;
+            self.note(|| format!("the store refuses for {length:?}"));
+        }
+        if self.chance(self.faults.poison) {
+            let length = self.millis(10..2_000);
+            let key = Key::from(self.rng.u64(0..self.keys));
+            let key = match self.rng.u8(0..3) {
+                0 => key.ledger_name("sim", "sim"),
+                1 => Key::SHARED.ledger_name("sim", "wide"),
+                _ => key.rate_name("sim", "rate"),
+            };
+            self.note(|| format!("{key} is broken for {length:?}"));
+            self.poisoned = Some((key, self.now + length));
+        }
+        if self.chance(self.faults.change) && self.replicas[replica].stalled_until <= self.now {
+            self.change(replica);
+        }
         if self.chance(self.faults.forget) {
             self.note(|| "the store forgets".to_owned());
             self.ledgers.clear();
@@ -757,13 +1026,17 @@ impl World {
             },
         ) in &after
         {
+            if self.excused {
+                break;
+            }
             let limit = self.limits[key] as usize;
             if holders.len() > limit {
                 self.fail(&format!("G1: {} holders of {limit}", holders.len()));
             }
-            if !more && holders.len() < limit && !waiters.is_empty() {
-                let touched = exchange.batches.iter().any(|batch| *batch.key == **key);
-                if touched {
+            if !more && !waiters.is_empty() {
+                let free = |batch: &Batch| holders.len() < batch.limit as usize;
+                let mut touched = exchange.batches.iter().filter(|batch| *batch.key == **key);
+                if touched.any(free) {
                     self.fail("G4: a slot is free while a live waiter stands in line");
                 }
             }
@@ -804,7 +1077,7 @@ impl World {
             else {
                 continue;
             };
-            let over = |lease: &Arc<Lease>| lease.deadline().is_none_or(|deadline| deadline <= now);
+            let over = |lease: &Arc<Lease>| lease.is_over(now);
             if leases.all().iter().any(over) {
                 self.clients[number].over = true;
                 continue;
@@ -819,9 +1092,11 @@ impl World {
                         "G2: client {number}'s permit {id:?} was over and came back"
                     ));
                 }
-                if !picture
-                    .values()
-                    .any(|ledger| ledger.holders.contains_key(&id))
+                // Without a deadline it was admitted by a policy.
+                if lease.deadline().is_some()
+                    && !picture
+                        .values()
+                        .any(|ledger| ledger.holders.contains_key(&id))
                 {
                     self.fail(&format!(
                         "G2: client {number} believes to hold {id:?}, the store does not"
@@ -880,7 +1155,9 @@ impl World {
                 strangers.insert(*id, self.strangers.get(id).copied().unwrap_or(self.now));
             }
             let waits = |client: &Client| match &client.asked {
-                Some(Asked::Slot(lease)) => client.holds.is_none() && lease.seq() == id.seq,
+                Some(Asked::Slot(lease)) => {
+                    client.holds.is_none() && lease.seq() == id.seq && client.looks_at <= self.now
+                }
                 _ => false,
             };
             let mut waiting = self
@@ -908,8 +1185,12 @@ impl World {
             late,
             stall,
             cut,
+            outage,
+            refuse,
+            poison,
             ..
         } = self.faults;
+        let stall = stall + outage + refuse + poison;
         let round_trips = Duration::from_millis(25);
         if lost_request + lost_reply + late + stall + cut == 0.0
             && let Some((id, since)) = ungreeted
@@ -946,13 +1227,11 @@ impl World {
             }
         }
         for number in 0..self.replicas.len() {
-            let (status, empty) = (
-                self.replicas[number].core.status(),
-                self.replicas[number].core.lines.is_empty(),
-            );
-            if status.held + status.waiting > 0 || !empty {
+            let core = &self.replicas[number].core;
+            let (status, left) = (core.status(), core.leftovers());
+            if status.held + status.waiting > 0 || !left.is_empty() {
                 self.fail(&format!(
-                    "G7: keeper {number} still has {status:?}, empty: {empty}"
+                    "G7: keeper {number} still has {status:?}, {left:?}"
                 ));
             }
         }
@@ -962,8 +1241,12 @@ impl World {
             late,
             stall,
             cut,
+            outage,
+            refuse,
+            poison,
             ..
         } = self.faults;
+        let stall = stall + outage + refuse + poison;
         let lost: u64 = self
             .replicas
             .iter()
@@ -978,6 +1261,27 @@ impl World {
             .position(|client| client.asked.is_some())
         {
             self.fail(&format!("G4: client {waiting} has no answer"));
+        }
+    }
+}
+
+/// What of an exchange has failed by itself.
+#[derive(Default)]
+struct Broken {
+    batches: BTreeSet<usize>,
+    claims: BTreeSet<usize>,
+}
+
+impl Broken {
+    fn tell(self, reply: &mut Reply) {
+        let error = LedgerError {
+            message: "WRONGTYPE Operation against a key".to_owned(),
+        };
+        for number in self.batches {
+            reply.batches[number] = Err(error.clone());
+        }
+        for number in self.claims {
+            reply.claims.insert(number, Err(error.clone()));
         }
     }
 }
@@ -1004,6 +1308,8 @@ impl Happening {
             | Self::Wakes { replica, life, .. }
             | Self::Connects { replica, life }
             | Self::Cut { replica, life }
+            | Self::Fails { replica, life, .. }
+            | Self::Looks { replica, life }
             | Self::Ticks { replica, life } => Some((replica, life)),
             _ => None,
         }

@@ -333,3 +333,31 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         assert!(world.keepers[0].lines.is_empty() && world.keepers[0].claims.is_empty());
     }
 }
+
+#[test]
+fn each_wait_begins_with_its_turn() {
+    let mut world = world(1);
+    let (narrow, _wide) = (world.hold(0), world.hold(1));
+    let soon = Duration::from_millis(500);
+    let asked = world.claim(0, vec![leg(0, PATIENT), leg(1, soon)]);
+    world.settle();
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    world.release(0, &narrow);
+    world.settle();
+    assert_eq!(world.under_limit(&WIDE), (1, 1));
+    world.pass(soon - Duration::from_millis(1));
+    assert!(world.look(&asked).is_none());
+    world.pass(Duration::from_millis(1));
+    let Some(Err(error)) = world.look(&asked) else {
+        panic!("its wait for `wide` is over");
+    };
+    assert_eq!(
+        (error.kind(), error.limit_name()),
+        (AcquireErrorKind::TimedOut, "wide")
+    );
+    assert_eq!(
+        (error.place(), error.waited()),
+        (Some(1), Duration::from_millis(2_500))
+    );
+}
