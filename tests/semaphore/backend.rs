@@ -58,6 +58,7 @@ impl Backend {
         match self {
             Self::Memory(limiter) => limiter.clone(),
             Self::Redis(server) => Limiter::builder()
+                .lease(20 * PATIENT)
                 .poll_interval(2 * PATIENT)
                 .waiter_ttl(6 * PATIENT)
                 .connect(&server.url())
