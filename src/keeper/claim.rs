@@ -224,7 +224,8 @@ impl Core {
         let undecided = |claim: &Claim| !matches!(claim.stage, Stage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
         let ids: Vec<u64> = claims.map(|(id, _)| *id).collect();
-        for id in &ids {
+        // From the end of the line, so that the times that rates have reserved for them can be taken back.
+        for id in ids.iter().rev() {
             let error = self.claim_error(*id, kind);
             self.refuse_claim(*id, error);
         }

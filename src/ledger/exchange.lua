@@ -442,7 +442,7 @@ if refunds + claims > 0 then
   local function refund()
     local place, count, period_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
     local burst_us, burst_rem = time_of(tonumber(ARGV[at + 3]), count, period_us)
-    local cost_us = time_of(tonumber(ARGV[at + 4]), count, period_us)
+    local cost_us, cost_rem = time_of(tonumber(ARGV[at + 4]), count, period_us)
     local tat = read(place, count, burst_us, burst_rem)
     local refunded_us = tonumber(ARGV[at + 7])
     if not tat or tat.since_us ~= tonumber(ARGV[at + 8]) or tat.refunded_us < refunded_us then
@@ -451,6 +451,17 @@ if refunds + claims > 0 then
     local top_us, top_rem = tonumber(ARGV[at + 5]) - (tat.refunded_us - refunded_us), tonumber(ARGV[at + 6])
     local is_last = top_us == tat.us and top_rem == tat.rem
     local ahead_us = tat.us - now_us
+    if top_us > tat.us or top_us == tat.us and top_rem > tat.rem then
+      return
+    end
+    if is_last and (ahead_us > cost_us or ahead_us == cost_us and tat.rem >= cost_rem) then
+      tat.us, tat.rem = tat.us - cost_us, tat.rem - cost_rem
+      if tat.rem < 0 then
+        tat.us, tat.rem = tat.us - 1, tat.rem + count
+      end
+      tats[place], changed[place] = tat, true
+      return
+    end
     local share_us = min(cost_us, top_us - now_us)
     if share_us <= 0 or (ahead_us > burst_us or ahead_us == burst_us and tat.rem > burst_rem) and not is_last then
       return

@@ -14,6 +14,8 @@
 //!   the promise needs of them.
 //! - If one begins later, its time is fixed, and somebody else could be given the time before it. So nothing is taken
 //!   back then, unless nothing was charged after this one.
+//! - The last one, as long as nothing of it has run out, is undone: then the one before it is the last. So the times that
+//!   a replica has reserved can all be taken back, from the end.
 
 use std::{cmp::min, time::Duration};
 
@@ -106,6 +108,14 @@ impl Rate {
         let top = self.parts(charged) - i128::from(moved_us) * i128::from(self.count);
         let is_last = top == self.parts(tat);
         let now = i128::from(now_us) * i128::from(self.count);
+        if top > self.parts(tat) {
+            // It was taken back.
+            return state;
+        }
+        if is_last && top - self.cost(cost) >= now {
+            // The state is as it was before: the charge before it is the last one again.
+            return self.with_parts(tat, top - self.cost(cost));
+        }
         if self.parts(tat) - self.cost(self.burst) > now && !is_last {
             return state;
         }

@@ -355,25 +355,40 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
     assert!(day.is_exact());
     let mut bucket = Bucket::new(day);
     bucket.charge(1, 0);
-    let standing_us = bucket.state.unwrap().us;
-    for number in 1..10 {
-        let charged = bucket.charge(52_123, 0);
+    for round in 1..10 {
+        let charged = bucket.charge(52_000, 0);
         assert!(
             matches!(charged, Charged::Until { .. }),
-            "{number}: {charged:?}"
+            "{round}: {charged:?}"
         );
-        bucket.refund(number);
+        // Another one behind it, which stays where it is.
+        bucket.charge(1, 0);
+        bucket.refund(2 * round - 1);
         let Tat {
             us, refunded_us, ..
         } = bucket.state.unwrap();
-        assert_eq!(us, standing_us);
+        assert_eq!(us, START_US + day.time_of(1 + round as u32));
         assert!(refunded_us <= 1 << 52, "{refunded_us}");
     }
     // What was charged before the count began anew cannot be placed any more.
-    bucket.charge(52_123, 0);
     let state = bucket.state;
-    bucket.refund(1);
+    bucket.refund(0);
     assert_eq!(bucket.state, state);
+}
+
+/// From the end of the line, one after the other.
+#[test]
+fn all_reserved_times_are_taken_back_in_the_end() {
+    let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
+    bucket.charge(1, 0);
+    let before = bucket.state;
+    for _ in 0..5 {
+        bucket.charge(1, 10_000_000);
+    }
+    for number in (1..=5).rev() {
+        bucket.refund(number);
+    }
+    assert_eq!(bucket.state, before);
 }
 
 #[test]
