@@ -143,7 +143,10 @@ impl Core {
                         );
                     }
                     State::Asking(Some(_)) => hold!(entry.open, "{at}: asks, and nobody was asked"),
-                    State::Checking => hold!(entry.renewing, "{at}: is checked by nobody"),
+                    // If the question was lost, the exchange that it was open in is still to tell.
+                    State::Checking => {
+                        hold!(entry.renewing || entry.open, "{at}: is checked by nobody")
+                    }
                     State::WaitingHere => {
                         hold!(line.local.is_some(), "{at}: waits here, where nobody is");
                     }
