@@ -114,12 +114,9 @@ impl Permit {
     /// Until when the permit is certainly held, unless it is renewed before; `None` if it needs no renewal (in memory,
     /// or admitted while the store was down), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
-        let deadlines = self
-            .leases
-            .all()
-            .iter()
-            .filter_map(|lease| lease.deadline());
-        deadlines.min()
+        let deadlines = self.leases.all().iter().map(|lease| lease.deadline());
+        let earliest = deadlines.flatten().min();
+        earliest.filter(|_| !self.is_lost())
     }
 
     /// How long it took to get the permit.

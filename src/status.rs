@@ -8,7 +8,7 @@ use crate::limit::Limit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Permits held by this process, under all limits.
+    /// Slots held by this process, under all limits. A permit under several limits has one of each.
     pub held: usize,
     /// Requests of this process that wait.
     pub waiting: usize,
@@ -24,7 +24,7 @@ pub struct Usage {
     pub in_use: u32,
     /// Waiters.
     pub waiting: u32,
-    /// The limit.
+    /// The limit's value for this key.
     pub limit: u32,
 }
 
@@ -34,9 +34,9 @@ pub struct Usage {
 pub struct ShutdownReport {
     /// Waiters that were refused.
     pub refused: usize,
-    /// Permits that their holders gave back in time.
+    /// Slots that their holders gave back in time.
     pub returned: usize,
-    /// Permits that were still held at the deadline: marked lost, and released.
+    /// Slots that were still held at the deadline: their permits were marked lost, and they were released.
     pub lost: usize,
 }
 
