@@ -119,7 +119,8 @@
 //! the request reserves the next free time, waits for it without a slot, and goes on then. A request is charged when it
 //! comes, not when it gets its slots, and what it was charged is given back if another limit refuses it, or if it leaves
 //! before it was let in (unless that would let somebody go on too early). If the store's answer is lost the request is
-//! charged again.
+//! charged again. A store that has lost its data begins anew, and in an outage under `Local` each process counts by
+//! itself.
 //!
 //! **Values for single keys**, such as customers who have paid for more: from a table, a closure that sees the request,
 //! or a lookup whose answers are kept ([`Scope::values`], [`Scope::values_by`], [`Scope::values_by_async`]).
