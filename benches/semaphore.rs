@@ -394,7 +394,8 @@ impl Baseline {
             .arg(5_000)
             .arg(6_500)
             .arg(u64::MAX / 2048)
-            .arg("wake:");
+            .arg("wake:")
+            .arg(""); // no claims
         exchange.arg(LIMIT).arg(1_000).arg(0);
         exchange.arg(releases).arg(0).arg(0).arg(asks).arg(&name);
         let Value::Array(reply) = self.send(exchange).await else {
