@@ -1,5 +1,7 @@
 //! The limiter: an application's one connection to its limits.
 
+#[cfg(feature = "config")]
+use std::collections::HashMap;
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
@@ -112,6 +114,12 @@ impl Limiter {
     /// All of them or none.
     pub(crate) fn update_all(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
         self.0.0.update(limits)
+    }
+
+    /// Gives single keys of a limit new values at once; those that are not listed have the limit's.
+    #[cfg(feature = "config")]
+    pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
+        self.0.0.set_values(limit_name, values);
     }
 
     /// Whether [`register`](Self::register) would take it.

@@ -113,9 +113,9 @@ impl LiveConfig {
 
     /// Takes a new configuration into use. It acts at once: on requests that come, on those that wait, and on slots
     /// that are held, which nobody loses. If there are more slots than before, waiters get them; if there are fewer,
-    /// newcomers wait until enough have been given back. Values of single callers (plans and overrides) hold from the
-    /// caller's next request on. A limit that is gone ends with its last request. How long a
-    /// request waits, and whom it counts for, was said when it came.
+    /// newcomers wait until enough have been given back. The same goes for the values of single callers (plans and
+    /// overrides). A limit that is gone ends with its last request. How long a request waits, and whom it counts for, was
+    /// said when it came.
     ///
     /// Other replicas have to be told too. While they differ, the largest value of a limit holds.
     ///
@@ -162,6 +162,9 @@ impl Live {
         let mut changing = self.changing();
         changing.check(config, &checked, &self.limiter)?;
         let before = changing.known.clone();
+        let limits = checked.limits.iter();
+        let values = limits.map(|(name, limit)| (name.clone(), limit.values.clone()));
+        let values: Vec<_> = values.collect();
         let edits = self.table.load().edits();
         let table = apply(&self.limiter, &mut changing.known, &checked)
             .and_then(|()| Table::new(config, checked, &self.limiter, edits));
@@ -169,6 +172,9 @@ impl Live {
             Ok(table) => {
                 self.table.store(Arc::new(table));
                 changing.config = config.clone();
+                for (name, values) in values {
+                    self.limiter.set_values(&name, &values);
+                }
                 Ok(())
             }
             Err(error) => {

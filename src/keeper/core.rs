@@ -171,6 +171,25 @@ impl Core {
         Ok(())
     }
 
+    /// Gives single keys of a limit new values, without waiting for their next requests. Keys that are not listed have
+    /// the limit's.
+    #[cfg(feature = "config")]
+    pub(crate) fn set_values(
+        &mut self,
+        limit_name: &str,
+        values: &HashMap<Key, u32>,
+        now: Instant,
+    ) {
+        self.ctx.now = now;
+        let number = self.number_of(limit_name);
+        self.each_line(|line, ctx| {
+            if Some(line.key.0) == number {
+                let own_max = values.get(&line.key.1).copied();
+                line.set_own_max(ctx, own_max);
+            }
+        });
+    }
+
     fn change(&mut self, number: usize, limit: Arc<Limit>) {
         self.limits[number] = limit.clone();
         self.each_line(|line, ctx| {

@@ -1,5 +1,7 @@
 //! The lock around the state machine, and who calls in.
 
+#[cfg(feature = "config")]
+use std::collections::HashMap;
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Waker,
@@ -90,6 +92,11 @@ impl Shared {
             let _ = self.start_driver();
         }
         Ok(())
+    }
+
+    #[cfg(feature = "config")]
+    pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
+        self.with(|core, now| core.set_values(limit_name, values, now));
     }
 
     /// Whether [`register`](Self::register) would take it.

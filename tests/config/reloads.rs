@@ -85,22 +85,36 @@ async fn held_slots_count_under_the_new_routes() {
 }
 
 #[tokio::test]
-async fn one_callers_new_value_acts_on_its_next_request() {
+async fn one_callers_new_value_acts_at_once() {
     let text = "
-        limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 } }
+        limits.a = { concurrent = 1, key.header = 'x', overrides = { k = 1 }, wait = '10s' }
         routes = [{ match = ['/'], limits = ['a'] }]
     ";
     let live = live(&config(text));
-    let service = serving(&live);
-    let request = || Request::get("/").header("x", "k").body(()).unwrap();
-    let _first = send(&service, request()).await;
-    assert_eq!(
-        send(&service, request()).await.status(),
-        StatusCode::TOO_MANY_REQUESTS
+    let mut service = serving(&live);
+    let request = |key| Request::get("/").header("x", key).body(()).unwrap();
+    let _held = (
+        send(&service, request("k")).await,
+        send(&service, request("other")).await,
     );
+    let mut one = task::spawn(service.ready().await.unwrap().call(request("k")));
+    let mut other = task::spawn(service.ready().await.unwrap().call(request("other")));
+    assert_pending!(one.poll());
+    assert_pending!(other.poll());
     live.reload(&config(&text.replace("k = 1", "k = 2")))
         .unwrap();
-    assert_eq!(send(&service, request()).await.status(), StatusCode::OK);
+    assert!(one.is_woken() && !other.is_woken());
+    assert_eq!(assert_ready!(one.poll()).unwrap().status(), StatusCode::OK);
+    // One that is not listed any more has the limit's value.
+    let without = text
+        .replace("overrides = { k = 1 }, ", "")
+        .replace("concurrent = 1", "concurrent = 3");
+    live.reload(&config(&without)).unwrap();
+    assert_eq!(
+        assert_ready!(other.poll()).unwrap().status(),
+        StatusCode::OK
+    );
+    assert_eq!(send(&service, request("k")).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
