@@ -206,7 +206,7 @@ impl Core {
         }
     }
 
-    pub(super) fn let_go(&mut self, id: u64, claim: &mut Claim) {
+    fn let_go(&mut self, id: u64, claim: &mut Claim) {
         if let Stage::Sleeping(until) = claim.stage {
             self.rouse(until, id);
         }

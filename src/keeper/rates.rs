@@ -1,6 +1,6 @@
 //! Rates: what a claim is charged, in the store or, without one, in this process.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -55,11 +55,13 @@ impl Core {
         let max = leg.max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         let rate = limit.to_rate(max)?.clamped();
         let wait_us = leg.wait.as_micros() as u64;
+        let namespace = &self.ctx.settings.namespace;
         let charge = Charge {
-            key: leg
-                .key
-                .rate_name(&self.ctx.settings.namespace, limit.name())
-                .into(),
+            // A digest, which only a store needs.
+            key: match self.ctx.shared {
+                true => leg.key.rate_name(namespace, limit.name()).into(),
+                false => Arc::default(),
+            },
             rate,
             cost: leg.cost.min(rate.burst),
             wait_us: if shadow {
