@@ -361,3 +361,18 @@ fn each_wait_begins_with_its_turn() {
         (Some(1), Duration::from_millis(2_500))
     );
 }
+
+#[test]
+fn a_shutdown_gives_back_all_the_times_that_were_reserved() {
+    let mut world = world(1);
+    assert!(world.rate_is_free());
+    let before = world.ledgers.content();
+    for _ in 0..3 {
+        world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
+    }
+    world.settle();
+    assert_ne!(world.ledgers.content(), before);
+    assert_eq!(world.keepers[0].close(), 3);
+    world.settle();
+    assert_eq!(world.ledgers.content(), before);
+}
