@@ -7,7 +7,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 #[cfg(feature = "redis")]
-use crate::store::{StoreError, StoreErrorKind, redis::RedisStore};
+use crate::store::{
+    StoreError, StoreErrorKind,
+    redis::{RedisStore, Target},
+};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     keeper::{Settings, Shared},
@@ -127,7 +130,7 @@ impl LimiterBuilder {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
-        return self.on_client(crate::store::redis::open(url)?).await;
+        return self.on_target(Target::open(url)?).await;
         #[cfg(not(feature = "redis"))]
         return check_url(url).and_then(|()| self.in_memory());
     }
@@ -139,13 +142,13 @@ impl LimiterBuilder {
     /// As [`connect`](Self::connect), but for the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
-        self.on_client(client).await
+        self.on_target(client.into()).await
     }
 
     #[cfg(feature = "redis")]
-    async fn on_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
+    async fn on_target(self, target: Target) -> Result<Limiter, ConfigError> {
         let settings = self.settings()?;
-        let store = RedisStore::new(client, &settings.namespace, settings.replica);
+        let store = RedisStore::new(target, &settings.namespace, settings.replica);
         let shared = Shared::new(settings, Some(Arc::new(store)), self.runtime);
         shared.greet().await.map_err(refused)?;
         Ok(Limiter::new(shared))
@@ -233,7 +236,7 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     #[cfg(feature = "redis")]
-    return crate::store::redis::open(url).map(drop);
+    return Target::open(url).map(drop);
     #[cfg(not(feature = "redis"))]
     return Err(ConfigError::new(
         ConfigErrorKind::Url,

@@ -6,16 +6,15 @@ use std::sync::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, ProtocolVersion, PushKind, RedisResult,
-    aio::MultiplexedConnection, cmd,
+    AsyncConnectionConfig, Client, PushKind, RedisResult, aio::MultiplexedConnection, cmd,
 };
 use tokio::sync::mpsc;
 
-use super::{store_error, wake::Events};
+use super::{Target, store_error, wake::Events};
 use crate::store::{Event, StoreError};
 
 pub(super) struct Connector {
-    client: Client,
+    target: Target,
     /// Where other replicas' exchanges tell of this one's promotions.
     channel: String,
     events: Arc<Events>,
@@ -56,16 +55,9 @@ impl Link {
 }
 
 impl Connector {
-    pub(super) fn new(client: Client, channel: String) -> Self {
-        let info = client.get_connection_info();
-        let redis = info.redis_settings().clone();
-        let tcp = info.tcp_settings().clone();
-        let info = info
-            .clone()
-            .set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
-            .set_tcp_settings(tcp.set_nodelay(true));
+    pub(super) fn new(target: Target, channel: String) -> Self {
         Self {
-            client: Client::open(info).unwrap_or(client),
+            target,
             channel,
             events: Arc::default(),
             turn: tokio::sync::Mutex::default(),
@@ -115,9 +107,9 @@ impl Connector {
                 }
                 Ok::<(), ()>(())
             });
-        check_tls(&self.client)?;
-        let mut connection = self
-            .client
+        let client = self.target.client().await?;
+        check_tls(&client)?;
+        let mut connection = client
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
         connection.subscribe(&self.channel).await?;

@@ -21,6 +21,7 @@
 
 pub(crate) mod codec;
 mod connection;
+mod target;
 mod wake;
 
 use std::{
@@ -30,35 +31,18 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use redis::{Client, ErrorKind, RedisError, Script, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, Script, ServerErrorKind, Value};
 use tokio::sync::mpsc;
 
+pub(crate) use self::target::Target;
 use self::{
     codec::{decode, encode},
     connection::{Connector, Link},
 };
 use super::{Event, Store, StoreError, StoreErrorKind};
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply},
-};
+use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
-
-/// Reads the URL of a store. The error does not repeat it: it may hold a password.
-pub(crate) fn open(url: &str) -> Result<Client, ConfigError> {
-    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
-    let fault = match scheme {
-        Some("redis" | "valkey" | "unix" | "redis+unix" | "valkey+unix") => None,
-        Some("rediss" | "valkeys") if cfg!(feature = "tls") => None,
-        Some("rediss" | "valkeys") => Some("TLS to the store needs the feature `tls`"),
-        _ => Some("the store's URL does not begin with `redis://` or another scheme of Redis"),
-    };
-    let fault = fault.map_or(Ok(()), Err);
-    fault
-        .and_then(|()| Client::open(url).map_err(|_| "the store's URL cannot be read"))
-        .map_err(|fault| ConfigError::new(ConfigErrorKind::Url, fault))
-}
 
 /// Ledgers in one Redis server.
 pub(crate) struct RedisStore {
@@ -71,10 +55,10 @@ struct Inner {
 }
 
 impl RedisStore {
-    pub(crate) fn new(client: Client, namespace: &str, replica: ReplicaId) -> Self {
+    pub(crate) fn new(target: Target, namespace: &str, replica: ReplicaId) -> Self {
         let wake_prefix = format!("{namespace}:wake:");
         let channel = wake_prefix.clone() + &replica.text();
-        let connector = Connector::new(client, channel);
+        let connector = Connector::new(target, channel);
         Self {
             inner: Arc::new(Inner {
                 connector,

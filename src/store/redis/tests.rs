@@ -37,7 +37,7 @@ impl Replica {
 
     fn at(url: &str, number: u128) -> Self {
         let id = ReplicaId::from_bits(number);
-        let store = RedisStore::new(open(url).unwrap(), "turnstile", id);
+        let store = RedisStore::new(Target::open(url).unwrap(), "turnstile", id);
         let (sender, events) = mpsc::channel(100);
         store.listen(sender);
         Self {
@@ -734,8 +734,8 @@ fn a_url_is_checked_and_not_repeated() {
         "redis://user:canary@host/canary",
         "redis://user:canary@host?protocol=canary",
     ] {
-        let error = open(url).unwrap_err();
-        assert_eq!(error.kind(), ConfigErrorKind::Url);
+        let error = Target::open(url).map(drop).unwrap_err();
+        assert_eq!(error.kind(), crate::ConfigErrorKind::Url);
         assert!(!format!("{error:?}").contains("canary"), "{error:?}");
     }
     for url in [
@@ -743,9 +743,9 @@ fn a_url_is_checked_and_not_repeated() {
         "valkey://:secret@host:1/2",
         "unix:///a.sock",
     ] {
-        assert!(open(url).is_ok(), "{url}");
+        assert!(Target::open(url).is_ok(), "{url}");
     }
-    assert_eq!(open("rediss://host").is_ok(), cfg!(feature = "tls"));
+    assert_eq!(Target::open("rediss://host").is_ok(), cfg!(feature = "tls"));
 }
 
 #[tokio::test]
