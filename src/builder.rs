@@ -13,7 +13,7 @@ use crate::store::{
 };
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::{Settings, Shared},
+    keeper::{Keepers, Part, Settings, Shared},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
 };
@@ -111,8 +111,9 @@ impl LimiterBuilder {
     ///
     /// If a setting is out of range.
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
-        let settings = self.settings()?;
-        Ok(Limiter::new(Shared::new(settings, None, self.runtime)))
+        let settings = self.settings(None)?;
+        let keeper = Shared::new(settings, None, self.runtime);
+        Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
 
     /// A limiter on the store at this URL: `redis://` (or `valkey://`), `rediss://` for TLS (feature `tls`), `memory:`
@@ -147,11 +148,16 @@ impl LimiterBuilder {
 
     #[cfg(feature = "redis")]
     async fn on_target(self, target: Target) -> Result<Limiter, ConfigError> {
-        let settings = self.settings()?;
-        let store = RedisStore::new(target, &settings.namespace, settings.replica);
-        let shared = Shared::new(settings, Some(Arc::new(store)), self.runtime);
-        shared.greet().await.map_err(refused)?;
-        Ok(Limiter::new(shared))
+        let mut keepers = Vec::new();
+        for (part, target) in target.parts() {
+            let settings = self.settings(part)?;
+            let store = RedisStore::new(target, &settings.namespace, settings.replica);
+            let keeper = Shared::new(settings, Some(Arc::new(store)), self.runtime.clone());
+            keepers.push(keeper);
+        }
+        // The others will be heard when there is something to ask them.
+        keepers[0].greet().await.map_err(refused)?;
+        Ok(Limiter::new(Keepers::new(keepers)))
     }
 
     /// All that is wrong with the settings, by their names.
@@ -202,7 +208,7 @@ impl LimiterBuilder {
         faults
     }
 
-    fn settings(&self) -> Result<Settings, ConfigError> {
+    fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
         let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
             return fail(fault);
@@ -220,6 +226,7 @@ impl LimiterBuilder {
         Ok(Settings {
             replica: ReplicaId::from_bits(bits),
             namespace: self.namespace.clone(),
+            part,
             lease: self.lease,
             store_timeout: self.store_timeout,
             poll_interval: self.poll_interval,

@@ -41,24 +41,21 @@ impl Key {
         Self::from(joined)
     }
 
-    /// The name of this key's ledger in the store: `<namespace>:{<128 bits of SHA-256 in hex>}`. The braces put a
-    /// ledger on one node of a cluster.
+    /// The name of this key's ledger in the store: `<namespace>:{<128 bits of SHA-256 in hex>}`.
     pub(crate) fn ledger_name(&self, namespace: &str, limit_name: &str) -> String {
+        format!("{namespace}:{{{:032x}}}", self.digest(limit_name))
+    }
+
+    /// 128 bits of SHA-256, that tell it from all other keys and limits.
+    pub(crate) fn digest(&self, limit_name: &str) -> u128 {
         let digest = Sha256::new()
             .chain_update((limit_name.len() as u64).to_be_bytes())
             .chain_update(limit_name)
             .chain_update((self.0.len() as u64).to_be_bytes())
             .chain_update(&self.0)
             .finalize();
-        let bits = digest[..16]
-            .iter()
-            .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
-        format!("{namespace}:{{{bits:032x}}}")
-    }
-
-    /// The name of this key's state at a rate.
-    pub(crate) fn rate_name(&self, namespace: &str, limit_name: &str) -> String {
-        self.ledger_name(namespace, limit_name) + ":rate"
+        let bits = digest[..16].iter();
+        bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte))
     }
 
     fn from_raw(raw: &[u8]) -> Option<Self> {

@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     builder::LimiterBuilder,
     error::{AcquireErrorKind, ConfigError},
-    keeper::{Demand, Request, Shared},
+    keeper::{Demand, Keepers, Request},
     key::Key,
     limit::Limit,
     status::{ShutdownReport, Status, Usage},
@@ -38,8 +38,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Limiter(Arc<Handed>);
 
-/// What all clones share. The keeper outlives it while permits are held.
-struct Handed(Arc<Shared>);
+/// What all clones share. The keepers outlive it while permits are held.
+struct Handed(Arc<Keepers>);
 
 impl Drop for Handed {
     fn drop(&mut self) {
@@ -48,8 +48,8 @@ impl Drop for Handed {
 }
 
 impl Limiter {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self(Arc::new(Handed(shared)))
+    pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
+        Self(Arc::new(Handed(keepers)))
     }
 
     /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one

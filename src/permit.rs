@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{Bounds, Granted, Leases, Shared, Taken},
+    keeper::{Bounds, Granted, Keepers, Leases, Taken},
     limit::Limit,
     status::Quota,
 };
@@ -24,7 +24,7 @@ use crate::{
 /// lost permit stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
-    shared: Arc<Shared>,
+    keepers: Arc<Keepers>,
     leases: Leases,
     waited: Duration,
     place: u32,
@@ -35,7 +35,7 @@ pub struct Permit {
 impl Permit {
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted {
-            shared,
+            keepers,
             taken,
             quotas,
         } = granted;
@@ -44,9 +44,10 @@ impl Permit {
             waited,
             place,
             passed,
+            ..
         } = taken;
         Self {
-            shared,
+            keepers,
             leases,
             waited,
             place,
@@ -72,7 +73,7 @@ impl Permit {
 
     /// Has the permit taken back when it is over.
     pub(crate) fn bound(&self, bounds: Bounds) {
-        self.shared.bound(&self.leases, bounds);
+        self.keepers.bound(&self.leases, bounds);
     }
 
     /// As [`Lease::set_unread`].
@@ -92,8 +93,7 @@ impl Permit {
 
     /// Sees to it that the leases are looked after.
     pub(crate) fn attend(&self) {
-        // Without a runtime nobody does; the deadline holds all the same.
-        let _ = self.shared.start_driver();
+        self.keepers.attend(&self.leases);
     }
 
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
@@ -132,7 +132,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.shared.release(&self.leases);
+        self.keepers.release(&self.leases);
     }
 }
 

@@ -155,6 +155,7 @@ impl Core {
             waited,
             place,
             passed: claim.passed,
+            fees: claim.fees,
         }))
     }
 

@@ -1,6 +1,7 @@
 //! The state machine: its lines, and where to find the one that has something to do.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
     task::Waker,
@@ -10,7 +11,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    Settings,
+    Leg, Part, Settings,
     bounds::Bounded,
     claim::Claim,
     clock::StoreClock,
@@ -144,6 +145,28 @@ impl Core {
         let name = limit.name();
         let message = format!("two limits are named `{name}` and have different values");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
+    /// The part of a cluster that a key's ledger is in.
+    pub(super) fn part_of(&self, limit: usize, key: &Key) -> Part {
+        Part::of(key.digest(self.limits[limit].name()))
+    }
+
+    /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
+    /// could wait for each other in a circle. Rates are first, as nothing is held while they are waited for.
+    pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+        let ranked = legs.into_iter().map(|leg| {
+            let limit = &self.limits[leg.limit];
+            let digest = leg.key.digest(limit.name());
+            let rank = (limit.period().is_none(), limit.class_of(&leg.key), digest);
+            (rank, leg)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_by_key(|(rank, _)| Reverse(*rank));
+        ranked
+            .into_iter()
+            .map(|((_, _, digest), leg)| (Part::of(digest), leg))
+            .collect()
     }
 
     pub(super) fn number_of(&self, limit_name: &str) -> Option<usize> {
@@ -281,9 +304,7 @@ impl Core {
         }
         let rules = self.limits[limit].clone();
         let ledger: Arc<str> = match self.ctx.shared {
-            true => key
-                .ledger_name(&self.ctx.settings.namespace, rules.name())
-                .into(),
+            true => self.ctx.settings.ledger_name(&key, rules.name()).into(),
             false => Arc::default(),
         };
         let index = self

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, task::Waker, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Settings,
+    Part, Settings,
     entry::{Release, State},
 };
 use crate::{
@@ -93,6 +93,11 @@ impl Ctx {
         let meter = self.meters.limit(limit);
         meter.admitted.increment(1);
         meter.wait.record(waited);
+    }
+
+    /// The number of this keeper among those of its limiter.
+    pub(super) fn keeper(&self) -> usize {
+        self.settings.part.map_or(0, Part::number)
     }
 
     pub(super) fn next_seq(&mut self) -> Seq {

@@ -5,7 +5,7 @@ use std::{future::pending, slice, sync::Arc, time::Duration};
 use futures_util::future::select_all;
 use tokio::time::Instant;
 
-use super::Lease;
+use super::{Lease, rates::Fee};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
@@ -60,6 +60,21 @@ pub(crate) struct Taken {
     pub(crate) place: u32,
     /// Limits that would have refused it, and only look on.
     pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    /// What it was charged at rates.
+    pub(super) fees: Vec<Fee>,
+}
+
+impl Taken {
+    /// Both, as one after the other.
+    pub(super) fn and(mut self, mut next: Self) -> Self {
+        let leases = self.leases.all().iter().chain(next.leases.all());
+        self.leases = Leases::Many(leases.cloned().collect());
+        self.waited += next.waited;
+        self.place = self.place.max(next.place);
+        self.passed.append(&mut next.passed);
+        self.fees.append(&mut next.fees);
+        self
+    }
 }
 
 /// The slots of a permit.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use super::{
-    Core, Lease, MAX_BATCHES, MAX_NAMES,
+    Core, Lease, MAX_BATCHES, MAX_NAMES, MAX_REFUNDS,
     claim::{self, Stage},
     ctx::Ctx,
     entry::{Release, Seen, State},
@@ -13,7 +13,7 @@ use super::{
     rates::Paid,
     send::Note,
 };
-use crate::ledger::{Ask, Batch, Claim, ClaimAsk, Want};
+use crate::ledger::{Ask, Batch, Claim, ClaimAsk, Refund, Want};
 
 /// An exchange in the making.
 pub(super) struct Draft {
@@ -21,12 +21,54 @@ pub(super) struct Draft {
     pub(super) notes: Vec<Note>,
     /// By the order in which they came.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
+    pub(super) refunds: Vec<Refund>,
     /// Names that there is room for.
     pub(super) room: usize,
     pub(super) deadline: Instant,
 }
 
 impl Core {
+    /// As much of everything as there is room for.
+    pub(super) fn draft_all(&mut self, draft: &mut Draft, now: Instant) {
+        self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2, now);
+        self.draft_lines(draft, MAX_BATCHES, now);
+        draft.join();
+        let count = self.refunds.len().min(MAX_REFUNDS);
+        draft.refunds.extend(self.refunds.drain(..count));
+    }
+
+    /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
+    /// node one by one. Claims, lines and refunds take turns to be first.
+    pub(super) fn draft_one_key(&mut self, draft: &mut Draft, now: Instant) {
+        for turn in 0..3 {
+            match (self.exchanges + turn) % 3 {
+                0 => self.draft_claims(draft, |draft| draft.claims.is_empty(), now),
+                1 => self.draft_lines(draft, 1, now),
+                _ => draft
+                    .refunds
+                    .extend(self.refunds.drain(..self.refunds.len().min(1))),
+            }
+            if !draft.is_empty() {
+                break;
+            }
+        }
+        draft.join();
+    }
+
+    fn draft_lines(&mut self, draft: &mut Draft, most: usize, now: Instant) {
+        for _ in 0..self.ready.len() {
+            if draft.room == 0 || draft.batches.len() == most {
+                break;
+            }
+            let Some(index) = self.ready.pop_front() else {
+                break;
+            };
+            self.lines[index].listed = false;
+            self.draft_batch(draft, index, now);
+            self.settle(index);
+        }
+    }
+
     pub(super) fn draft_batch(&mut self, draft: &mut Draft, index: usize, now: Instant) {
         let line = &mut self.lines[index];
         let (room, deadline) = (&mut draft.room, &mut draft.deadline);
@@ -37,8 +79,8 @@ impl Core {
     }
 
     /// Claims take no more than half of the room: lines have work too.
-    pub(super) fn draft_claims(&mut self, draft: &mut Draft, now: Instant) {
-        while draft.room > MAX_NAMES / 2 && draft.batches.len() < MAX_BATCHES / 2 {
+    fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool, now: Instant) {
+        while draft.room > MAX_NAMES / 2 && more(draft) {
             let Some(id) = self.asking.pop_first() else {
                 break;
             };
@@ -106,6 +148,21 @@ impl Core {
 }
 
 impl Draft {
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self {
+            batches: Vec::new(),
+            notes: Vec::new(),
+            claims: BTreeMap::new(),
+            refunds: Vec::new(),
+            room: MAX_NAMES,
+            deadline,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
     /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
     pub(super) fn join(&mut self) {
         let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);

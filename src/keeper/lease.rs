@@ -23,6 +23,8 @@ const READ: u64 = 0;
 
 /// A local, conservative deadline. It only ever moves forward, until it is over; then it stays over.
 pub(crate) struct Lease {
+    /// The number of its keeper.
+    pub(super) keeper: usize,
     /// The index of its line in the keeper.
     pub(super) line: usize,
     /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
@@ -37,8 +39,9 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(line: usize, seq: Seq, epoch: Instant) -> Self {
+    pub(super) fn new(keeper: usize, line: usize, seq: Seq, epoch: Instant) -> Self {
         Self {
+            keeper,
             line,
             seq: AtomicU64::new(seq),
             epoch,

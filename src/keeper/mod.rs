@@ -6,6 +6,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
+//! | `keepers`, `part` | the one keeper of a limiter; in a cluster one for each part of it |
+//! | `step` | what a request asks of one keeper |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
 //! | `core`, `ctx` | the state machine: lines, and where to find the one that needs something |
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
@@ -38,9 +40,11 @@ mod demand;
 mod draft;
 mod driver;
 mod entry;
+mod keepers;
 mod lease;
 mod line;
 mod outage;
+mod part;
 mod progress;
 mod rates;
 mod receive;
@@ -50,6 +54,7 @@ mod shared;
 mod silence;
 #[cfg(test)]
 mod sim;
+mod step;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -61,15 +66,19 @@ use std::time::Duration;
 pub(crate) use self::{
     bounds::Bounds,
     demand::{Demand, Leases, Leg, Taken},
+    keepers::Keepers,
     lease::Lease,
+    part::Part,
     request::{Granted, Request},
     shared::Shared,
 };
 use self::{core::Core, ctx::Ctx};
-use crate::ledger::ReplicaId;
+use crate::{key::Key, ledger::ReplicaId};
 
 /// Two may be on their way while the next one fills.
 const MAX_IN_FLIGHT: usize = 2;
+/// In a cluster each is about one ledger, or one rate.
+const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 /// Names in one exchange: about two milliseconds of the store's time.
 const MAX_NAMES: usize = 1_000;
 /// Refunds in one exchange: about a millisecond.
@@ -82,10 +91,30 @@ const MAX_BATCHES: usize = 256;
 pub(crate) struct Settings {
     pub(crate) replica: ReplicaId,
     pub(crate) namespace: String,
+    /// Which part of a cluster it keeps, if the store is one.
+    pub(crate) part: Option<Part>,
     pub(crate) lease: Duration,
     pub(crate) store_timeout: Duration,
     pub(crate) poll_interval: Duration,
     pub(crate) waiter_ttl: Duration,
     /// For jitter.
     pub(crate) seed: u64,
+}
+
+impl Settings {
+    /// The name of a key's ledger in the store.
+    fn ledger_name(&self, key: &Key, limit_name: &str) -> String {
+        match self.part {
+            None => key.ledger_name(&self.namespace, limit_name),
+            Some(part) => {
+                let prefix = part.prefix(&self.namespace);
+                format!("{prefix}{:032x}", key.digest(limit_name))
+            }
+        }
+    }
+
+    /// The name of a key's state at a rate.
+    fn rate_name(&self, key: &Key, limit_name: &str) -> String {
+        self.ledger_name(key, limit_name) + ":rate"
+    }
 }

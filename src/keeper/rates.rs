@@ -22,6 +22,8 @@ const PURGE_FROM: usize = 1_024;
 
 /// What a claim is charged at one rate.
 pub(super) struct Fee {
+    /// The number of its keeper.
+    pub(super) keeper: usize,
     /// The limit's number.
     pub(super) limit: usize,
     key: Key,
@@ -55,11 +57,10 @@ impl Core {
         let max = leg.max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         let rate = limit.to_rate(max)?.clamped();
         let wait_us = leg.wait.as_micros() as u64;
-        let namespace = &self.ctx.settings.namespace;
         let charge = Charge {
             // A digest, which only a store needs.
             key: match self.ctx.shared {
-                true => leg.key.rate_name(namespace, limit.name()).into(),
+                true => self.ctx.settings.rate_name(&leg.key, limit.name()).into(),
                 false => Arc::default(),
             },
             rate,
@@ -73,6 +74,7 @@ impl Core {
         };
         let paid = if leg.cost == 0 { Paid::Free } else { Paid::Not };
         Some(Fee {
+            keeper: self.ctx.keeper(),
             limit: leg.limit,
             key: leg.key.clone(),
             max,
@@ -216,6 +218,12 @@ impl Core {
             claim.passed.push((self.limits[fee.limit].clone(), kind));
             self.ctx.note_pass(fee.limit, kind);
         }
+    }
+
+    /// As [`refund`](Self::refund), for a request that had been granted here.
+    pub(super) fn refund_at(&mut self, fee: Fee, now: Instant) {
+        self.ctx.now = now;
+        self.refund(fee);
     }
 
     /// Gives back what was charged for a claim that was refused or given up.

@@ -1,14 +1,12 @@
 //! Group commit: what many lines have to say is said in one exchange.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Core, MAX_BATCHES, MAX_IN_FLIGHT, MAX_NAMES, MAX_REFUNDS, draft::Draft, entry::Release,
-    outage::Breaker,
+    Core, MAX_IN_FLIGHT, MAX_OF_ONE_KEY_IN_FLIGHT, draft::Draft, entry::Release, outage::Breaker,
 };
-
 use crate::{ledger::Exchange, status::Usage};
 
 /// An exchange that has not been answered.
@@ -46,10 +44,10 @@ impl Core {
             _ if !self.ctx.shared => false,
             Breaker::Down { probe_at, .. } => self.in_flight.is_empty() && now >= probe_at,
             Breaker::Up { .. } => {
-                let most = if self.clock.is_some() {
-                    MAX_IN_FLIGHT
-                } else {
-                    1
+                let most = match (&self.clock, self.ctx.settings.part) {
+                    (None, _) => 1,
+                    (Some(_), None) => MAX_IN_FLIGHT,
+                    (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
                 };
                 let work =
                     !self.ready.is_empty() || !self.asking.is_empty() || !self.refunds.is_empty();
@@ -63,29 +61,14 @@ impl Core {
         if !self.may_send(now) {
             return None;
         }
-        let mut draft = Draft {
-            batches: Vec::new(),
-            notes: Vec::new(),
-            claims: BTreeMap::new(),
-            room: MAX_NAMES,
-            deadline: now + self.ctx.settings.store_timeout,
-        };
+        let mut draft = Draft::new(now + self.ctx.settings.store_timeout);
         // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
         if self.store_is_up() && self.clock.is_some() {
-            self.draft_claims(&mut draft, now);
-            for _ in 0..self.ready.len() {
-                if draft.room == 0 || draft.batches.len() == MAX_BATCHES {
-                    break;
-                }
-                let Some(index) = self.ready.pop_front() else {
-                    break;
-                };
-                self.lines[index].listed = false;
-                self.draft_batch(&mut draft, index, now);
-                self.settle(index);
+            match self.ctx.settings.part {
+                None => self.draft_all(&mut draft, now),
+                Some(_) => self.draft_one_key(&mut draft, now),
             }
-            draft.join();
-            if draft.batches.is_empty() && draft.claims.is_empty() && self.refunds.is_empty() {
+            if draft.is_empty() {
                 return None;
             }
         }
@@ -94,13 +77,7 @@ impl Core {
 
     /// An exchange that asks for nothing but the time.
     pub(crate) fn hello(&mut self, now: Instant) -> Outgoing {
-        let draft = Draft {
-            batches: Vec::new(),
-            notes: Vec::new(),
-            claims: BTreeMap::new(),
-            room: 0,
-            deadline: now + self.ctx.settings.store_timeout,
-        };
+        let draft = Draft::new(now + self.ctx.settings.store_timeout);
         self.send(draft, now)
     }
 
@@ -109,12 +86,11 @@ impl Core {
             batches,
             notes,
             claims,
+            refunds,
             deadline,
             ..
         } = draft;
         let (ids, claims) = claims.into_values().unzip();
-        let count = self.refunds.len().min(MAX_REFUNDS);
-        let refunds = self.refunds.drain(..count).collect();
         let settings = &self.ctx.settings;
         self.exchanges += 1;
         let exchange = Arc::new(Exchange {

@@ -15,7 +15,9 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Bounds, Core, Demand, Leases, Request, Settings, driver, send::Outgoing};
+use super::{
+    Bounds, Core, Lease, Leg, Part, Settings, demand::Taken, driver, rates::Fee, send::Outgoing,
+};
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
@@ -117,27 +119,42 @@ impl Shared {
         self.lock().core.meters().store.clone()
     }
 
-    /// Asks for a permit when it is first polled.
-    pub(crate) fn request(self: &Arc<Self>, demand: Demand) -> Request {
-        Request::new(self.clone(), demand)
+    /// The legs of a demand as they are taken, from the last to the first, and whose they are.
+    pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+        self.lock().core.in_order(legs)
     }
 
-    /// Bounds a held permit. Without a runtime nobody sees to it.
-    pub(crate) fn bound(self: &Arc<Self>, leases: &Leases, bounds: Bounds) {
+    pub(super) fn part_of(&self, limit: usize, key: &Key) -> Part {
+        self.lock().core.part_of(limit, key)
+    }
+
+    /// Bounds held slots. Without a runtime nobody sees to it.
+    pub(super) fn bound(self: &Arc<Self>, leases: &[Arc<Lease>], bounds: Bounds) {
         self.with(|core, now| {
-            let leases = leases.all().iter();
-            leases.for_each(|lease| core.bound(lease, bounds, now));
+            leases
+                .iter()
+                .for_each(|lease| core.bound(lease, bounds, now));
         });
         let _ = self.start_driver();
     }
 
-    pub(crate) fn release(&self, leases: &Leases) {
-        self.with(|core, now| {
-            leases
-                .all()
-                .iter()
-                .for_each(|lease| core.release(lease, now))
-        });
+    pub(super) fn release(&self, leases: &[Arc<Lease>]) {
+        self.with(|core, now| leases.iter().for_each(|lease| core.release(lease, now)));
+    }
+
+    /// Gives back what was charged for a request that was refused after all.
+    pub(super) fn refund(&self, fee: Fee) {
+        self.with(|core, now| core.refund_at(fee, now));
+    }
+
+    /// As if it had not been taken.
+    pub(super) fn give_back(&self, taken: Taken) {
+        self.release(taken.leases.all());
+        taken
+            .fees
+            .into_iter()
+            .rev()
+            .for_each(|fee| self.refund(fee));
     }
 
     pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {

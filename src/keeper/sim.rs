@@ -388,6 +388,7 @@ impl World {
         let settings = Settings {
             replica: id,
             namespace: "sim".to_owned(),
+            part: None,
             lease: LEASE,
             store_timeout: STORE_TIMEOUT,
             poll_interval: POLL,
@@ -971,7 +972,7 @@ impl World {
             let key = match self.rng.u8(0..3) {
                 0 => key.ledger_name("sim", "sim"),
                 1 => Key::SHARED.ledger_name("sim", "wide"),
-                _ => key.rate_name("sim", "rate"),
+                _ => key.ledger_name("sim", "rate") + ":rate",
             };
             self.note(|| format!("{key} is broken for {length:?}"));
             self.poisoned = Some((key, self.now + length));

@@ -64,7 +64,7 @@ impl Core {
         prepare: impl FnOnce(&mut Entry),
     ) -> Arc<Lease> {
         let seq = self.ctx.next_seq();
-        let lease = Arc::new(Lease::new(line, seq, self.ctx.epoch));
+        let lease = Arc::new(Lease::new(self.ctx.keeper(), line, seq, self.ctx.epoch));
         let mut entry = Entry::new(lease.clone(), wait, now);
         prepare(&mut entry);
         self.ctx.count(self.lines[line].key.0, entry.state);
@@ -251,6 +251,7 @@ impl Line {
             waited,
             place,
             passed,
+            fees: Vec::new(),
         };
         match entry.state {
             State::Held { .. } if !lease.is_over(now) => {

@@ -191,7 +191,7 @@ impl Script {
     }
 
     fn exchange(&mut self, exchange: &Exchange, now_us: u64) -> (Reply, Vec<(String, Wake)>) {
-        let mut command = encode("EVALSHA", &self.digest, WAKE_PREFIX, exchange);
+        let mut command = encode("EVALSHA", &self.digest, WAKE_PREFIX, None, exchange);
         command.arg(now_us / 1_000_000).arg(now_us % 1_000_000);
         let value: Value = command.query(&mut self.connection).unwrap();
         // What was pushed has come when this is answered.

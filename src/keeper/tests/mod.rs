@@ -47,6 +47,7 @@ impl World {
             let settings = Settings {
                 replica: ReplicaId::from_bits(number as u128),
                 namespace: "test".to_owned(),
+                part: None,
                 lease: LEASE,
                 store_timeout: STORE_TIMEOUT,
                 poll_interval: Duration::from_secs(1),
@@ -474,7 +475,7 @@ fn a_refusal_after_an_outage_closes_the_gate_again() {
 fn a_lease_ends_once() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let lease = Lease::new(0, 1, start);
+    let lease = Lease::new(0, 0, 1, start);
     lease.hold(Some(at(10)));
     assert!(lease.extend(at(20), at(9)));
     assert!(lease.extend(at(15), at(9)), "held, and not shortened");
@@ -482,11 +483,11 @@ fn a_lease_ends_once() {
     assert!(!lease.extend(at(40), at(21)));
     assert!(lease.is_over(at(9)));
 
-    let given_back = Lease::new(0, 2, start);
+    let given_back = Lease::new(0, 0, 2, start);
     given_back.hold(Some(at(10)));
     given_back.return_at(at(9));
     assert!(!given_back.is_over(at(11)));
-    let too_late = Lease::new(0, 3, start);
+    let too_late = Lease::new(0, 0, 3, start);
     too_late.hold(Some(at(10)));
     too_late.return_at(at(11));
     assert!(too_late.is_over(at(11)));

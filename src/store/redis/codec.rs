@@ -13,7 +13,14 @@ use crate::{
 };
 
 /// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
-pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &Exchange) -> Cmd {
+/// `idle_key` is named if the exchange names no other.
+pub(crate) fn encode(
+    command: &str,
+    script: &str,
+    wake_prefix: &str,
+    idle_key: Option<&str>,
+    exchange: &Exchange,
+) -> Cmd {
     let seqs = |batch: &Batch| {
         batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
     };
@@ -28,7 +35,12 @@ pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &
         10 + 8 * ledgers + seqs + more,
         200 + script.len() + 80 * (ledgers + rates.keys.len()) + SEQ_CHARS * (seqs + more),
     );
-    cmd.arg(command).arg(script).arg(ledgers + rates.keys.len());
+    let keys = ledgers + rates.keys.len();
+    let idle_key = idle_key.filter(|_| keys == 0);
+    cmd.arg(command)
+        .arg(script)
+        .arg(keys + usize::from(idle_key.is_some()));
+    cmd.arg(idle_key);
     for batch in &exchange.batches {
         cmd.arg(&*batch.key);
     }
@@ -39,7 +51,7 @@ pub(crate) fn encode(command: &str, script: &str, wake_prefix: &str, exchange: &
         .arg(exchange.alive_ms)
         .arg(exchange.not_after_us)
         .arg(wake_prefix)
-        .arg(counts(exchange));
+        .arg(counts(exchange, keys));
     for batch in &exchange.batches {
         encode_batch(&mut cmd, batch);
     }
@@ -122,13 +134,14 @@ fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
     }
 }
 
-/// Most exchanges are about ledgers only: these say nothing here.
-fn counts(exchange: &Exchange) -> String {
-    let (refunds, claims) = (exchange.refunds.len(), exchange.claims.len());
-    if refunds + claims == 0 {
+/// In most exchanges all keys are ledgers: these say nothing here.
+fn counts(exchange: &Exchange, keys: usize) -> String {
+    let (ledgers, refunds) = (exchange.batches.len(), exchange.refunds.len());
+    let claims = exchange.claims.len();
+    if ledgers == keys && refunds + claims == 0 {
         return String::new();
     }
-    format!("{} {refunds} {claims}", exchange.batches.len())
+    format!("{ledgers} {refunds} {claims}")
 }
 
 fn flag(flag: bool) -> u8 {

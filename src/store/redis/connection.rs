@@ -28,6 +28,9 @@ pub(super) struct Connector {
 #[derive(Clone)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
+    /// Where it leads.
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    client: Client,
     state: Arc<LinkState>,
 }
 
@@ -52,6 +55,11 @@ impl Link {
     pub(super) fn connection(&self) -> MultiplexedConnection {
         self.connection.clone()
     }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
 }
 
 impl Connector {
@@ -68,6 +76,11 @@ impl Connector {
 
     pub(super) fn listen(&self, events: mpsc::Sender<Event>) {
         self.events.listen(events);
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn target(&self) -> &Target {
+        &self.target
     }
 
     /// The connection to use now, made if need be.
@@ -94,6 +107,18 @@ impl Connector {
 
     /// Without time limits of its own: the caller has one for all of it.
     async fn connect(&self) -> RedisResult<Link> {
+        let mut attempts = self.target.attempts();
+        loop {
+            let client = self.target.client().await?;
+            attempts -= 1;
+            match self.connect_to(client).await {
+                Err(error) if error.is_io_error() && attempts > 0 => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn connect_to(&self, client: Client) -> RedisResult<Link> {
         let state = Arc::<LinkState>::default();
         let (events, seen) = (self.events.clone(), state.clone());
         let config = AsyncConnectionConfig::new()
@@ -107,7 +132,6 @@ impl Connector {
                 }
                 Ok::<(), ()>(())
             });
-        let client = self.target.client().await?;
         check_tls(&client)?;
         let mut connection = client
             .get_multiplexed_async_connection_with_config(&config)
@@ -115,7 +139,11 @@ impl Connector {
         connection.subscribe(&self.channel).await?;
         self.events.tell(Event::Connected);
         self.read_policy(&mut connection).await;
-        Ok(Link { connection, state })
+        Ok(Link {
+            connection,
+            client,
+            state,
+        })
     }
 
     /// Warns once of a store that may evict permits. It may not be allowed to ask.
@@ -148,7 +176,7 @@ impl Connector {
 
 /// Without a provider of cryptography rustls would panic.
 #[cfg(feature = "tls")]
-fn check_tls(client: &Client) -> RedisResult<()> {
+pub(super) fn check_tls(client: &Client) -> RedisResult<()> {
     use redis::{ConnectionAddr, ErrorKind};
     let is_tls = matches!(
         client.get_connection_info().addr(),
@@ -162,6 +190,6 @@ fn check_tls(client: &Client) -> RedisResult<()> {
 }
 
 #[cfg(not(feature = "tls"))]
-fn check_tls(_: &Client) -> RedisResult<()> {
+pub(super) fn check_tls(_: &Client) -> RedisResult<()> {
     Ok(())
 }

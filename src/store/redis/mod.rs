@@ -4,6 +4,8 @@
 //! process's own channel before the first exchange is sent on it. After an error it is not used again; the next
 //! exchange makes a new one, and so finds the server that the name now leads to.
 //!
+//! In a cluster each part of it has a store of its own: see `cluster.rs`.
+//!
 //! # Permissions
 //!
 //! A user of the store needs no more than this (here for the namespace `turnstile`):
@@ -17,8 +19,11 @@
 //! ```
 //!
 //! Without `publish`, waiters learn of their slots when they ask, once a poll interval. With `config|get` a
-//! `maxmemory-policy` that may evict permits is noticed at the start. `script|load` is not used.
+//! `maxmemory-policy` that may evict permits is noticed at the start. `script|load` is not used. In
+//! a cluster `asking` is needed while keys move from node to node.
 
+#[cfg(feature = "cluster")]
+mod cluster;
 pub(crate) mod codec;
 mod connection;
 mod target;
@@ -31,7 +36,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use redis::{ErrorKind, RedisError, Script, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind, Value};
 use tokio::sync::mpsc;
 
 pub(crate) use self::target::Target;
@@ -52,17 +57,21 @@ pub(crate) struct RedisStore {
 struct Inner {
     connector: Connector,
     wake_prefix: String,
+    /// Named by an exchange that has no other key, so that in a cluster it comes to the right node.
+    idle_key: Option<String>,
 }
 
 impl RedisStore {
     pub(crate) fn new(target: Target, namespace: &str, replica: ReplicaId) -> Self {
         let wake_prefix = format!("{namespace}:wake:");
         let channel = wake_prefix.clone() + &replica.text();
+        let idle_key = target.part().map(|part| part.prefix(namespace));
         let connector = Connector::new(target, channel);
         Self {
             inner: Arc::new(Inner {
                 connector,
                 wake_prefix,
+                idle_key,
             }),
         }
     }
@@ -71,16 +80,7 @@ impl RedisStore {
 impl Store for RedisStore {
     fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
         let inner = self.inner.clone();
-        async move {
-            let link = inner.connector.link().await?;
-            let outcome = inner.run(&link, &exchange).await;
-            if outcome.is_err() {
-                // Whatever is wrong with this server, the next connection may lead to another.
-                inner.connector.forget(&link);
-            }
-            outcome
-        }
-        .boxed()
+        async move { inner.exchange(&exchange).await }.boxed()
     }
 
     fn listen(&self, events: mpsc::Sender<Event>) {
@@ -93,22 +93,52 @@ impl Store for RedisStore {
 }
 
 impl Inner {
-    async fn run(&self, link: &Link, exchange: &Exchange) -> Result<Reply, StoreError> {
-        let mut connection = link.connection();
-        let by_text = || encode("EVAL", EXCHANGE_LUA, &self.wake_prefix, exchange);
-        let by_digest = || encode("EVALSHA", SCRIPT.get_hash(), &self.wake_prefix, exchange);
-        let command = if link.is_first() {
-            by_text()
-        } else {
-            by_digest()
-        };
-        let mut outcome = command.query_async::<Value>(&mut connection).await;
-        if let Err(error) = &outcome
-            && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-        {
-            outcome = by_text().query_async(&mut connection).await;
+    async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
+        #[cfg(feature = "cluster")]
+        if let Target::Cluster(cluster) = self.connector.target() {
+            return self.exchange_in(cluster, exchange).await;
         }
-        decode(exchange, outcome.map_err(|error| store_error(&error))?)
+        let link = self.connector.link().await?;
+        let outcome = self.run(&link, exchange).await;
+        self.read(&link, exchange, outcome)
+    }
+
+    async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
+        let mut connection = link.connection();
+        let command = match link.is_first() {
+            true => self.by_text(exchange),
+            false => self.encode("EVALSHA", SCRIPT.get_hash(), exchange),
+        };
+        match command.query_async(&mut connection).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.by_text(exchange).query_async(&mut connection).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn read(
+        &self,
+        link: &Link,
+        exchange: &Exchange,
+        outcome: RedisResult<Value>,
+    ) -> Result<Reply, StoreError> {
+        let value = outcome.map_err(|error| store_error(&error));
+        let reply = value.and_then(|value| decode(exchange, value));
+        if reply.is_err() {
+            // Whatever is wrong with this server, the next connection may lead to another.
+            self.connector.forget(link);
+        }
+        reply
+    }
+
+    fn by_text(&self, exchange: &Exchange) -> Cmd {
+        self.encode("EVAL", EXCHANGE_LUA, exchange)
+    }
+
+    fn encode(&self, command: &str, script: &str, exchange: &Exchange) -> Cmd {
+        let idle_key = self.idle_key.as_deref();
+        encode(command, script, &self.wake_prefix, idle_key, exchange)
     }
 }
 

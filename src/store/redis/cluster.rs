@@ -1,0 +1,266 @@
+//! A cluster: which of its nodes to ask.
+//!
+//! A node that does not have what is asked for says who has. So the way to a part of the cluster begins at any node, goes
+//! where that one sends it, and stays there until it is sent elsewhere or the connection fails; then it begins again.
+//! What was redirected did not run, so nothing runs twice.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError,
+    RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection,
+};
+
+use super::{Inner, connection::check_tls};
+use crate::{
+    keeper::Part,
+    ledger::{Exchange, Reply},
+    store::{StoreError, StoreErrorKind},
+};
+
+/// Nodes in a URL.
+const MAX_SEEDS: usize = 16;
+/// Other nodes that are remembered, in case none of those is left.
+const MAX_HEARD_OF: usize = 64;
+
+/// The way to one part of a cluster.
+pub(crate) struct Cluster {
+    part: Part,
+    nodes: Arc<Nodes>,
+    /// Where the next connection has to lead.
+    to: Mutex<Option<Node>>,
+    /// Which node to begin at next time.
+    next: AtomicUsize,
+    /// To the node that keys are moving to.
+    ahead: tokio::sync::Mutex<Option<(Node, MultiplexedConnection)>>,
+}
+
+/// What all parts know.
+struct Nodes {
+    /// For one of the nodes, with what is the same for all.
+    info: ConnectionInfo,
+    seeds: Vec<Node>,
+    heard_of: Mutex<Vec<Node>>,
+}
+
+/// Redirects of one exchange: a cluster that is changing may take a few.
+const MAX_REDIRECTS: usize = 8;
+
+/// Host and port.
+type Node = (String, u16);
+
+/// Where an error sends its exchange.
+enum Redirect {
+    /// To another node from now on: the next connection leads there.
+    Moved,
+    /// To another node this once: keys are moving there.
+    Ask(Node),
+}
+
+impl Cluster {
+    /// Reads `<scheme>+cluster://[user:password@]host[:port][,host[:port]]...[?parameters]`.
+    pub(super) fn open(url: &str) -> Result<Self, &'static str> {
+        const UNREADABLE: &str = "the store's URL cannot be read";
+        let (scheme, rest) = url.split_once("+cluster://").ok_or(UNREADABLE)?;
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, parameters) = rest.split_at(end);
+        let (user, hosts) = match authority.rsplit_once('@') {
+            Some((user, hosts)) => (format!("{user}@"), hosts),
+            None => (String::new(), authority),
+        };
+        if !matches!(parameters.split('?').next(), Some("" | "/" | "/0")) {
+            return Err("a cluster has no databases to choose from");
+        }
+        let open = |host| Client::open(format!("{scheme}://{user}{host}{parameters}"));
+        let clients = hosts.split(',').map(|host| match host {
+            "" => Err(UNREADABLE),
+            host => open(host).map_err(|_| UNREADABLE),
+        });
+        let clients: Vec<Client> = clients.take(MAX_SEEDS + 1).collect::<Result<_, _>>()?;
+        if clients.len() > MAX_SEEDS {
+            return Err("the store's URL names more than 16 nodes");
+        }
+        let infos = clients.iter().map(|client| client.get_connection_info());
+        let seeds = infos.filter_map(|info| node_of(info.addr())).collect();
+        let info = super::target::prepared(clients[0].get_connection_info().clone());
+        let nodes = Arc::new(Nodes {
+            info,
+            seeds,
+            heard_of: Mutex::default(),
+        });
+        Ok(Self::new(Part::default(), nodes))
+    }
+
+    fn new(part: Part, nodes: Arc<Nodes>) -> Self {
+        Self {
+            part,
+            nodes,
+            to: Mutex::default(),
+            next: AtomicUsize::new(part.number()),
+            ahead: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The way to this part.
+    pub(super) fn for_part(&self, part: Part) -> Self {
+        Self::new(part, self.nodes.clone())
+    }
+
+    pub(super) fn part(&self) -> Part {
+        self.part
+    }
+
+    /// How many nodes are worth a try before giving up.
+    pub(super) fn attempts(&self) -> usize {
+        self.nodes.seeds.len() + self.nodes.heard_of().len()
+    }
+
+    /// The node that the last redirect named; after that each of those it knows in turn.
+    pub(super) fn client(&self) -> RedisResult<Client> {
+        if let Some(node) = self.to().take() {
+            return self.nodes.client(node);
+        }
+        let next = self.next.fetch_add(1, Relaxed);
+        let heard_of = self.nodes.heard_of();
+        let known = self.nodes.seeds.iter().chain(&*heard_of);
+        let node = known
+            .cycle()
+            .nth(next % (self.nodes.seeds.len() + heard_of.len()));
+        let node = node.cloned().unwrap_or_default();
+        drop(heard_of);
+        self.nodes.client(node)
+    }
+
+    /// Whether an error sends its exchange elsewhere; `from` is where it was.
+    fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
+        let (address, _slot) = error.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        let host = match host {
+            // A node that does not know its own name means this one.
+            "" | "?" => node_of(from.get_connection_info().addr())?.0,
+            host => host.trim_matches(['[', ']']).to_owned(),
+        };
+        let node = (host, port.parse().ok()?);
+        self.nodes.remember(&node);
+        if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) {
+            return Some(Redirect::Ask(node));
+        }
+        *self.to() = Some(node);
+        Some(Redirect::Moved)
+    }
+
+    /// Sends a command to the node that its key is moving to.
+    async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
+        let mut ahead = self.ahead.lock().await;
+        let connection = match ahead.take() {
+            Some((known, connection)) if known == node => connection,
+            _ => {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(None)
+                    .set_response_timeout(None);
+                let client = self.nodes.client(node.clone())?;
+                check_tls(&client)?;
+                client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await?
+            }
+        };
+        *ahead = Some((node, connection.clone()));
+        drop(ahead);
+        let mut asking = redis::pipe();
+        asking.cmd("ASKING").ignore().add_command(command.clone());
+        let outcome: RedisResult<[Value; 1]> = asking.query_async(&mut connection.clone()).await;
+        if outcome
+            .as_ref()
+            .is_err_and(|error| error.redirect_node().is_none())
+        {
+            *self.ahead.lock().await = None;
+        }
+        outcome.map(|[value]| value)
+    }
+
+    fn to(&self) -> MutexGuard<'_, Option<Node>> {
+        self.to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Runs an exchange where its key is.
+    pub(super) async fn exchange_in(
+        &self,
+        cluster: &Cluster,
+        exchange: &Exchange,
+    ) -> Result<Reply, StoreError> {
+        for _ in 0..MAX_REDIRECTS {
+            let link = self.connector.link().await?;
+            let mut outcome = self.run(&link, exchange).await;
+            let redirect = |outcome: &RedisResult<Value>| {
+                let error = outcome.as_ref().err()?;
+                cluster.redirect(error, link.client())
+            };
+            match redirect(&outcome) {
+                Some(Redirect::Moved) => {
+                    self.connector.forget(&link);
+                    continue;
+                }
+                Some(Redirect::Ask(node)) => {
+                    outcome = cluster.ask(node, &self.by_text(exchange)).await;
+                    if redirect(&outcome).is_some() {
+                        continue;
+                    }
+                }
+                None => {}
+            }
+            return self.read(&link, exchange, outcome);
+        }
+        Err(StoreError {
+            kind: StoreErrorKind::Outage,
+            message: "the cluster's nodes do not agree on who has a key".to_owned(),
+        })
+    }
+}
+
+impl Nodes {
+    fn client(&self, (host, port): Node) -> RedisResult<Client> {
+        let addr = match self.info.addr().clone() {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure,
+                tls_params,
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Client::open(self.info.clone().set_addr(addr))
+    }
+
+    fn remember(&self, node: &Node) {
+        let mut heard_of = self.heard_of();
+        if !self.seeds.contains(node) && !heard_of.contains(node) {
+            if heard_of.len() == MAX_HEARD_OF {
+                heard_of.remove(0);
+            }
+            heard_of.push(node.clone());
+        }
+    }
+
+    fn heard_of(&self) -> MutexGuard<'_, Vec<Node>> {
+        self.heard_of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn node_of(addr: &ConnectionAddr) -> Option<Node> {
+    match addr {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some((host.clone(), *port))
+        }
+        _ => None,
+    }
+}
