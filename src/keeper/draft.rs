@@ -38,21 +38,29 @@ impl Core {
     }
 
     /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
-    /// node one by one. Claims, lines and refunds take turns to be first.
+    /// node one by one. Refunds go before claims, which may profit from them; lines have every second turn.
     pub(super) fn draft_one_key(&mut self, draft: &mut Draft, now: Instant) {
-        for turn in 0..3 {
-            match (self.exchanges + turn) % 3 {
-                0 => self.draft_claims(draft, |draft| draft.claims.is_empty(), now),
-                1 => self.draft_lines(draft, 1, now),
-                _ => draft
-                    .refunds
-                    .extend(self.refunds.drain(..self.refunds.len().min(1))),
-            }
-            if !draft.is_empty() {
-                break;
-            }
+        let lines_first = self.exchanges.is_multiple_of(2);
+        if lines_first {
+            self.draft_lines(draft, 1, now);
+        }
+        if draft.is_empty() {
+            self.draft_refunds_of_one_key(draft);
+        }
+        if draft.is_empty() {
+            self.draft_claims(draft, |draft| draft.claims.is_empty(), now);
+        }
+        if draft.is_empty() && !lines_first {
+            self.draft_lines(draft, 1, now);
         }
         draft.join();
+    }
+
+    fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
+        if let Some(key) = self.refunds.first().map(|refund| refund.key.clone()) {
+            let same = self.refunds.extract_if(.., |refund| refund.key == key);
+            draft.refunds.extend(same.take(MAX_REFUNDS));
+        }
     }
 
     fn draft_lines(&mut self, draft: &mut Draft, most: usize, now: Instant) {

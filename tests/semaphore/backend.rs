@@ -1,5 +1,10 @@
 //! Where the replicas of a test meet, and what tests wait for.
 
+#[cfg(feature = "cluster")]
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 use std::{
     future::Future,
     pin::pin,
@@ -8,8 +13,10 @@ use std::{
 };
 
 use tokio::task::JoinHandle;
-use tower_turnstile::{Acquire, Limit, Limiter, Permit, Semaphore};
+use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore};
 
+#[cfg(feature = "cluster")]
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 
 /// Longer than anything takes that a test waits for.
@@ -18,9 +25,11 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 pub(crate) enum Backend {
     Memory(Limiter),
     Redis(RedisServer),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<RedisCluster>, String),
 }
 
-/// Each case in memory and on a Redis server of its own.
+/// Each case in memory, on a Redis server of its own, and in a namespace of its own on a cluster.
 macro_rules! conformance {
     ($($case:ident),* $(,)?) => {
         mod memory {
@@ -30,6 +39,11 @@ macro_rules! conformance {
         mod redis {
             use crate::backend::Backend;
             $(#[tokio::test] async fn $case() { super::$case(Backend::redis()).await })*
+        }
+        #[cfg(feature = "cluster")]
+        mod cluster {
+            use crate::backend::Backend;
+            $(#[tokio::test] async fn $case() { super::$case(Backend::cluster()).await })*
         }
     };
 }
@@ -43,58 +57,96 @@ impl Backend {
         Self::Redis(RedisServer::start())
     }
 
+    #[cfg(feature = "cluster")]
+    pub(crate) fn cluster() -> Self {
+        static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
+        let number = NAMESPACES.fetch_add(1, Ordering::Relaxed);
+        Self::Cluster(RedisCluster::shared(), format!("test{number}"))
+    }
+
     /// Another replica of the service. In memory there is only one.
     pub(crate) async fn replica(&self) -> Limiter {
-        match self {
-            Self::Memory(limiter) => limiter.clone(),
-            Self::Redis(server) => Limiter::connect(&server.url())
-                .await
-                .expect("the server is up"),
-        }
+        self.connect(Limiter::builder()).await
     }
 
     /// One that would be late for what it only learns when it asks.
     pub(crate) async fn replica_that_rarely_asks(&self) -> Limiter {
-        match self {
-            Self::Memory(limiter) => limiter.clone(),
-            Self::Redis(server) => Limiter::builder()
-                .lease(20 * PATIENT)
-                .poll_interval(2 * PATIENT)
-                .waiter_ttl(6 * PATIENT)
-                .connect(&server.url())
-                .await
-                .expect("the server is up"),
-        }
+        let patient = Limiter::builder()
+            .lease(20 * PATIENT)
+            .poll_interval(2 * PATIENT)
+            .waiter_ttl(6 * PATIENT);
+        self.connect(patient).await
+    }
+
+    async fn connect(&self, builder: LimiterBuilder) -> Limiter {
+        let connected = match self {
+            Self::Memory(limiter) => return limiter.clone(),
+            Self::Redis(server) => builder.connect(&server.url()).await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster, namespace) => {
+                builder.namespace(namespace).connect(&cluster.url()).await
+            }
+        };
+        connected.expect("the server is up")
     }
 
     pub(crate) async fn semaphore(&self, limit: &Limit) -> Semaphore {
         self.replica().await.semaphore(limit, "key")
     }
 
+    /// Whether replicas share a store.
+    pub(crate) fn is_shared(&self) -> bool {
+        !matches!(self, Self::Memory(_))
+    }
+
+    /// There limits are asked one after the other, and what a refusal took of the others is given back.
+    pub(crate) fn is_a_cluster(&self) -> bool {
+        !matches!(self, Self::Memory(_) | Self::Redis(_))
+    }
+
     /// All keys of the store with what is in them; in memory nothing.
     pub(crate) fn contents(&self) -> Vec<String> {
-        let Self::Redis(server) = self else {
-            return Vec::new();
-        };
-        let mut keys: Vec<String> = lines(&server.cli(&["KEYS", "*"]));
-        keys.sort();
-        let content = |key: &String| match server.cli(&["TYPE", key]).as_str() {
+        let content = |server: &RedisServer, key: &str| match server.cli(&["TYPE", key]).as_str() {
             "zset" => server.cli(&["ZRANGE", key, "0", "-1", "WITHSCORES"]),
             _ => server.cli(&["GET", key]),
         };
-        keys.iter()
-            .map(|key| key.clone() + "\n" + &content(key))
-            .collect()
+        let mut contents = self.each_key("*", |server, key| {
+            format!("{key}\n{}", content(server, key))
+        });
+        contents.sort();
+        contents
     }
 
     /// The states of rates in the store; in memory nothing.
     pub(crate) fn rate_states(&self) -> Vec<String> {
-        let Self::Redis(server) = self else {
-            return Vec::new();
-        };
-        let keys = lines(&server.cli(&["KEYS", "*:rate"]));
-        keys.iter().map(|key| server.cli(&["GET", key])).collect()
+        self.each_key("*:rate", |server, key| server.cli(&["GET", key]))
     }
+
+    fn each_key<T>(&self, pattern: &str, look: impl Fn(&RedisServer, &str) -> T) -> Vec<T> {
+        let (servers, pattern): (Vec<&RedisServer>, _) = match self {
+            Self::Memory(_) => return Vec::new(),
+            Self::Redis(server) => (vec![server], pattern.to_owned()),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster, namespace) => {
+                (cluster.nodes().collect(), format!("{namespace}:{pattern}"))
+            }
+        };
+        let keys = servers.into_iter().flat_map(|server| {
+            let keys = lines(&server.cli(&["KEYS", &pattern]));
+            keys.into_iter().map(move |key| (server, key))
+        });
+        keys.map(|(server, key)| look(server, &key)).collect()
+    }
+}
+
+/// Waits until it looks as it did.
+pub(crate) async fn until_same<T: PartialEq>(before: &T, look: impl Fn() -> T) {
+    soon(async {
+        while look() != *before {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -140,6 +192,15 @@ pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
 pub(crate) fn start(request: &mut Acquire) {
     let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Pending), "{polled:?}");
+}
+
+/// Polls a request until something has come about without an answer to it.
+pub(crate) async fn meanwhile(request: &mut Acquire, done: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        answer = request => panic!("{answer:?}"),
+        () = done => {}
+    }
 }
 
 /// A request that waits at this place of the line.

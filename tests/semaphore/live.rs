@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tower_turnstile::{AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Usage};
 
 use crate::backend::{
-    Backend, PATIENT, queue, queue_under, soon, start, until, until_free, until_waiting, usage,
+    Backend, PATIENT, meanwhile, queue, queue_under, soon, until, until_free, until_waiting, usage,
 };
 
 const LIVE: Limit = Limit::concurrent("live", 1).wait_up_to(PATIENT);
@@ -313,10 +313,12 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
     for (number, mode) in [(1, Mode::Off), (2, Mode::Shadow)] {
         for semaphore in [&slow, &jobs] {
             let mut waiter = semaphore.acquire();
-            start(&mut waiter);
-            while limiter.status().waiting == 0 {
-                tokio::task::yield_now().await;
-            }
+            let waits = async {
+                while limiter.status().waiting == 0 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            meanwhile(&mut waiter, waits).await;
             update(&limiter, &SLOW.mode(mode));
             drop(soon(waiter).await.expect("not enforced"));
             update(&limiter, &SLOW);

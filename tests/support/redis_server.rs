@@ -93,11 +93,13 @@ impl RedisServer {
     ///
     /// If the reply is an error.
     pub(crate) fn cli(&self, arguments: &[&str]) -> String {
-        match command(self.port, arguments) {
-            Ok(Ok(text)) => text,
-            Ok(Err(error)) => panic!("{arguments:?}: {error}"),
-            Err(error) => panic!("{arguments:?}: {error}"),
-        }
+        self.try_cli(arguments)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+    }
+
+    /// The same, for a command that may fail.
+    pub(crate) fn try_cli(&self, arguments: &[&str]) -> Result<String, String> {
+        command(self.port, arguments).unwrap_or_else(|error| Err(error.to_string()))
     }
 
     fn signal(&self, signal: Signal) {

@@ -37,10 +37,8 @@ pub(crate) fn encode(
     );
     let keys = ledgers + rates.keys.len();
     let idle_key = idle_key.filter(|_| keys == 0);
-    cmd.arg(command)
-        .arg(script)
-        .arg(keys + usize::from(idle_key.is_some()));
-    cmd.arg(idle_key);
+    let keys = keys + usize::from(idle_key.is_some());
+    cmd.arg(command).arg(script).arg(keys).arg(idle_key);
     for batch in &exchange.batches {
         cmd.arg(&*batch.key);
     }

@@ -1,0 +1,180 @@
+//! A Redis Cluster of one's own.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::redis_server::{RedisServer, free_port};
+
+const SLOTS: u32 = 16_384;
+/// After this time without an answer a node counts as gone.
+const NODE_TIMEOUT_MS: u64 = 1_000;
+
+/// Servers that share the hash slots evenly, some with replicas. Dropping it kills them.
+pub(crate) struct RedisCluster {
+    pub(crate) primaries: Vec<RedisServer>,
+    pub(crate) replicas: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    /// With so many replicas for each primary.
+    pub(crate) fn start(primaries: usize, replicas: usize) -> Self {
+        let nodes = |count| (0..count).map(|_| start_node()).collect::<Vec<_>>();
+        let cluster = Self {
+            primaries: nodes(primaries),
+            replicas: nodes(primaries * replicas),
+        };
+        let ends = |number: usize| SLOTS * number as u32 / primaries as u32;
+        for (number, node) in cluster.primaries.iter().enumerate() {
+            let (first, last) = (ends(number), ends(number + 1) - 1);
+            node.cli(&[
+                "CLUSTER",
+                "ADDSLOTSRANGE",
+                &first.to_string(),
+                &last.to_string(),
+            ]);
+            node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
+        }
+        let first = &cluster.primaries[0];
+        for node in cluster.nodes().skip(1) {
+            let port = node.port().to_string();
+            first.cli(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port(node)]);
+        }
+        cluster.until_all_know_all();
+        for (number, node) in cluster.replicas.iter().enumerate() {
+            let of = id(&cluster.primaries[number % primaries]);
+            // It may not have heard of that one yet.
+            until("a replica follows", || {
+                node.try_cli(&["CLUSTER", "REPLICATE", &of]).is_ok()
+            });
+            until("a replica is in step", || {
+                node.cli(&["INFO", "replication"])
+                    .contains("master_link_status:up")
+            });
+        }
+        cluster.until_all_know_all();
+        cluster
+    }
+
+    /// One of three nodes for all who use it at a time.
+    pub(crate) fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let cluster = Arc::new(Self::start(3, 0));
+            *shared = Arc::downgrade(&cluster);
+            cluster
+        })
+    }
+
+    /// The URL that names all primaries.
+    pub(crate) fn url(&self) -> String {
+        let nodes = self.primaries.iter();
+        let nodes: Vec<String> = nodes
+            .map(|node| format!("127.0.0.1:{}", node.port()))
+            .collect();
+        format!("redis+cluster://{}", nodes.join(","))
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &RedisServer> {
+        self.primaries.iter().chain(&self.replicas)
+    }
+
+    /// The primary that serves this slot, as the first node knows it.
+    pub(crate) fn owner(&self, slot: u16) -> usize {
+        let owns = |node: &RedisServer| {
+            let known = node.cli(&["CLUSTER", "NODES"]);
+            let myself = known
+                .lines()
+                .find(|line| line.contains("myself"))
+                .expect("its own line");
+            let mut ranges = myself
+                .split(' ')
+                .skip(8)
+                .filter(|range| !range.starts_with('['));
+            ranges.any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let end = |text: &str| text.parse::<u16>().expect("a slot");
+                (end(first)..=end(last)).contains(&slot)
+            })
+        };
+        self.primaries
+            .iter()
+            .position(owns)
+            .expect("somebody serves the slot")
+    }
+
+    /// Moves a slot with its keys from one primary to another, key by key, waiting a little after each.
+    pub(crate) fn move_slot(&self, slot: u16, to: usize, pause: Duration) {
+        let from = self.owner(slot);
+        let (source, target) = (&self.primaries[from], &self.primaries[to]);
+        let (source_id, target_id) = (id(source), id(target));
+        let number = slot.to_string();
+        target.cli(&["CLUSTER", "SETSLOT", &number, "IMPORTING", &source_id]);
+        source.cli(&["CLUSTER", "SETSLOT", &number, "MIGRATING", &target_id]);
+        loop {
+            let keys = source.cli(&["CLUSTER", "GETKEYSINSLOT", &number, "1"]);
+            let Some(key) = keys.lines().next().filter(|key| !key.is_empty()) else {
+                break;
+            };
+            let port = target.port().to_string();
+            source.cli(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            thread::sleep(pause);
+        }
+        for node in [target, source] {
+            node.cli(&["CLUSTER", "SETSLOT", &number, "NODE", &target_id]);
+        }
+    }
+
+    /// Waits until every node sees all the others, and all slots served.
+    fn until_all_know_all(&self) {
+        let count = self.nodes().count();
+        for node in self.nodes() {
+            until("the cluster is complete", || {
+                let info = node.cli(&["CLUSTER", "INFO"]);
+                info.contains("cluster_state:ok")
+                    && info.contains(&format!("cluster_known_nodes:{count}\r"))
+            });
+        }
+    }
+}
+
+fn start_node() -> RedisServer {
+    let bus = free_port().to_string();
+    let timeout = NODE_TIMEOUT_MS.to_string();
+    RedisServer::start_with(&[
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        &bus,
+        "--cluster-node-timeout",
+        &timeout,
+        "--repl-diskless-sync-delay",
+        "0",
+    ])
+}
+
+/// The port on which nodes talk to each other.
+fn bus_port(node: &RedisServer) -> String {
+    let nodes = node.cli(&["CLUSTER", "NODES"]);
+    let (_, rest) = nodes.split_once('@').expect("its own line");
+    rest.chars().take_while(char::is_ascii_digit).collect()
+}
+
+fn id(node: &RedisServer) -> String {
+    node.cli(&["CLUSTER", "MYID"])
+}
+
+/// Nobody tells when a cluster has changed: it has to be asked.
+pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "{what}: not within 30 s"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}
