@@ -1,0 +1,359 @@
+//! A cluster that changes while it is in use. What holds on any store is in `semaphore/`, and runs there on a cluster as
+//! well.
+#![cfg(feature = "cluster")]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use support::{
+    alone,
+    redis_cluster::{RedisCluster, until},
+};
+use tower_turnstile::{
+    AcquireErrorKind, ConfigErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Semaphore,
+};
+
+const LEASE: Duration = Duration::from_secs(6);
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Long enough for a failover.
+const PATIENT: Duration = Duration::from_secs(30);
+
+fn builder() -> LimiterBuilder {
+    Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT)
+}
+
+async fn replica(cluster: &RedisCluster) -> Limiter {
+    builder().connect(&cluster.url()).await.expect("it is up")
+}
+
+/// The hash slots that ledgers of this namespace are in, with the keys in each.
+fn ledgers(cluster: &RedisCluster) -> BTreeMap<u16, Vec<String>> {
+    let mut slots: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+    for node in &cluster.primaries {
+        for key in node.cli(&["KEYS", "turnstile:*"]).lines() {
+            let slot = node.cli(&["CLUSTER", "KEYSLOT", key]);
+            slots
+                .entry(slot.parse().expect("a number"))
+                .or_default()
+                .push(key.to_owned());
+        }
+    }
+    slots
+}
+
+/// Work that goes on in the background, with what it sees of the cap.
+struct Load {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    /// So many tasks that take a permit, hold it for a moment, and give it back.
+    fn start(semaphores: &[Semaphore], tasks: usize) -> Self {
+        let (stop, done, most, refused) = <(
+            Arc<AtomicBool>,
+            Arc<AtomicUsize>,
+            Arc<AtomicUsize>,
+            Arc<AtomicUsize>,
+        )>::default();
+        let held = Arc::new(AtomicUsize::new(0));
+        let task = |number: usize| {
+            let semaphore = semaphores[number % semaphores.len()].clone();
+            let (stop, done, held) = (stop.clone(), done.clone(), held.clone());
+            let (most, refused) = (most.clone(), refused.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let Ok(permit) = semaphore.acquire().await else {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        continue;
+                    };
+                    most.fetch_max(held.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                    held.fetch_sub(1, Ordering::Relaxed);
+                    drop(permit);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let tasks = (0..tasks).map(task).collect();
+        Self {
+            stop,
+            done,
+            most,
+            refused,
+            tasks,
+        }
+    }
+
+    fn done(&self) -> usize {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so much more was done; returns how long that took.
+    async fn goes_on(&self) -> Duration {
+        let (before, began) = (self.done(), Instant::now());
+        while self.done() < before + 100 {
+            assert!(began.elapsed() < PATIENT, "nothing goes on");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        began.elapsed()
+    }
+
+    /// The most permits held at once, and how many requests were refused.
+    async fn end(self) -> (usize, usize) {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.expect("no panic");
+        }
+        (
+            self.most.load(Ordering::Relaxed),
+            self.refused.load(Ordering::Relaxed),
+        )
+    }
+}
+
+/// G1, G5: keys spread over all nodes, and nothing stays behind.
+#[test]
+fn ledgers_are_spread_over_the_nodes() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("spread", 1);
+        let mut held = Vec::new();
+        for key in 0..200u64 {
+            held.push(
+                limiter
+                    .semaphore(&limit, key)
+                    .acquire()
+                    .await
+                    .expect("free"),
+            );
+        }
+        let slots = ledgers(&cluster);
+        let expected: Vec<u16> = (0..16).map(|part| part * 1_024 + 512).collect();
+        assert_eq!(slots.keys().copied().collect::<Vec<_>>(), expected);
+        for node in &cluster.primaries {
+            assert!(
+                !node.cli(&["KEYS", "turnstile:*"]).is_empty(),
+                "each has its share"
+            );
+        }
+        assert_eq!(limiter.status().held, 200);
+        drop(held);
+        until("all slots are back", || ledgers(&cluster).is_empty());
+    });
+}
+
+/// G1, G3, G8: slots move from node to node under load; nobody is refused, the cap holds, the line stays in order.
+#[test]
+fn slots_that_move_under_load_are_followed() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let (one, other) = (replica(&cluster).await, replica(&cluster).await);
+        let hot = Limit::concurrent("hot", 3).wait_up_to(PATIENT);
+        let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 20);
+        load.goes_on().await;
+        let slot = *ledgers(&cluster)
+            .keys()
+            .next()
+            .expect("the ledger is there");
+        // Some neighbours, so that moving takes a while.
+        let neighbour = Limit::concurrent("neighbour", 1);
+        let mut held = Vec::new();
+        for key in 0..300u64 {
+            held.push(
+                one.semaphore(&neighbour, key)
+                    .acquire()
+                    .await
+                    .expect("free"),
+            );
+        }
+        let rounds = 4;
+        for _ in 0..rounds {
+            let to = (cluster.owner(slot) + 1) % 3;
+            let moving = async {
+                tokio::task::block_in_place(|| {
+                    cluster.move_slot(slot, to, Duration::from_millis(10));
+                });
+            };
+            moving.await;
+            assert_eq!(cluster.owner(slot), to);
+            load.goes_on().await;
+        }
+        let done = load.done();
+        let (most, refused) = load.end().await;
+        println!("{rounds} moves, {done} permits, at most {most} at once, {refused} refused");
+        assert_eq!((most, refused), (3, 0));
+        assert!(held.iter().all(|permit| !permit.is_lost()));
+        drop(held);
+        until("all slots are back", || ledgers(&cluster).is_empty());
+    });
+}
+
+/// G8: a node that is gone concerns its own parts; the others go on as if nothing had happened.
+#[test]
+fn a_node_that_is_gone_concerns_its_parts_only() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        // Else a part of the cluster that is gone takes the rest with it.
+        for node in cluster.nodes() {
+            node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        }
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("part", 1).on_unavailable(OnUnavailable::Reject);
+        let semaphores: Vec<_> = (0..48u64)
+            .map(|key| limiter.semaphore(&limit, key))
+            .collect();
+        for semaphore in &semaphores {
+            drop(semaphore.acquire().await.expect("all are up"));
+        }
+        cluster.primaries[2].pause();
+        let (mut up, mut down) = (0, 0);
+        for semaphore in &semaphores {
+            match semaphore.acquire().await {
+                Ok(_) => up += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+                    down += 1;
+                }
+            }
+        }
+        println!("one of three nodes is gone: {up} keys go on, {down} are refused");
+        assert!(up >= 24 && down >= 8, "{up} {down}");
+        assert!(!limiter.status().store_up);
+        cluster.primaries[2].resume();
+        for semaphore in &semaphores {
+            let began = Instant::now();
+            while semaphore.acquire().await.is_err() {
+                assert!(began.elapsed() < PATIENT, "it does not come back");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    });
+}
+
+/// G1, G4, G8: a primary is killed under load, and its replica takes over.
+#[test]
+fn a_failover_is_survived_without_a_restart() {
+    alone(async {
+        let mut cluster = RedisCluster::start(3, 1);
+        let (one, other) = (replica(&cluster).await, replica(&cluster).await);
+        let hot = Limit::concurrent("hot", 2)
+            .wait_up_to(PATIENT)
+            .on_unavailable(OnUnavailable::Reject);
+        let kept = Limit::concurrent("kept", 5);
+        let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 10);
+        load.goes_on().await;
+        let slot = *ledgers(&cluster)
+            .keys()
+            .next()
+            .expect("the ledger is there");
+        let mut held = Vec::new();
+        for key in 0..30u64 {
+            held.push(other.semaphore(&kept, key).acquire().await.expect("free"));
+        }
+        let owner = cluster.owner(slot);
+        cluster.primaries[owner].stop();
+        let began = Instant::now();
+        load.goes_on().await;
+        let recovered = began.elapsed();
+        println!("in use again {recovered:?} after the primary was killed");
+        assert!(recovered < Duration::from_secs(10), "{recovered:?}");
+        // Each permit is renewed at the node that has it now.
+        tokio::time::sleep(LEASE + LEASE / 2).await;
+        assert!(
+            held.iter().all(|permit| !permit.is_lost()),
+            "all were renewed"
+        );
+        assert_eq!(
+            other.status().held,
+            30 + other.status().held.saturating_sub(30)
+        );
+        let (most, _) = load.end().await;
+        println!("at most {most} held at once, limit 2");
+        assert!(
+            most <= 2 + 2,
+            "what was held before is the most that can come on top"
+        );
+    });
+}
+
+/// G8: the nodes of the URL may be gone when it matters.
+#[test]
+fn dead_nodes_in_the_url_are_passed_over() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let dead = support::redis_server::free_port();
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let silent = silent.local_addr().expect("an address").port();
+        let node = cluster.primaries[1].port();
+        let url = format!("redis+cluster://127.0.0.1:{dead},127.0.0.1:{silent},127.0.0.1:{node}");
+        let limiter = builder().connect(&url).await.expect("a warning at most");
+        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let began = Instant::now();
+        for key in 0..40u64 {
+            while limiter.semaphore(&limit, key).acquire().await.is_err() {
+                assert!(began.elapsed() < PATIENT, "it finds no way");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_password_is_used_for_all_nodes_and_a_wrong_one_is_told() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        for node in cluster.nodes() {
+            node.cli(&[
+                "ACL",
+                "SETUSER",
+                "shop",
+                "on",
+                ">canary",
+                "~turnstile:*",
+                "&*",
+                "+@all",
+            ]);
+        }
+        let nodes = cluster.url().split_once("://").expect("a URL").1.to_owned();
+        let limiter = Limiter::connect(&format!("redis+cluster://shop:canary@{nodes}")).await;
+        let limiter = limiter.expect("the right password");
+        for key in 0..40u64 {
+            let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+            let permit = limiter.semaphore(&limit, key).acquire().await;
+            drop(permit.expect("on all nodes"));
+        }
+        let error = Limiter::connect(&format!("redis+cluster://shop:wrong@{nodes}")).await;
+        let error = error.expect_err("the wrong one");
+        assert_eq!(error.kind(), ConfigErrorKind::Credentials);
+        assert!(!error.to_string().contains("wrong@"), "{error}");
+    });
+}
+
+#[tokio::test]
+async fn what_is_no_url_of_a_cluster_is_refused() {
+    let many = "redis+cluster://".to_owned() + &["host"; 17].join(",");
+    for url in [
+        "redis+cluster://",
+        "redis+cluster://a,,b",
+        "redis+cluster://a/1",
+        "unix+cluster://a",
+        &many,
+    ] {
+        let error = Limiter::connect(url).await.expect_err(url);
+        assert_eq!(error.kind(), ConfigErrorKind::Url, "{url}: {error}");
+    }
+}
