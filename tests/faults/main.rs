@@ -1,0 +1,6 @@
+//! Real faults.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod proxy;
