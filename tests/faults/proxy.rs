@@ -188,6 +188,42 @@ fn cut_ends_one_or_all_but_none_to_come() {
 }
 
 #[test]
+fn a_client_that_is_cut_off_has_sent_what_it_sent() {
+    let proxy = FaultProxy::start(echo());
+    let (stream, other) = (connect(&proxy), connect(&proxy));
+    until(&proxy, |seen| seen.open() == 2);
+    proxy.hold(Way::Requests, 0);
+    send(&stream, "late");
+    until(&proxy, |seen| seen.received(Way::Requests) == 4);
+    proxy.cut_client(0);
+    assert!(has_ended(&stream));
+    assert_eq!(proxy.seen().delivered(Way::Requests), 0);
+    proxy.release(Way::Requests);
+    until(&proxy, |seen| {
+        seen.delivered(Way::Requests) == 4 && seen.open() == 1
+    });
+    send(&other, "a");
+    assert_eq!(read(&other, 1), "a");
+}
+
+#[test]
+fn connections_to_come_lead_elsewhere() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let proxy = FaultProxy::start(echo());
+    let old = connect(&proxy);
+    until(&proxy, |seen| seen.open() == 1);
+    send(&old, "a");
+    assert_eq!(read(&old, 1), "a");
+    proxy.lead_to(listener.local_addr().expect("an address").port());
+    let new = connect(&proxy);
+    let (elsewhere, _) = listener.accept().expect("a connection");
+    send(&elsewhere, "here");
+    assert_eq!(read(&new, 4), "here");
+    send(&old, "b");
+    assert_eq!(read(&old, 1), "b");
+}
+
+#[test]
 fn a_refusing_proxy_is_not_there_for_newcomers() {
     let proxy = FaultProxy::start(echo());
     let old = connect(&proxy);
