@@ -3,4 +3,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod clocks;
+mod ends;
+mod line;
 mod proxy;
+mod requests;
+mod scene;
+mod silence;
+mod storage;

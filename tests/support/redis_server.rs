@@ -26,6 +26,7 @@ pub(crate) struct RedisServer {
     process: Child,
     port: u16,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
     folder: TempDir,
 }
 
@@ -36,12 +37,21 @@ impl RedisServer {
 
     /// With more arguments for the server, such as `["--maxmemory", "3mb"]`.
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
-        let arguments = arguments.iter().map(ToString::to_string).collect();
+        Self::start_in(&[], arguments)
+    }
+
+    /// With more variables in its environment.
+    pub(crate) fn start_in(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let arguments: Vec<_> = arguments.iter().map(ToString::to_string).collect();
+        let pairs = environment.iter();
+        let environment: Vec<_> = pairs
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
         let folder = TempDir::with_prefix("turnstile-redis-").expect("a temporary folder");
         let (process, port) = loop {
             let port = free_port();
             // Another process may have taken the port meanwhile.
-            if let Some(process) = spawn(port, &arguments, &folder) {
+            if let Some(process) = spawn(port, &arguments, &environment, &folder) {
                 break (process, port);
             }
         };
@@ -49,6 +59,7 @@ impl RedisServer {
             process,
             port,
             arguments,
+            environment,
             folder,
         }
     }
@@ -75,7 +86,8 @@ impl RedisServer {
     /// Starts it again on the same port, empty; kills it first if it still runs.
     pub(crate) fn restart(&mut self) {
         self.stop();
-        self.process = spawn(self.port, &self.arguments, &self.folder).expect("the port is free");
+        self.process = spawn(self.port, &self.arguments, &self.environment, &self.folder)
+            .expect("the port is free");
     }
 
     /// Until it is resumed, it takes in bytes but answers nothing.
@@ -121,12 +133,18 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// Waits until the server answers; `None` if it has ended instead.
-fn spawn(port: u16, arguments: &Vec<String>, folder: &TempDir) -> Option<Child> {
+fn spawn(
+    port: u16,
+    arguments: &[String],
+    environment: &[(String, String)],
+    folder: &TempDir,
+) -> Option<Child> {
     let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
     let mut process = Command::new(&binary)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
         .args(arguments)
+        .envs(environment.iter().cloned())
         .arg("--dir")
         .arg(folder.path())
         .stdin(Stdio::null())

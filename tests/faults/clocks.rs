@@ -1,0 +1,323 @@
+//! Clocks that are wrong: the server's, stepped by a minute and more, and those of the processes.
+//!
+//! A library that is loaded before others lies about the time of day, by as much as a file says. It is compiled by the
+//! tests, which need a C compiler for that.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+use tokio::time::sleep;
+use tower_turnstile::Permit;
+
+use crate::{
+    scene::{
+        Holders, LEASE, POLL, SLACK, queue, replica, semaphore, soon, strict, until_empty,
+        until_usage, usage,
+    },
+    support::{
+        alone,
+        redis_server::RedisServer,
+        replica::{Replica, command},
+        watch::{Ledger, Streams},
+    },
+};
+
+/// The monotonic clock stays as it is.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile int64_t *offset_us;
+
+__attribute__((constructor)) static void open_offset(void) {
+    const char *path = getenv("CLOCK_OFFSET_FILE");
+    int file = path ? open(path, O_RDONLY) : -1;
+    if (file < 0) _exit(111);
+    void *map = mmap(NULL, sizeof *offset_us, PROT_READ, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED) _exit(112);
+    offset_us = map;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    int failed = syscall(SYS_clock_gettime, clock, time);
+    if (!failed && offset_us && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        int64_t us = time->tv_sec * 1000000LL + time->tv_nsec / 1000 + *offset_us;
+        time->tv_sec = us / 1000000;
+        time->tv_nsec = us % 1000000 * 1000;
+    }
+    return failed;
+}
+
+int gettimeofday(struct timeval *restrict time, void *restrict zone) {
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    time->tv_sec = now.tv_sec;
+    time->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *result) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (result) *result = now.tv_sec;
+    return now.tv_sec;
+}
+"#;
+
+/// The time of day of processes, ahead of the real one or behind it.
+struct Clock {
+    folder: TempDir,
+    offset: File,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let folder = TempDir::with_prefix("turnstile-clock-").expect("a temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("shim.c"), SHIM).expect("written");
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .args([path("shim.so"), path("shim.c")])
+            .output()
+            .expect("these tests need a C compiler: run `apt-get install gcc libc6-dev`");
+        let errors = String::from_utf8_lossy(&compiled.stderr);
+        assert!(compiled.status.success(), "{errors}");
+        let offset = File::create(path("offset")).expect("a file");
+        let clock = Self { folder, offset };
+        clock.step_to(0);
+        clock
+    }
+
+    /// That many seconds ahead of the real time. At once, in all its processes.
+    fn step_to(&self, seconds: i64) {
+        let offset_us = seconds * 1_000_000;
+        let written = self.offset.write_all_at(&offset_us.to_ne_bytes(), 0);
+        written.expect("written");
+    }
+
+    fn environment(&self) -> [(&'static str, String); 2] {
+        let path = |name: &str| self.folder.path().join(name).display().to_string();
+        [
+            ("LD_PRELOAD", path("shim.so")),
+            ("CLOCK_OFFSET_FILE", path("offset")),
+        ]
+    }
+
+    fn server(&self) -> RedisServer {
+        let environment = self.environment();
+        let pairs = environment
+            .each_ref()
+            .map(|(name, value)| (*name, value.as_str()));
+        RedisServer::start_in(&pairs, &[])
+    }
+}
+
+fn time_of(server: &RedisServer) -> i64 {
+    let time = server.cli(&["TIME"]);
+    time.lines()
+        .next()
+        .expect("seconds")
+        .parse()
+        .expect("a number")
+}
+
+const CAP: u32 = 2;
+const HOLD: Duration = Duration::from_millis(50);
+
+struct Stepped {
+    holders: Holders,
+    held: Vec<Arc<Permit>>,
+    server: RedisServer,
+}
+
+/// Holders hold on while others wait; then the server's clock is stepped.
+async fn step(clock: &Clock, seconds: i64) -> Stepped {
+    let server = clock.server();
+    let before = time_of(&server);
+    let holders = Holders::count(CAP);
+    let (one, other) = (
+        semaphore(&server.url(), &strict(CAP)).await,
+        semaphore(&server.url(), &strict(CAP)).await,
+    );
+    let mut held = Vec::new();
+    for _ in 0..CAP {
+        held.push(holders.enter(soon(one.acquire()).await.expect("free")));
+    }
+    let load = holders.load(&other, 4, HOLD);
+    until_usage(&other, |_, waiting| waiting == 4).await;
+    clock.step_to(seconds);
+    let stepped = time_of(&server) - before;
+    assert!(
+        (stepped - seconds).abs() < 30,
+        "the clock was stepped: {stepped} s"
+    );
+    // Until leases were renewed by the new time, or their permits put back.
+    sleep(LEASE / 3 + POLL + SLACK).await;
+    let figures = holders.figures();
+    sleep(4 * HOLD).await;
+    println!("stepped by {seconds} s: {figures}");
+    let later = holders.figures().over;
+    assert_eq!(figures.over, later, "the cap is exact again");
+    assert!(
+        held.iter().all(|permit| !permit.is_lost()),
+        "their own clocks were right"
+    );
+    // Until its end, those of the others go on.
+    held.pop();
+    sleep(10 * HOLD).await;
+    let done = load.finish().await;
+    println!("stepped by {seconds} s: {done:?}");
+    assert!(done.admitted > 0 && done.refused.is_empty(), "G4: {done:?}");
+    assert_eq!(holders.figures().over, later, "G1");
+    Stepped {
+        holders,
+        held,
+        server,
+    }
+}
+
+/// All leases are over by the server's clock. What G1 then excuses is bounded by those who hold on by their own.
+#[tokio::test]
+async fn a_server_clock_stepped_forward_overshoots_once() {
+    let clock = Clock::new();
+    let Stepped {
+        holders,
+        held,
+        server,
+    } = step(&clock, 60).await;
+    let figures = holders.figures();
+    assert!(figures.peak <= 2 * CAP as usize, "{figures}");
+    assert!(figures.over < LEASE / 3 + POLL + SLACK, "{figures}");
+    drop(held);
+    let empty = until_empty(&server).await;
+    println!("empty {empty:?} after the last release");
+}
+
+/// Leases last longer by that: nothing is granted twice, and what is given back is free at once.
+#[tokio::test]
+async fn a_server_clock_stepped_back_breaks_no_cap() {
+    let clock = Clock::new();
+    let Stepped {
+        holders,
+        held,
+        server,
+    } = step(&clock, -120).await;
+    assert_eq!(holders.figures().peak, CAP as usize, "G1");
+    let began = Instant::now();
+    drop(held);
+    let other = semaphore(&server.url(), &strict(CAP)).await;
+    let permits = [soon(other.acquire()).await, soon(other.acquire()).await];
+    assert!(
+        permits.iter().all(Result::is_ok) && began.elapsed() < SLACK,
+        "G5"
+    );
+    drop(permits);
+    // What was asked for before the step may be repeated until the time is what it was; nobody is in the way of others.
+    until_usage(&other, |in_use, waiting| in_use + waiting == 0).await;
+}
+
+/// Deadlines that lie further ahead than any lease could last are cut, or a crashed holder would hold its slot for as
+/// long as the clock was stepped back.
+#[tokio::test]
+async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease() {
+    let clock = Clock::new();
+    clock.step_to(24 * 60 * 60);
+    let server = clock.server();
+    let one = semaphore(&server.url(), &strict(1)).await;
+    let _permit = soon(one.acquire()).await.expect("free");
+    // Of a process that is no more: in an hour's lease at most.
+    let key = server.cli(&["KEYS", "*"]);
+    let until_ms = (time_of(&server) + 30) * 1_000;
+    server.cli(&["ZADD", &key, &until_ms.to_string(), "crashed"]);
+    clock.step_to(0);
+    until_usage(&one, |in_use, _| in_use == 2).await;
+    let score: f64 = server
+        .cli(&["ZSCORE", &key, "crashed"])
+        .parse()
+        .expect("a score");
+    let ahead = score / 1_000.0 - time_of(&server) as f64;
+    println!("it ends in {ahead:.0} s");
+    assert!((0.0..=3_601.0).contains(&ahead), "{ahead}");
+}
+
+/// Back by more than the lease, then forward by less than a waiter's time: the line stays as it is.
+#[tokio::test]
+async fn small_steps_cost_no_place_in_the_line() {
+    let clock = Clock::new();
+    let server = clock.server();
+    let (one, other) = (replica(&server.url()).await, replica(&server.url()).await);
+    let [one, other] = [one, other].map(|limiter| limiter.semaphore(&strict(1), "key"));
+    let held = soon(one.acquire()).await.expect("free");
+    let first = queue(&one, 1).await;
+    clock.step_to(-3);
+    let second = queue(&other, 2).await;
+    clock.step_to(-2);
+    let third = queue(&one, 3).await;
+    assert_eq!(usage(&one).await, (1, 3));
+    drop(held);
+    for waiter in [first, second, third] {
+        let others = usage(&one).await.1;
+        drop(soon(waiter).await.expect("no panic"));
+        assert!(usage(&one).await.1 <= others, "G3");
+    }
+    until_empty(&server).await;
+}
+
+/// The time of day of a process is used for nothing: replicas minutes apart share one cap, in the order of arrival.
+#[test]
+fn replicas_whose_clocks_are_wrong_share_one_cap() {
+    alone(async {
+        let server = RedisServer::start();
+        let clocks = [Clock::new(), Clock::new(), Clock::new()];
+        let mut replicas = Vec::new();
+        for (clock, seconds) in clocks.iter().zip([-600, 0, 600]) {
+            clock.step_to(seconds);
+            let options = ["--store", &server.url(), "--limit", "1", "--lease", "2s"];
+            let mut command = command(
+                "axum",
+                &[&["--listen", "127.0.0.1:0"][..], &options].concat(),
+            );
+            command.envs(clock.environment());
+            replicas.push(Replica::launch(command).await);
+        }
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let holder = streams.open(99, replicas[0].get("/stream?chunks=1000&every=20"));
+        watch.until_members(1).await;
+        let mut clients = Vec::new();
+        for number in 0..9 {
+            let request = replicas[number % 3].get("/stream?chunks=3&every=60");
+            clients.push(streams.open(number, request));
+            watch.until_members(number + 2).await;
+        }
+        streams.until_started(99).await;
+        // In the middle of it all, they are wrong the other way.
+        for (clock, seconds) in clocks.iter().zip([600, -3_600, -600]) {
+            clock.step_to(seconds);
+        }
+        // For longer than a lease.
+        sleep(LEASE + POLL).await;
+        holder.abort();
+        for client in clients {
+            client.await.expect("no panic").expect("served");
+        }
+        let (seen, watched) = (streams.seen(), watch.finish());
+        println!("order {:?}, most at once {}", seen.order, seen.most_at_once);
+        assert_eq!((watched.most_holders, seen.most_at_once), (1, 1), "G1");
+        let order: Vec<_> = [99].into_iter().chain(0..9).collect();
+        assert_eq!(seen.order, order, "G3");
+    });
+}

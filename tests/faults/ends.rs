@@ -1,0 +1,147 @@
+//! Ends of a process and of its runtimes, with slots in a real store.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    runtime::{self, Runtime},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    scene::{LEASE, SLACK, semaphore, soon, start, strict, until_empty, until_granted},
+    support::{
+        alone,
+        redis_server::RedisServer,
+        replica::Replica,
+        watch::{Ledger, Streams},
+    },
+};
+
+fn runtime() -> Runtime {
+    runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+/// Waits for it on a runtime of its own.
+fn empty(server: &RedisServer) -> Duration {
+    runtime().block_on(until_empty(server))
+}
+
+/// A panic here would end the process with an abort.
+#[test]
+fn permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease() {
+    let server = RedisServer::start();
+    let (permit, mut requests, dead) = {
+        let runtime = runtime();
+        let (permit, request) = runtime.block_on(async {
+            let one = semaphore(&server.url(), &strict(1)).await;
+            let permit = soon(one.acquire()).await.expect("free");
+            let mut waiting = one.acquire();
+            start(&mut waiting);
+            let unpolled = one.acquire();
+            (permit, vec![waiting, unpolled])
+        });
+        let dead = runtime.handle().clone();
+        runtime.shutdown_background();
+        (permit, request, dead)
+    };
+    let dropped = Instant::now();
+    let outside = thread::spawn(move || {
+        drop(requests.pop());
+        drop(permit);
+        // Inside the context of the runtime that is gone.
+        let _in_runtime = dead.enter();
+        drop(requests);
+    });
+    outside.join().expect("no panic");
+    empty(&server);
+    let took = dropped.elapsed();
+    println!("back after {took:?}, with a lease of {LEASE:?}");
+    assert!(took < 4 * LEASE + SLACK, "G5: {took:?}");
+    runtime().block_on(async {
+        let took = until_granted(&semaphore(&server.url(), &strict(1)).await).await;
+        assert!(took < SLACK, "G5: {took:?}");
+    });
+}
+
+/// On a bare thread, while the runtime goes on: at once.
+#[test]
+fn a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once() {
+    let server = RedisServer::start();
+    let runtime = runtime();
+    let permit = runtime.block_on(async {
+        let one = semaphore(&server.url(), &strict(1)).await;
+        soon(one.acquire()).await.expect("free")
+    });
+    let dropped = Instant::now();
+    let outside = thread::spawn(|| {
+        let panics = AssertUnwindSafe(move || {
+            let _permit = permit;
+            std::panic::resume_unwind(Box::new("on purpose"));
+        });
+        catch_unwind(panics).expect_err("it panics");
+    });
+    outside.join().expect("no second panic");
+    empty(&server);
+    let took = dropped.elapsed();
+    println!("back after {took:?}");
+    assert!(took < LEASE / 2, "G5: {took:?}");
+}
+
+/// G5: SIGTERM with a thousand streams open and some requests waiting.
+#[test]
+fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
+    const STREAMS: usize = 1_000;
+    const WAITERS: usize = 20;
+    alone(async {
+        let server = RedisServer::start();
+        let limit = STREAMS.to_string();
+        let options = ["--limit", &limit, "--max-wait", "60s"];
+        let mut replica = Replica::start(&server.url(), &options).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let opened = Instant::now();
+        let open = |number| streams.open(number, replica.get("/stream?chunks=1000000&every=200"));
+        let clients: Vec<_> = (0..STREAMS).map(open).collect();
+        watch.until_holders(STREAMS).await;
+        let opened = opened.elapsed();
+        let waiter = |_| {
+            let request = replica.get("/work?ms=1");
+            tokio::spawn(async move { request.status().await })
+        };
+        let waiters: Vec<_> = (0..WAITERS).map(waiter).collect();
+        watch.until_members(STREAMS + WAITERS).await;
+
+        let asked = Instant::now();
+        replica.ask_to_end();
+        for waiter in waiters {
+            assert_eq!(waiter.await.expect("no panic"), 503, "refused");
+        }
+        let refused = asked.elapsed();
+        assert_eq!(replica.terminated().await, Some(0));
+        let ended = asked.elapsed();
+        drop(watch);
+        timeout(Duration::from_secs(1), until_empty(&server))
+            .await
+            .expect("G5");
+        for client in clients {
+            let _ = client.await.expect("no panic");
+        }
+        sleep(Duration::from_millis(50)).await;
+        let log = replica.log();
+        let report = log.lines().find(|line| line.contains("shut down"));
+        println!(
+            "{STREAMS} streams opened in {opened:?}; waiters refused after {refused:?}, ended after {ended:?}; {report:?}"
+        );
+        let report = report.expect("it tells what it did");
+        assert!(report.contains(&format!("refused: {WAITERS}")), "{report}");
+        assert!(report.contains(&format!("lost: {STREAMS}")), "{report}");
+        assert!(ended < Duration::from_secs(6), "{ended:?}");
+    });
+}

@@ -1,0 +1,114 @@
+//! G4: waiters go on though what should wake them is lost.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use crate::{
+    scene::{
+        Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, WAITER_TTL, queue, quick, semaphore, soon,
+        strict, until_empty, until_usage,
+    },
+    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+};
+
+/// Connections with subscriptions are killed all the time, and with them wake-ups, replies and requests.
+#[tokio::test]
+async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
+    const PLACES: u32 = 12;
+    let server = RedisServer::start();
+    let holders = Holders::count(1);
+    let limit = strict(1);
+    let (one, other) = (
+        semaphore(&server.url(), &limit).await,
+        semaphore(&server.url(), &limit).await,
+    );
+    let mut held = holders.enter(soon(one.acquire()).await.expect("free"));
+    let mut line = Vec::new();
+    for place in 1..=PLACES {
+        let semaphore = [&one, &other][place as usize % 2];
+        line.push(queue(semaphore, place).await);
+    }
+    let mut slowest = Duration::ZERO;
+    let mut killed = 0;
+    for waiter in line {
+        let released = Instant::now();
+        drop(held);
+        // At once, and then some more: its wake-up is most likely lost.
+        for _ in 0..5 {
+            let kill = server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            killed += kill.parse::<u32>().expect("a number");
+            sleep(Duration::from_millis(10)).await;
+        }
+        held = holders.enter(soon(waiter).await.expect("G3: it is the head"));
+        slowest = slowest.max(released.elapsed());
+    }
+    println!(
+        "{killed} connections killed; the slowest of {PLACES} waited {slowest:?}; {}",
+        holders.figures()
+    );
+    assert!(killed > PLACES, "{killed}");
+    assert!(slowest < POLL + SLACK, "G4: {slowest:?}");
+    assert_eq!(holders.figures().peak, 1, "G1");
+    drop(held);
+    until_empty(&server).await;
+}
+
+/// A wake-up is lost with its connection while nothing else is said there.
+#[tokio::test]
+async fn a_lost_wake_up_costs_a_poll() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let giver = semaphore(&server.url(), &strict(1)).await;
+    let poll = Duration::from_millis(600);
+    let waits = quick().poll_interval(poll).waiter_ttl(3 * poll);
+    let waits = waits.connect(&proxy.url()).await.expect("it is up");
+    let waits = waits.semaphore(&strict(1), "key");
+    for _ in 0..3 {
+        let held = soon(giver.acquire()).await.expect("free");
+        let waiter = queue(&waits, 1).await;
+        proxy.drop_replies(true);
+        let released = Instant::now();
+        drop(held);
+        until_usage(&giver, |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+        proxy.drop_replies(false);
+        drop(soon(waiter).await.expect("no panic"));
+        let took = released.elapsed();
+        println!("without its wake-up it waited {took:?}");
+        assert!(took < poll + STORE_TIMEOUT + SLACK, "G4: {took:?}");
+        until_empty(&server).await;
+    }
+}
+
+/// The head of the line is cut off: its replica is as good as crashed.
+#[tokio::test]
+async fn a_head_that_is_cut_off_delays_others_by_twice_its_time() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let holders = Holders::count(1);
+    let giver = semaphore(&server.url(), &strict(1)).await;
+    let cut_off = semaphore(&proxy.url(), &strict(1)).await;
+    let other = semaphore(&server.url(), &strict(1)).await;
+    let held = holders.enter(soon(giver.acquire()).await.expect("free"));
+    let head = tokio::spawn({
+        let request = cut_off.acquire();
+        async move { request.await.map(drop) }
+    });
+    until_usage(&other, |_, waiting| waiting == 1).await;
+    let next = queue(&other, 2).await;
+    proxy.half_open(true);
+    let released = Instant::now();
+    drop(held);
+    let next = holders.enter(soon(next).await.expect("no panic"));
+    let took = released.elapsed();
+    println!("the one behind it waited {took:?}; {}", holders.figures());
+    assert!(took < 2 * WAITER_TTL + SLACK, "G4: {took:?}");
+    soon(head)
+        .await
+        .expect("no panic")
+        .expect_err("its store is down");
+    assert_eq!(holders.figures().peak, 1, "G1");
+    drop(next);
+    proxy.half_open(false);
+    assert!(until_empty(&server).await < LEASE);
+}

@@ -1,0 +1,320 @@
+//! G8: a store that says nothing, or says no for a while. Nobody waits for it longer than `store_timeout`; then each
+//! limit's policy decides; and all is well again by itself.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_turnstile::{AcquireErrorKind, Limit, Limiter, OnUnavailable};
+
+use crate::{
+    requests::{DEBUG, put_to_sleep},
+    scene::{
+        Holders, LEASE, PATIENT, SLACK, STORE_TIMEOUT, refused, replica, semaphore, soon, strict,
+        until_empty, until_granted, until_usage,
+    },
+    support::{
+        fault_proxy::{FaultProxy, Way},
+        redis_server::{RedisServer, free_port},
+    },
+};
+
+/// The longest pause between two probes, with its jitter.
+const PROBE: Duration = Duration::from_millis(1_500);
+
+const OPEN: Limit = Limit::concurrent("open", 1)
+    .wait_up_to(PATIENT)
+    .on_unavailable(OnUnavailable::Allow);
+const LOCAL: Limit = Limit::concurrent("local", 2)
+    .wait_up_to(STORE_TIMEOUT)
+    .on_unavailable(OnUnavailable::Local(2));
+
+/// While the fault lasts: each policy decides, in time. Holders keep their permits.
+async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
+    let bound = STORE_TIMEOUT + SLACK;
+    let (kind, first) = refused(&limiter.semaphore(&strict(1), "key")).await;
+    assert_eq!(kind, AcquireErrorKind::Unavailable, "{fault}");
+    let (_, second) = refused(&limiter.semaphore(&strict(1), "key")).await;
+    assert!(
+        first < bound && second < bound,
+        "G8: {fault}: {first:?}, {second:?}"
+    );
+    let began = Instant::now();
+    let open = limiter.semaphore(&OPEN, "key");
+    let permits = [soon(open.acquire()).await, soon(open.acquire()).await];
+    assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
+    let local = limiter.semaphore(&LOCAL, "key");
+    let permits = [soon(local.acquire()).await, soon(local.acquire()).await];
+    assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
+    assert_eq!(
+        refused(&local).await.0,
+        AcquireErrorKind::TimedOut,
+        "{fault}"
+    );
+    let took = began.elapsed();
+    assert!(took < 3 * bound, "G8: {fault}: {took:?}");
+    println!("{fault}: refused after {first:?} and {second:?}");
+}
+
+/// Then it is as if nothing had been. Returns how long that took.
+async fn recovers(fault: &str, limiter: &Limiter, server: &RedisServer) {
+    let took = until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    let empty = until_empty(server).await;
+    println!("{fault}: granted again after {took:?}, empty {empty:?} later");
+    assert!(
+        took < PROBE + STORE_TIMEOUT + SLACK,
+        "G8: {fault}: {took:?}"
+    );
+    assert!(empty < LEASE, "G6: {fault}: {empty:?}");
+}
+
+#[tokio::test]
+async fn a_paused_server_is_an_outage() {
+    let server = RedisServer::start();
+    let limiter = replica(&server.url()).await;
+    for mode in ["WRITE", "ALL"] {
+        until_granted(&limiter.semaphore(&strict(1), "key")).await;
+        // It ends by itself: a client that is paused cannot end it.
+        server.cli(&["CLIENT", "PAUSE", "2500", mode]);
+        is_decided_by_policy(mode, &limiter).await;
+        recovers(mode, &limiter, &server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sleeping_server_is_an_outage() {
+    let server = RedisServer::start_with(&DEBUG);
+    let limiter = replica(&server.url()).await;
+    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    let _asleep = put_to_sleep(&server, "2.5");
+    is_decided_by_policy("DEBUG SLEEP", &limiter).await;
+    recovers("DEBUG SLEEP", &limiter, &server).await;
+}
+
+type Switch = fn(&FaultProxy, bool);
+
+#[tokio::test]
+async fn a_broken_network_is_an_outage() {
+    let faults: [(&str, Switch); 6] = [
+        ("half-open", |proxy, on| proxy.half_open(on)),
+        ("replies are lost", |proxy, on| proxy.drop_replies(on)),
+        ("requests stand still", |proxy, on| match on {
+            true => proxy.hold_all(Way::Requests),
+            false => proxy.release(Way::Requests),
+        }),
+        ("replies stand still", |proxy, on| match on {
+            true => proxy.hold_all(Way::Replies),
+            false => proxy.release(Way::Replies),
+        }),
+        ("refused and cut", |proxy, on| {
+            proxy.refuse(on);
+            proxy.cut_all();
+        }),
+        ("throttled", |proxy, on| proxy.throttle(on.then_some(20))),
+    ];
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let limiter = replica(&proxy.url()).await;
+    for (fault, switch) in faults {
+        until_granted(&limiter.semaphore(&strict(1), "key")).await;
+        switch(&proxy, true);
+        is_decided_by_policy(fault, &limiter).await;
+        switch(&proxy, false);
+        recovers(fault, &limiter, &server).await;
+    }
+    let seen = proxy.seen();
+    println!("{} connections, {} open", seen.accepted(), seen.open());
+}
+
+/// G1 and G2 through a partition: whoever is cut off loses its permits before others get the slots.
+#[tokio::test]
+async fn a_partition_gives_no_slot_twice() {
+    const CAP: u32 = 3;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let holders = Holders::count(CAP);
+    let cut_off = semaphore(&proxy.url(), &strict(CAP)).await;
+    let connected = semaphore(&server.url(), &strict(CAP)).await;
+    let mut held = Vec::new();
+    for _ in 0..CAP {
+        held.push(holders.enter(soon(cut_off.acquire()).await.expect("free")));
+    }
+    proxy.half_open(true);
+    let began = Instant::now();
+    let mut next = Vec::new();
+    for _ in 0..CAP {
+        next.push(holders.enter(soon(connected.acquire()).await.expect("in turn")));
+    }
+    let took = began.elapsed();
+    println!("the slots went on after {took:?}; {}", holders.figures());
+    assert!(held.iter().all(|permit| permit.is_lost()), "G2");
+    assert_eq!(holders.figures().peak, CAP as usize, "G1");
+    assert!(took < LEASE + SLACK, "G5: {took:?}");
+    proxy.half_open(false);
+    drop((held, next));
+    until_granted(&cut_off).await;
+    let empty = until_empty(&server).await;
+    assert!(empty < LEASE, "G6: {empty:?}");
+}
+
+/// A fault that ends within the lease costs holders nothing.
+#[tokio::test]
+async fn holders_survive_a_short_outage() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let one = semaphore(&proxy.url(), &strict(1)).await;
+    let permit = soon(one.acquire()).await.expect("free");
+    for _ in 0..3 {
+        proxy.refuse(true);
+        proxy.cut_all();
+        sleep(LEASE / 3).await;
+        proxy.refuse(false);
+        // Long enough for a probe and a renewal.
+        sleep(LEASE / 2).await;
+        assert!(!permit.is_lost(), "G2: it was renewed");
+    }
+    until_usage(&one, |in_use, _| in_use == 1).await;
+    drop(permit);
+    until_empty(&server).await;
+}
+
+/// What real servers say when they cannot serve for a while. (`TRYAGAIN` needs a cluster: with the others it is in the
+/// table of `store/redis/tests.rs`.)
+#[tokio::test]
+async fn what_a_server_says_of_passing_trouble_is_an_outage() {
+    let nobody = free_port().to_string();
+    let cases: [(&str, &[&str], &[&[&str]], &[&[&str]]); 5] = [
+        (
+            "READONLY",
+            &[],
+            &[&["REPLICAOF", "127.0.0.1", &nobody]],
+            &[&["REPLICAOF", "NO", "ONE"]],
+        ),
+        (
+            "MASTERDOWN",
+            &["--replica-serve-stale-data", "no"],
+            &[&["REPLICAOF", "127.0.0.1", &nobody]],
+            &[&["REPLICAOF", "NO", "ONE"]],
+        ),
+        (
+            "NOREPLICAS",
+            &[],
+            &[&["CONFIG", "SET", "min-replicas-to-write", "1"]],
+            &[&["CONFIG", "SET", "min-replicas-to-write", "0"]],
+        ),
+        (
+            "CLUSTERDOWN",
+            &["--cluster-enabled", "yes"],
+            &[&["CLUSTER", "FLUSHSLOTS"]],
+            &[],
+        ),
+        (
+            "OOM",
+            &[],
+            &[&["CONFIG", "SET", "maxmemory", "1"]],
+            &[&["CONFIG", "SET", "maxmemory", "0"]],
+        ),
+    ];
+    for (says, options, begin, end) in cases {
+        let server = RedisServer::start_with(options);
+        let limiter = replica(&server.url()).await;
+        if says != "CLUSTERDOWN" {
+            until_granted(&limiter.semaphore(&strict(1), "key")).await;
+            // A request that comes with a release has its memory.
+            until_empty(&server).await;
+        }
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        begin.iter().for_each(|command| drop(server.cli(command)));
+        is_decided_by_policy(says, &limiter).await;
+        assert_said(&server, says);
+        if says == "CLUSTERDOWN" {
+            let slots = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter();
+            let slots: Vec<_> = slots
+                .chain((0..16_384).map(|slot| slot.to_string()))
+                .collect();
+            server.cli(&slots.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        end.iter().for_each(|command| drop(server.cli(command)));
+        recovers(says, &limiter, &server).await;
+    }
+}
+
+/// The fault was what it should be.
+fn assert_said(server: &RedisServer, says: &str) {
+    let stats = server.cli(&["INFO", "errorstats"]);
+    assert!(
+        stats.contains(&format!("errorstat_{says}:")),
+        "{says}: {stats}"
+    );
+}
+
+/// A script of another client that does not end, until it is killed.
+#[tokio::test]
+async fn a_busy_server_is_an_outage() {
+    let server = RedisServer::start_with(&["--lua-time-limit", "20"]);
+    let limiter = replica(&server.url()).await;
+    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    let port = server.port();
+    let busy = std::thread::spawn(move || {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+        let mut connection = client.get_connection().expect("it listens");
+        let mut endless = redis::cmd("EVAL");
+        endless.arg("while true do end").arg(0);
+        endless.query::<()>(&mut connection).expect_err("killed");
+    });
+    while !is_busy(port) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    is_decided_by_policy("BUSY", &limiter).await;
+    server.cli(&["SCRIPT", "KILL"]);
+    busy.join().expect("no panic");
+    assert_said(&server, "BUSY");
+    recovers("BUSY", &limiter, &server).await;
+}
+
+fn is_busy(port: u16) -> bool {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+    let asked = client
+        .get_connection()
+        .and_then(|mut connection| redis::cmd("GET").arg("a").query::<()>(&mut connection));
+    asked.is_err_and(|error| error.code() == Some("BUSY"))
+}
+
+/// A server that reads its data at its start, and says so to whoever asks.
+#[tokio::test]
+async fn a_loading_server_is_an_outage() {
+    let server = RedisServer::start_with(&DEBUG);
+    let limiter = replica(&server.url()).await;
+    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    server.cli(&["DEBUG", "POPULATE", "30000"]);
+    for (name, value) in [
+        ("key-load-delay", "100"),
+        ("loading-process-events-interval-bytes", "1024"),
+    ] {
+        server.cli(&["CONFIG", "SET", name, value]);
+    }
+    let port = server.port();
+    let reload = std::thread::spawn(move || {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+        let mut connection = client.get_connection().expect("it listens");
+        redis::cmd("DEBUG")
+            .arg("RELOAD")
+            .query::<()>(&mut connection)
+            .expect("reloaded");
+    });
+    while !is_loading(&server) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    is_decided_by_policy("LOADING", &limiter).await;
+    assert!(is_loading(&server), "the fault lasted");
+    server.cli(&["CONFIG", "SET", "key-load-delay", "0"]);
+    reload.join().expect("no panic");
+    assert_said(&server, "LOADING");
+    server.cli(&["FLUSHALL"]);
+    recovers("LOADING", &limiter, &server).await;
+}
+
+fn is_loading(server: &RedisServer) -> bool {
+    server
+        .cli(&["INFO", "persistence"])
+        .contains("loading:1\r\n")
+}

@@ -1,0 +1,238 @@
+//! A store that loses what it was told. Holders tell it again, each by its own deadline; the cap is overshot by no more
+//! than what was lost, until those holders have ended.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use tower_turnstile::{AcquireErrorKind, Permit, Semaphore};
+
+use crate::{
+    scene::{
+        Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, refused, semaphore, soon, strict, until_empty,
+        until_granted, until_usage,
+    },
+    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+};
+
+const CAP: u32 = 4;
+/// How long others hold.
+const SHORT: Duration = Duration::from_millis(50);
+/// A third of the lease until a renewal finds its permit gone, or a probe finds the store again.
+const TOLD_AGAIN: Duration = Duration::from_millis(1_300);
+
+async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc<Permit>> {
+    let mut held = Vec::new();
+    for _ in 0..permits {
+        held.push(holders.enter(soon(semaphore.acquire()).await.expect("free")));
+    }
+    held
+}
+
+/// Holders hold on while others wait; then the store loses all, and is told again.
+async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
+    let mut server = RedisServer::start();
+    let holders = Holders::count(CAP);
+    let (one, other) = (
+        semaphore(&server.url(), &strict(CAP)).await,
+        semaphore(&server.url(), &strict(CAP)).await,
+    );
+    let held = fill(&holders, &one, CAP).await;
+    let load = holders.load(&other, 6, SHORT);
+    until_usage(&other, |_, waiting| waiting == 6).await;
+    lose(&mut server).await;
+    overshoots_at_most(what, &holders, CAP).await;
+    assert!(held.iter().all(|permit| !permit.is_lost()), "{what}");
+    drop(held);
+    let over = holders.figures().over;
+    let again = holders.load(&one, 6, SHORT);
+    sleep(2 * POLL).await;
+    let (done, again) = (load.finish().await, again.finish().await);
+    println!("{what}: {done:?}, {again:?}");
+    assert_eq!(holders.figures().over, over, "G1: {what}");
+    assert!(done.admitted > 0 && again.admitted > 0);
+    until_empty(&server).await;
+}
+
+/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until it is told.
+async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
+    sleep(TOLD_AGAIN).await;
+    let figures = holders.figures();
+    sleep(4 * SHORT).await;
+    let later = holders.figures();
+    println!("{what}: {figures}");
+    assert_eq!(figures.over, later.over, "{what}: the cap is exact again");
+    assert!(figures.peak <= (CAP + lost) as usize, "{what}: {figures}");
+    assert!(figures.over < TOLD_AGAIN, "{what}: {figures}");
+}
+
+#[tokio::test]
+async fn a_flushed_store_is_told_again() {
+    survives("FLUSHALL", async |server| {
+        server.cli(&["FLUSHALL"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_store_that_restarts_empty_is_told_again() {
+    survives("restart", async |server| server.restart()).await;
+}
+
+/// Under `allkeys-lru` the ledger goes when memory is short; there is a warning at the start for that.
+#[tokio::test]
+async fn an_evicted_ledger_is_told_again() {
+    survives("allkeys-lru", async |server| {
+        server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+        // Much too little, for a moment.
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        let began = Instant::now();
+        while server
+            .cli(&["INFO", "stats"])
+            .contains("evicted_keys:0\r\n")
+        {
+            assert!(began.elapsed() < LEASE, "it is not evicted");
+        }
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    })
+    .await;
+}
+
+/// Newcomers are refused while there is no memory; who holds is renewed, and who ends gives back.
+#[tokio::test]
+async fn without_memory_holders_hold_on_and_give_back() {
+    let server = RedisServer::start();
+    let one = semaphore(&server.url(), &strict(2)).await;
+    let (first, second) = (
+        soon(one.acquire()).await.expect("free"),
+        soon(one.acquire()).await.expect("free"),
+    );
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    drop(first);
+    until_usage_in_store(&server, 1).await;
+    // Policies decide on newcomers all the while.
+    let began = Instant::now();
+    while began.elapsed() < LEASE + LEASE / 2 {
+        let (kind, took) = refused(&one).await;
+        assert_eq!(kind, AcquireErrorKind::Unavailable);
+        assert!(took < STORE_TIMEOUT + SLACK, "G8: {took:?}");
+        sleep(POLL).await;
+    }
+    assert!(!second.is_lost(), "renewed for longer than its lease");
+    drop(second);
+    let empty = until_empty(&server).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    let again = until_granted(&one).await;
+    println!("empty {empty:?} after the last release, granted {again:?} after the end");
+    assert!(
+        again < Duration::from_millis(1_500) + SLACK,
+        "G8: {again:?}"
+    );
+}
+
+/// Members of the one ledger: nobody waits.
+async fn until_usage_in_store(server: &RedisServer, members: usize) {
+    let seen = async {
+        loop {
+            let key = server.cli(&["KEYS", "*"]);
+            if server.cli(&["ZCARD", &key]) == members.to_string() {
+                return;
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(seen).await;
+}
+
+/// A failover: what the replica was not told is lost, the rest is not. The name leads to it before it is promoted.
+#[tokio::test]
+async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
+    let mut primary = RedisServer::start();
+    let port = primary.port().to_string();
+    let standby = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
+    while !standby
+        .cli(&["INFO", "replication"])
+        .contains("master_link_status:up")
+    {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let proxy = FaultProxy::start(primary.port());
+    let holders = Holders::count(CAP);
+    let (one, other) = (
+        semaphore(&proxy.url(), &strict(CAP)).await,
+        semaphore(&proxy.url(), &strict(CAP)).await,
+    );
+    let mut held = fill(&holders, &one, CAP / 2).await;
+    assert_eq!(primary.cli(&["WAIT", "1", "1000"]), "1");
+    standby.pause();
+    primary.cli(&["CLIENT", "KILL", "TYPE", "replica"]);
+    held.extend(fill(&holders, &one, CAP / 2).await);
+    assert_eq!(
+        primary.cli(&["WAIT", "1", "50"]),
+        "0",
+        "the writes are lost"
+    );
+    let load = holders.load(&other, 6, SHORT);
+    until_usage(&other, |_, waiting| waiting == 6).await;
+
+    primary.stop();
+    standby.resume();
+    proxy.lead_to(standby.port());
+    // READONLY for a while.
+    assert_eq!(refused(&one).await.0, AcquireErrorKind::Unavailable);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(refused(&one).await.0, AcquireErrorKind::Unavailable);
+    standby.cli(&["REPLICAOF", "NO", "ONE"]);
+    overshoots_at_most("failover", &holders, CAP / 2).await;
+    let errors = standby.cli(&["INFO", "errorstats"]);
+    assert!(errors.contains("errorstat_READONLY:"), "{errors}");
+    assert!(held.iter().all(|permit| !permit.is_lost()));
+    drop(held);
+    let done = load.finish().await;
+    assert!(done.admitted > 0, "{done:?}");
+    until_granted(&one).await;
+    until_empty(&standby).await;
+}
+
+/// No request sees it, and none is lost by it.
+#[tokio::test]
+async fn flushed_scripts_are_noticed_by_no_request() {
+    let server = RedisServer::start();
+    let holders = Holders::count(CAP);
+    let loads = [
+        holders.load(
+            &semaphore(&server.url(), &strict(CAP)).await,
+            8,
+            Duration::ZERO,
+        ),
+        holders.load(
+            &semaphore(&server.url(), &strict(CAP)).await,
+            8,
+            Duration::ZERO,
+        ),
+    ];
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1_500) {
+        server.cli(&["SCRIPT", "FLUSH"]);
+        sleep(Duration::from_millis(1)).await;
+    }
+    let stats = server.cli(&["INFO", "errorstats"]);
+    let flushed = stats
+        .lines()
+        .find(|line| line.starts_with("errorstat_NOSCRIPT:"));
+    let mut admitted = 0;
+    for load in loads {
+        let done = load.finish().await;
+        assert!(done.refused.is_empty(), "{done:?}");
+        admitted += done.admitted;
+    }
+    println!("{admitted} admitted; {flushed:?}; {}", holders.figures());
+    assert!(flushed.is_some(), "the scripts were gone at times: {stats}");
+    assert!(
+        admitted > 100 && holders.figures().peak <= CAP as usize,
+        "G1"
+    );
+    until_empty(&server).await;
+}
