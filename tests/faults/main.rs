@@ -7,6 +7,7 @@ mod clocks;
 mod ends;
 mod line;
 mod proxy;
+mod refusals;
 mod requests;
 mod scene;
 mod silence;
