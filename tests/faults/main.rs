@@ -1,4 +1,49 @@
-//! Real faults.
+//! Real faults: of networks, servers, clocks, storage and configuration, made to happen to a real server.
+//!
+//! Each test states its guarantee (G1 to G9 in the crate's docs) and prints its figures: the most that held at once, for
+//! how long more did than the cap allows, how long it took to recover. To see them, one line a finding:
+//!
+//! ```text
+//! cargo test --all-features --test faults -- --nocapture --test-threads 2
+//! ```
+//!
+//! On Valkey: `.ci/valkey 9 --test faults`, or 8. It takes under a minute; a C compiler has to be there for the clocks.
+//!
+//! # Every fault and its tests
+//!
+//! A name without a file is here. `K` is `src/keeper/tests`, `S` is `src/store/redis/tests.rs`, `L` is `tests/layer`,
+//! `R` is `tests/replicas.rs`, `M` is `tests/semaphore`, `G` is `tests/gateway/failures.rs`.
+//!
+//! | fault | guarantee | tests |
+//! | --- | --- | --- |
+//! | SIGKILL of a holder | G5 | R `a_killed_holder_delays_waiters_by_its_lease_at_most`, G `slots_of_a_killed_gateway_are_back_within_its_lease` |
+//! | SIGSTOP for longer than the lease | G2 | R `a_stopped_replica_aborts_its_streams_when_it_wakes`, `ends::a_stopped_replica_that_goes_on_reports_its_loss` |
+//! | late grant reply or wake-up | G2 | `requests::a_late_wake_up_is_not_used`, `requests::a_slow_store_shortens_permits_and_breaks_no_cap`, K `a_late_wake_up_is_confirmed_before_it_is_used` |
+//! | acquire abandoned in flight | G6 | `requests::an_acquire_abandoned_in_flight_leaves_no_ghost`, `requests::an_acquire_that_arrives_after_its_release_leaves_no_ghost`, K `a_request_dropped_at_any_point_leaves_nothing_behind` |
+//! | release overtaking a renewal, or overtaken | G6 | `requests::a_renewal_that_arrives_after_the_release_revives_nothing`, `requests::a_release_that_arrives_late_touches_no_other_holder` |
+//! | replayed exchange, lost reply | G6 | `requests::lost_replies_cost_neither_the_cap_nor_a_slot`, `src/ledger/rules.rs` `a_repeated_exchange_changes_nothing` |
+//! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_place_in_the_line` |
+//! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
+//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_told_again`, `storage::a_store_that_restarts_empty_is_told_again`, `storage::an_evicted_ledger_is_told_again`, S `a_store_that_may_evict_is_warned_of_once` |
+//! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
+//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `silence::what_a_server_says_of_passing_trouble_is_an_outage`, `silence::a_loading_server_is_an_outage`, `silence::a_busy_server_is_an_outage`, `silence::a_slot_without_a_node_is_an_outage`, S `the_words_of_a_server_are_understood` |
+//! | resharding under load | G1, G5 | `tests/cluster.rs` |
+//! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
+//! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
+//! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `silence::a_paused_server_is_an_outage`, `silence::a_sleeping_server_is_an_outage`, `silence::a_broken_network_is_an_outage`, `silence::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
+//! | a partition | G1, G2, G5 | `silence::a_partition_gives_no_slot_twice` |
+//! | subscriber killed, messages lost | G4 | `line::killed_subscribers_delay_nobody_by_more_than_a_poll`, `line::a_wake_up_lost_with_its_connection_is_asked_for`, `line::without_wake_ups_the_line_moves_by_polls` |
+//! | head of the line crashed or cancelled | G4 | `line::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_do_not_delay_the_one_behind_them_one_by_one`, M `a_cancelled_head_makes_way` |
+//! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
+//! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |
+//! | reset flood | G7 | `tests/limits` |
+//! | unread socket, endless body | G7 | L `client_that_stops_reading_makes_room`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
+//! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
+//! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_told_as_such_and_not_repeated` |
+//! | least-privilege ACL | G8 | `tests/security.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
+//! | graceful shutdown under load | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind` |
+//!
+//! A known limit, `CLUSTER`: this suite uses the client of one server. What a cluster does is in `tests/cluster.rs`.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -199,13 +199,12 @@ async fn a_late_wake_up_is_not_used() {
     let server = RedisServer::start();
     let holders = Holders::count(1);
     let proxy = FaultProxy::start(server.port());
-    let giver = semaphore(&server.url(), &strict(1)).await;
-    let slow = quick()
-        .lease(10 * LEASE)
-        .store_timeout(3 * LEASE)
-        .poll_interval(4 * LEASE)
-        .waiter_ttl(12 * LEASE);
-    let late = slow.connect(&proxy.url()).await.expect("it is up");
+    // They ask nothing while the wake-up is held back, or they would notice.
+    let long = quick().lease(10 * LEASE);
+    let giver = long.clone().connect(&server.url()).await.expect("it is up");
+    let giver = giver.semaphore(&strict(1), "key");
+    let rarely = long.poll_interval(4 * LEASE).waiter_ttl(12 * LEASE);
+    let late = rarely.connect(&proxy.url()).await.expect("it is up");
     let late = late.semaphore(&strict(1), "key");
     let other = replica(&server.url()).await.semaphore(&strict(1), "key");
 

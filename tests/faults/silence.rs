@@ -45,11 +45,10 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     let local = limiter.semaphore(&LOCAL, "key");
     let permits = [soon(local.acquire()).await, soon(local.acquire()).await];
     assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
-    assert_eq!(
-        refused(&local).await.0,
-        AcquireErrorKind::TimedOut,
-        "{fault}"
-    );
+    // A store that answers probes and does no work may be asked for the last time when its wait is over.
+    let kind = refused(&local).await.0;
+    let is_limited = matches!(kind, AcquireErrorKind::TimedOut | AcquireErrorKind::Full);
+    assert!(is_limited, "G1: {fault}: {kind:?}");
     let took = began.elapsed();
     assert!(took < 3 * bound, "G8: {fault}: {took:?}");
     println!("{fault}: refused after {first:?} and {second:?}");
@@ -123,6 +122,28 @@ async fn a_broken_network_is_an_outage() {
     }
     let seen = proxy.seen();
     println!("{} connections, {} open", seen.accepted(), seen.open());
+}
+
+/// A connection that was forgotten on the way: nothing ends it, and nothing comes of it. A new one would work.
+#[tokio::test]
+async fn a_half_open_connection_is_left_for_a_new_one() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let one = semaphore(&proxy.url(), &strict(1)).await;
+    for number in 0..3 {
+        until_granted(&one).await;
+        until_empty(&server).await;
+        assert_eq!(proxy.seen().accepted(), number + 1);
+        for way in [Way::Requests, Way::Replies] {
+            proxy.hold(way, number);
+        }
+        let (kind, took) = refused(&one).await;
+        assert_eq!(kind, AcquireErrorKind::Unavailable);
+        assert!(took < STORE_TIMEOUT + SLACK, "G8: {took:?}");
+        let again = until_granted(&one).await;
+        println!("refused after {took:?}, granted on a new connection {again:?} later");
+        assert!(again < PROBE + SLACK, "G8: {again:?}");
+    }
 }
 
 /// G1 and G2 through a partition: whoever is cut off loses its permits before others get the slots.
