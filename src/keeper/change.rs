@@ -142,6 +142,7 @@ impl Line {
             State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
             State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held { .. } => {
+                ctx.history.held(&self.ledger, seq, until, until_ms, now);
                 entry.state = State::Held { renew_at };
                 self.timers.lease = earliest(self.timers.lease, renew_at);
             }
@@ -152,6 +153,7 @@ impl Line {
                 self.renew(seq);
             }
             _ => {
+                ctx.history.held(&self.ledger, seq, until, until_ms, now);
                 entry.lease.hold(Some(until));
                 entry.held_since = Some(now);
                 self.set(ctx, seq, State::Held { renew_at });
@@ -163,6 +165,7 @@ impl Line {
     /// Admits a request without the store's word.
     pub(super) fn admit(&mut self, ctx: &mut Ctx, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
+            ctx.history.admitted(&self.ledger, seq, ctx.now);
             entry.lease.hold(None);
             entry.held_since = Some(ctx.now);
             self.set(ctx, seq, State::Held { renew_at: None });
@@ -181,6 +184,9 @@ impl Line {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
+        if entry.wanted {
+            ctx.history.given_up(&self.ledger, seq, ctx.now);
+        }
         if entry.taken
             && entry.wanted
             && let Some(since) = entry.held_since
@@ -202,6 +208,7 @@ impl Line {
     pub(super) fn lose(&mut self, ctx: &mut Ctx, seq: Seq) {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
+                ctx.history.lost(&self.ledger, seq, ctx.now);
                 entry.lease.end(LostErrorKind::Lost);
                 ctx.counts.lost += 1;
                 ctx.meters.limit(self.key.0).lost.increment(1);

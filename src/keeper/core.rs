@@ -27,7 +27,7 @@ use crate::{
     ledger::{Exchange, Refund, Seq},
     limit::{Limit, Mode},
     store::{StoreError, StoreErrorKind},
-    telemetry::Meters,
+    telemetry::{History, Meters},
 };
 
 /// The state machine.
@@ -88,6 +88,7 @@ impl Core {
                 last_seq: 0,
                 counts: Counts::default(),
                 meters,
+                history: History::new(replica, now),
                 complained: None,
                 expiries: BTreeSet::new(),
                 wakers: Vec::new(),

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     ledger::{Exchange, Seq},
-    telemetry::Meters,
+    telemetry::{History, Meters},
 };
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
@@ -30,6 +30,7 @@ pub(super) struct Ctx {
     pub(super) last_seq: Seq,
     pub(super) counts: Counts,
     pub(super) meters: Meters,
+    pub(super) history: History,
     /// When a ledger was last complained of.
     pub(super) complained: Option<Instant>,
     /// Ends of waits.

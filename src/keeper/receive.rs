@@ -30,6 +30,7 @@ impl Core {
         else {
             return;
         };
+        self.ctx.history.answered(number, &reply, now);
         self.asking.append(&mut self.held_back);
         let heard_at = Seen {
             store_us: reply.now_us,
@@ -108,6 +109,7 @@ impl Core {
         else {
             return;
         };
+        self.ctx.history.failed(number, now);
         self.asking.append(&mut self.held_back);
         self.note_failure(sent, timed_out, !error.is_outage(), &error.message, now);
         let fate = match self.breaker {
@@ -145,6 +147,7 @@ impl Core {
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
         self.ctx.now = now;
+        self.ctx.history.woken(wake, now);
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };

@@ -104,6 +104,7 @@ impl Core {
             refunds,
         });
         let number = self.exchanges;
+        self.ctx.history.sent(number, &exchange, now);
         self.in_flight.push(InFlight {
             number,
             sent: now,

@@ -256,6 +256,7 @@ impl Line {
         match entry.state {
             State::Held { .. } if !lease.is_over(now) => {
                 entry.taken = true;
+                ctx.history.taken(&self.ledger, lease.seq(), now);
                 ctx.note_admission(self.key.0, waited);
                 Some(Ok(taken(Leases::One(lease.clone()), Vec::new())))
             }

@@ -9,12 +9,14 @@
 //! | `limit` | what is measured of a limit |
 //! | `store` | what is measured of the store |
 //! | `facade` | the handles; `nothing` in its place without the feature |
+//! | `history` | what was said and done, told event by event at TRACE: diagnostics for tests, unstable |
 
 #[cfg(feature = "metrics")]
 mod facade;
 #[cfg(not(feature = "metrics"))]
 #[path = "nothing.rs"]
 mod facade;
+mod history;
 mod limit;
 mod store;
 #[cfg(all(test, feature = "metrics"))]
@@ -22,7 +24,7 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(crate) use self::{limit::LimitMeter, store::StoreMeter};
+pub(crate) use self::{history::History, limit::LimitMeter, store::StoreMeter};
 
 /// All handles of a limiter.
 #[derive(Debug)]

@@ -1,0 +1,256 @@
+//! The history of what a process and its store have told each other, for checking the guarantees afterwards.
+//!
+//! These are TRACE events of the target `tower_turnstile::history`, with one field `event`: an object in JSON, one
+//! for each exchange sent, answered or failed, each wake-up, and each permit that is held, taken, given back or lost.
+//! They are diagnostics for the tests of this crate, and may change with any version. They name ledgers (a digest of
+//! the key, never the key) and permits by number.
+//!
+//! Local times are microseconds of the monotonic clock since the limiter was made. A process's own are in order; how
+//! they relate to the store's is learned from the exchanges: the store ran each between its sending and its answer.
+//! One is told of before it is sent, and a permit before its owner has it or its slot is given back, so that the
+//! history of a process that is killed lacks nothing.
+//!
+//! Whether anybody listens is asked once for each exchange. If nobody does, nothing is written or allocated.
+
+use std::fmt::{self, Write};
+
+use tokio::time::Instant;
+use tracing::Level;
+
+use crate::ledger::{
+    BatchReply, Charged, ClaimReply, Exchange, Rate, ReplicaId, Reply, Seq, Standing, Wake,
+};
+
+const TARGET: &str = "tower_turnstile::history";
+
+/// Tells the history of one keeper.
+#[derive(Debug)]
+pub(crate) struct History {
+    /// Whether anybody listened when the latest exchange was sent.
+    on: bool,
+    replica: ReplicaId,
+    epoch: Instant,
+}
+
+impl History {
+    pub(crate) fn new(replica: ReplicaId, epoch: Instant) -> Self {
+        let on = false;
+        Self { on, replica, epoch }
+    }
+
+    /// An exchange is about to be sent.
+    pub(crate) fn sent(&mut self, number: u64, exchange: &Exchange, now: Instant) {
+        self.on = tracing::enabled!(target: TARGET, Level::TRACE);
+        self.tell("sent", now, |out| {
+            write!(out, r#","n":{number},{}"#, SentJson(exchange))
+        });
+    }
+
+    pub(crate) fn answered(&self, number: u64, reply: &Reply, now: Instant) {
+        self.tell("answered", now, |out| {
+            write!(out, r#","n":{number},{}"#, ReplyJson(reply))
+        });
+    }
+
+    /// It is not known whether the exchange ran, or will.
+    pub(crate) fn failed(&self, number: u64, now: Instant) {
+        self.tell("failed", now, |out| write!(out, r#","n":{number}"#));
+    }
+
+    pub(crate) fn woken(&self, wake: &Wake, now: Instant) {
+        let Wake {
+            key,
+            granted_us,
+            until_ms,
+            seqs,
+        } = wake;
+        self.tell("woken", now, |out| {
+            write!(
+                out,
+                r#","key":"{key}","granted_us":{granted_us},"until_ms":{until_ms},"seqs":{seqs:?}"#
+            )
+        });
+    }
+
+    /// A permit counts as held until `until` by the local clock, since the store said `until_ms`.
+    pub(crate) fn held(&self, key: &str, seq: Seq, until: Instant, until_ms: u64, now: Instant) {
+        self.tell("held", now, |out| {
+            let until_us = self.us(until);
+            write!(
+                out,
+                r#","key":"{key}","seq":{seq},"until_us":{until_us},"until_ms":{until_ms}"#
+            )
+        });
+    }
+
+    /// A permit was admitted without the store's word.
+    pub(crate) fn admitted(&self, key: &str, seq: Seq, now: Instant) {
+        self.tell_permit("admitted", key, seq, now);
+    }
+
+    /// A permit is handed to whoever asked for it.
+    pub(crate) fn taken(&self, key: &str, seq: Seq, now: Instant) {
+        self.tell_permit("taken", key, seq, now);
+    }
+
+    pub(crate) fn lost(&self, key: &str, seq: Seq, now: Instant) {
+        self.tell_permit("lost", key, seq, now);
+    }
+
+    /// Nobody wants a permit any more, whether it was held or not.
+    pub(crate) fn given_up(&self, key: &str, seq: Seq, now: Instant) {
+        self.tell_permit("given_up", key, seq, now);
+    }
+
+    fn tell_permit(&self, kind: &str, key: &str, seq: Seq, now: Instant) {
+        self.tell(kind, now, |out| {
+            write!(out, r#","key":"{key}","seq":{seq}"#)
+        });
+    }
+
+    fn tell(&self, kind: &str, now: Instant, rest: impl FnOnce(&mut String) -> fmt::Result) {
+        if !self.on {
+            return;
+        }
+        let (replica, at_us) = (self.replica.text(), self.us(now));
+        let mut event = format!(r#"{{"kind":"{kind}","replica":"{replica}","at_us":{at_us}"#);
+        // A `String` takes everything.
+        let _ = rest(&mut event);
+        event.push('}');
+        tracing::trace!(target: TARGET, event);
+    }
+
+    fn us(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.epoch).as_micros() as u64
+    }
+}
+
+struct SentJson<'a>(&'a Exchange);
+
+impl fmt::Display for SentJson<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exchange = self.0;
+        write!(
+            out,
+            r#""not_after_us":{},"lease_ms":{},"batches":"#,
+            exchange.not_after_us, exchange.lease_ms
+        )?;
+        list(out, &exchange.batches, |out, batch| {
+            let (key, limit, max_waiters) = (&batch.key, batch.limit, batch.max_waiters);
+            let (release, renew, adopt) = (&batch.release, &batch.renew, &batch.adopt);
+            let acquire: Vec<Seq> = batch.acquire.iter().map(|ask| ask.seq).collect();
+            write!(
+                out,
+                r#"{{"key":"{key}","limit":{limit},"max_waiters":{max_waiters},"release":{release:?},"renew":{renew:?},"adopt":{adopt:?},"acquire":{acquire:?}}}"#
+            )
+        })?;
+        out.write_str(r#","claims":"#)?;
+        list(out, &exchange.claims, |out, claim| {
+            out.write_str(r#"{"charges":"#)?;
+            list(out, &claim.charges, |out, charge| {
+                rate(out, &charge.key, charge.rate, charge.cost)
+            })?;
+            out.write_str(r#","asks":"#)?;
+            list(out, &claim.asks, |out, ask| {
+                write!(out, "[{},{}]", ask.batch, ask.seq)
+            })?;
+            out.write_char('}')
+        })?;
+        out.write_str(r#","refunds":"#)?;
+        list(out, &exchange.refunds, |out, refund| {
+            rate(out, &refund.key, refund.rate, refund.cost)
+        })
+    }
+}
+
+struct ReplyJson<'a>(&'a Reply);
+
+impl fmt::Display for ReplyJson<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reply = self.0;
+        write!(
+            out,
+            r#""store_us":{},"more":{},"batches":"#,
+            reply.now_us, reply.more
+        )?;
+        list(out, &reply.batches, |out, answer| match answer {
+            Ok(answer) => batch_answer(out, answer),
+            Err(_) => out.write_str("null"),
+        })?;
+        out.write_str(r#","claims":"#)?;
+        list(out, &reply.claims, |out, answer| match answer {
+            Ok(answer) => claim_answer(out, answer),
+            Err(_) => out.write_str("null"),
+        })
+    }
+}
+
+fn batch_answer(out: &mut fmt::Formatter<'_>, answer: &BatchReply) -> fmt::Result {
+    write!(
+        out,
+        r#"{{"in_use":{},"waiting":{},"head":{},"nearest_ms":{}"#,
+        answer.in_use,
+        answer.waiting,
+        answer.head.unwrap_or(0),
+        answer.nearest_ms.unwrap_or(0)
+    )?;
+    for (name, standings) in [
+        ("renewed", &answer.renewed),
+        ("adopted", &answer.adopted),
+        ("acquired", &answer.acquired),
+    ] {
+        write!(out, r#","{name}":"#)?;
+        list(out, standings, standing)?;
+    }
+    out.write_str(r#","promoted":"#)?;
+    list(out, &answer.promoted, |out, promotion| {
+        write!(out, "[{},{}]", promotion.seq, promotion.until_ms)
+    })?;
+    out.write_char('}')
+}
+
+fn claim_answer(out: &mut fmt::Formatter<'_>, answer: &ClaimReply) -> fmt::Result {
+    out.write_str(r#"{"charged":"#)?;
+    list(out, &answer.charged, |out, charged| match charged {
+        Charged::Until { start_us, .. } => write!(out, "{start_us}"),
+        Charged::TooSoon { .. } | Charged::Not => out.write_str("null"),
+    })?;
+    out.write_str(r#","standings":"#)?;
+    list(out, &answer.standings, standing)?;
+    out.write_char('}')
+}
+
+fn rate(out: &mut fmt::Formatter<'_>, key: &str, rate: Rate, cost: u32) -> fmt::Result {
+    let Rate {
+        count,
+        period_us,
+        burst,
+    } = rate;
+    write!(
+        out,
+        r#"{{"key":"{key}","count":{count},"period_us":{period_us},"burst":{burst},"cost":{cost}}}"#
+    )
+}
+
+fn standing(out: &mut fmt::Formatter<'_>, standing: &Standing) -> fmt::Result {
+    match standing {
+        Standing::Held { until_ms } => write!(out, r#"{{"held":{until_ms}}}"#),
+        Standing::Adopted { until_ms } => write!(out, r#"{{"adopted":{until_ms}}}"#),
+        Standing::Waiting { ticket } => write!(out, r#"{{"waiting":{ticket}}}"#),
+        Standing::Absent => out.write_str(r#""absent""#),
+        Standing::Full | Standing::LineFull => out.write_str(r#""full""#),
+        Standing::Stale => out.write_str(r#""stale""#),
+    }
+}
+
+fn list<T>(
+    out: &mut fmt::Formatter<'_>,
+    items: &[T],
+    mut write: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
+) -> fmt::Result {
+    for (place, item) in items.iter().enumerate() {
+        out.write_char(if place == 0 { '[' } else { ',' })?;
+        write(out, item)?;
+    }
+    out.write_str(if items.is_empty() { "[]" } else { "]" })
+}
