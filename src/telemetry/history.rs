@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tracing::Level;
 
 use crate::ledger::{
-    BatchReply, Charged, ClaimReply, Exchange, Rate, ReplicaId, Reply, Seq, Standing, Wake,
+    BatchReply, Charged, ClaimReply, Exchange, Rate, ReplicaId, Reply, Seq, Standing, Tat, Wake,
 };
 
 const TARGET: &str = "tower_turnstile::history";
@@ -40,7 +40,7 @@ impl History {
 
     /// An exchange is about to be sent.
     pub(crate) fn sent(&mut self, number: u64, exchange: &Exchange, now: Instant) {
-        self.on = tracing::enabled!(target: TARGET, Level::TRACE);
+        self.on = tracing::event_enabled!(target: TARGET, Level::TRACE);
         self.tell("sent", now, |out| {
             write!(out, r#","n":{number},{}"#, SentJson(exchange))
         });
@@ -148,7 +148,8 @@ impl fmt::Display for SentJson<'_> {
         list(out, &exchange.claims, |out, claim| {
             out.write_str(r#"{"charges":"#)?;
             list(out, &claim.charges, |out, charge| {
-                rate(out, &charge.key, charge.rate, charge.cost)
+                rate(out, &charge.key, charge.rate, charge.cost)?;
+                out.write_char('}')
             })?;
             out.write_str(r#","asks":"#)?;
             list(out, &claim.asks, |out, ask| {
@@ -158,7 +159,9 @@ impl fmt::Display for SentJson<'_> {
         })?;
         out.write_str(r#","refunds":"#)?;
         list(out, &exchange.refunds, |out, refund| {
-            rate(out, &refund.key, refund.rate, refund.cost)
+            rate(out, &refund.key, refund.rate, refund.cost)?;
+            let Tat { us, rem, .. } = refund.charged;
+            write!(out, r#","tat":[{us},{rem}]}}"#)
         })
     }
 }
@@ -212,7 +215,7 @@ fn batch_answer(out: &mut fmt::Formatter<'_>, answer: &BatchReply) -> fmt::Resul
 fn claim_answer(out: &mut fmt::Formatter<'_>, answer: &ClaimReply) -> fmt::Result {
     out.write_str(r#"{"charged":"#)?;
     list(out, &answer.charged, |out, charged| match charged {
-        Charged::Until { start_us, .. } => write!(out, "{start_us}"),
+        Charged::Until { start_us, tat } => write!(out, "[{start_us},{},{}]", tat.us, tat.rem),
         Charged::TooSoon { .. } | Charged::Not => out.write_str("null"),
     })?;
     out.write_str(r#","standings":"#)?;
@@ -228,7 +231,7 @@ fn rate(out: &mut fmt::Formatter<'_>, key: &str, rate: Rate, cost: u32) -> fmt::
     } = rate;
     write!(
         out,
-        r#"{{"key":"{key}","count":{count},"period_us":{period_us},"burst":{burst},"cost":{cost}}}"#
+        r#"{{"key":"{key}","count":{count},"period_us":{period_us},"burst":{burst},"cost":{cost}"#
     )
 }
 

@@ -1,0 +1,106 @@
+//! Three real processes on one real store.
+
+use std::{thread::sleep, time::Duration};
+
+use tempfile::TempDir;
+
+use crate::{
+    history::{
+        History, Process, check,
+        process::{Orders, Running, now_us},
+    },
+    support::redis_server::RedisServer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn start(
+    server: &RedisServer,
+    folder: &TempDir,
+    adjust: impl Fn(&mut Orders),
+) -> (Vec<Running>, History) {
+    let mut orders = Orders::new(server.url(), 1);
+    adjust(&mut orders);
+    let running = (0..3).map(|number| {
+        let seed = fastrand::u64(..);
+        println!("process {number}: seed {seed}");
+        let orders = Orders {
+            seed,
+            ..orders.clone()
+        };
+        Running::start(
+            "process",
+            &format!("process {number}"),
+            folder.path(),
+            &orders,
+        )
+    });
+    let history = History {
+        bounds: orders.bounds(),
+        ..History::default()
+    };
+    (running.collect(), history)
+}
+
+fn finish(mut running: Vec<Running>) -> Vec<Process> {
+    running.iter_mut().for_each(Running::ask_to_end);
+    running.into_iter().map(Running::finish).collect()
+}
+
+/// G1 to G6 without any fault, and no excuse is used.
+#[test]
+fn processes_under_contention_keep_every_promise() {
+    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    // Nothing is lost here however busy the machine is.
+    let (running, mut history) = start(&server, &folder, |orders| {
+        (orders.lease_ms, orders.long_holds) = (30_000, 0);
+    });
+    sleep(4 * SECOND);
+    history.processes = finish(running);
+    let report = check(&history);
+    println!("{report}");
+    report.assert_clean();
+    assert!(
+        report.promotions > 50 && report.charges > 20,
+        "too little happened: {report}"
+    );
+    assert_eq!((report.adopted, report.over.len()), (0, 0), "{report}");
+}
+
+/// G4, G5: what a killed process held returns with its lease, and its waiters are passed over.
+#[test]
+fn a_killed_process_leaves_nothing_behind() {
+    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    let (mut running, mut history) = start(&server, &folder, |_| {});
+    sleep(2 * SECOND);
+    running[0].kill();
+    sleep(4 * SECOND);
+    history.processes = finish(running);
+    let report = check(&history);
+    println!("{report}");
+    report.assert_clean();
+    let granted_later = history.processes[1].lines.len() > 100;
+    assert!(granted_later && report.promotions > 50, "{report}");
+}
+
+/// G1: what the store has lost is put back, which is counted, and the cap holds again when that has ended.
+#[test]
+fn a_store_that_loses_everything_is_excused_and_counted() {
+    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    let (running, mut history) = start(&server, &folder, |orders| orders.long_holds = 3);
+    sleep(2 * SECOND);
+    for _ in 0..3 {
+        let before = now_us();
+        server.cli(&["FLUSHALL"]);
+        history.losses.push((before, now_us()));
+        sleep(SECOND);
+    }
+    history.processes = finish(running);
+    let report = check(&history);
+    println!("{report}");
+    report.assert_clean();
+    assert!(report.adopted > 0, "{report}");
+    // Without the excuse it would not do.
+    history.losses.clear();
+    assert!(!check(&history).violations.is_empty());
+}

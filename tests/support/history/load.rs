@@ -1,0 +1,132 @@
+//! What a process does: requests of all kinds, at random.
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{Key, Limit, Limiter, OnUnavailable, Permit, Semaphore};
+
+use super::process::Orders;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A small one with a long line.
+static HOT: Limit = Limit::concurrent("hot", 2)
+    .wait_up_to(SECOND)
+    .max_waiters(40)
+    .on_unavailable(OnUnavailable::Reject);
+/// A policy: so many for each of a few callers, and for all.
+static EACH: Limit = Limit::concurrent("each", 3).wait_up_to(SECOND);
+static ALL: Limit = Limit::concurrent("all", 8).wait_up_to(SECOND);
+static OPENS: Limit = Limit::rate("opens", 20, SECOND)
+    .burst(5)
+    .wait_up_to(Duration::from_millis(300));
+/// Streams, through the layer.
+static STREAMS: Limit = Limit::concurrent("streams", 6).on_unavailable(OnUnavailable::Allow);
+
+struct Client {
+    rng: fastrand::Rng,
+    limiter: Limiter,
+    hot: Semaphore,
+    long_holds: u32,
+    lease: Duration,
+}
+
+/// Until `over`: then each client finishes what it does.
+pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receiver<bool>) {
+    let mut clients = JoinSet::new();
+    for number in 0..orders.clients {
+        let mut client = Client {
+            rng: fastrand::Rng::with_seed(orders.seed ^ (number as u64) << 32),
+            hot: limiter.semaphore(&HOT, Key::SHARED),
+            limiter: limiter.clone(),
+            long_holds: orders.long_holds,
+            lease: Duration::from_millis(orders.lease_ms),
+        };
+        let over = over.clone();
+        clients.spawn(async move {
+            while !*over.borrow() {
+                client.request().await;
+            }
+        });
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("no panic");
+    }
+}
+
+impl Client {
+    async fn request(&mut self) {
+        match self.rng.u32(0..10) {
+            0..4 => self.hold(self.hot.clone()).await,
+            4..7 => {
+                let caller = format!("caller {}", self.rng.u32(0..3));
+                let each = self.limiter.semaphore(&EACH, caller);
+                self.hold(each.and(&ALL, Key::SHARED)).await;
+            }
+            7 => {
+                let opens = self.limiter.semaphore(&OPENS, Key::SHARED);
+                self.hold(opens.and(&ALL, Key::SHARED)).await;
+            }
+            _ => self.stream().await,
+        }
+        self.pause(30).await;
+    }
+
+    /// Some give up before they have a permit.
+    async fn hold(&mut self, semaphore: Semaphore) {
+        let patience = match self.rng.u32(0..5) {
+            0 => Duration::from_micros(self.rng.u64(1..30_000)),
+            _ => 30 * SECOND,
+        };
+        let acquired = match self.rng.u32(0..10) {
+            0 => timeout(patience, semaphore.try_acquire()).await,
+            _ => timeout(patience, semaphore.acquire()).await,
+        };
+        if let Ok(Ok(permit)) = acquired {
+            self.keep(&permit).await;
+        }
+    }
+
+    async fn keep(&mut self, permit: &Permit) {
+        let long = self.long_holds > 0 && self.rng.u32(0..self.long_holds) == 0;
+        let most = if long { 2 * self.lease } else { SECOND / 20 };
+        let length = most.mul_f64(self.rng.f64());
+        tokio::select! {
+            () = permit.lost() => {}
+            () = sleep(length) => {}
+        }
+    }
+
+    /// A response of some frames, of which the reader may not take all.
+    async fn stream(&mut self) {
+        let frames = self.rng.usize(0..6);
+        let service = service_fn(move |_: Request<()>| async move {
+            let frame = |_| Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"frame")));
+            let frames = stream::iter((0..frames).map(frame));
+            Ok::<_, Infallible>(Response::new(StreamBody::new(frames)))
+        });
+        let mut service = self.limiter.layer(STREAMS.clone()).layer(service);
+        let ready = service.ready().await.expect("infallible");
+        let mut response = ready.call(Request::new(())).await.expect("infallible");
+        for _ in 0..self.rng.u32(0..8) {
+            if response.body_mut().frame().await.is_none() {
+                break;
+            }
+            self.pause(20).await;
+        }
+    }
+
+    async fn pause(&mut self, most_ms: u64) {
+        sleep(Duration::from_micros(self.rng.u64(0..most_ms * 1_000))).await;
+    }
+}

@@ -1,0 +1,249 @@
+//! A process that makes history: the test's own binary once more, as a replica under a random load.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+use tower_turnstile::LimiterBuilder;
+use tracing::{Event, Level, Subscriber, field};
+use tracing_subscriber::{
+    filter::Targets,
+    layer::{Context, Layer, SubscriberExt},
+    util::SubscriberInitExt,
+};
+
+use super::{Bounds, Micros, Process, event, load};
+
+/// What a process is told, in this variable of its environment.
+const ORDERS: &str = "TURNSTILE_HISTORY";
+/// To finish what it holds and give everything back.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Orders {
+    pub(crate) store: String,
+    pub(crate) seed: u64,
+    pub(crate) lease_ms: u64,
+    pub(crate) store_timeout_ms: u64,
+    pub(crate) poll_ms: u64,
+    pub(crate) waiter_ttl_ms: u64,
+    /// Requests at a time.
+    pub(crate) clients: usize,
+    /// One in so many holds for longer than a lease; 0: none.
+    pub(crate) long_holds: u32,
+    /// Where to write it.
+    pub(crate) history: PathBuf,
+}
+
+impl Orders {
+    pub(crate) fn new(store: String, seed: u64) -> Self {
+        Self {
+            store,
+            seed,
+            lease_ms: 3_000,
+            store_timeout_ms: 500,
+            poll_ms: 300,
+            waiter_ttl_ms: 1_200,
+            clients: 16,
+            long_holds: 40,
+            history: PathBuf::new(),
+        }
+    }
+
+    /// Time limits for a process with these; the machine has other work to do.
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds {
+            lease_us: self.lease_ms * 1_000,
+            waiter_ttl_us: self.waiter_ttl_ms * 1_000,
+            poll_us: self.poll_ms * 1_000,
+            round_us: self.store_timeout_ms * 1_000 + 1_000_000,
+        }
+    }
+}
+
+/// The time of day, which is the store's on the same machine.
+pub(crate) fn now_us() -> Micros {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.expect("after 1970").as_micros() as u64
+}
+
+/// A running process. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    name: String,
+    process: Child,
+    /// Closed, it tells it to end.
+    input: Option<ChildStdin>,
+    history: PathBuf,
+    stopped: Option<Micros>,
+    stops: Vec<super::Span>,
+    killed: Option<Micros>,
+}
+
+impl Running {
+    /// `entry` is the name of the test that calls [`run`].
+    pub(crate) fn start(entry: &str, name: &str, folder: &Path, orders: &Orders) -> Self {
+        let history = folder.join(name);
+        let orders = Orders {
+            history: history.clone(),
+            ..orders.clone()
+        };
+        // Nothing of it may be missing, however early the process is killed.
+        File::create(&history).expect("a folder to write to");
+        let binary = std::env::current_exe().expect("a path");
+        let mut process = Command::new(binary)
+            .args([entry, "--exact", "--ignored", "--nocapture"])
+            .env(ORDERS, serde_json::to_string(&orders).expect("JSON"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("it runs");
+        Self {
+            name: name.to_owned(),
+            input: process.stdin.take(),
+            process,
+            history,
+            stopped: None,
+            stops: Vec::new(),
+            killed: None,
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.killed.get_or_insert_with(now_us);
+        // It fails only if the process has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    pub(crate) fn pause(&mut self) {
+        self.stopped = Some(now_us());
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// `recovery`: what it needs to catch up.
+    pub(crate) fn resume(&mut self, recovery: Duration) {
+        self.signal(Signal::SIGCONT);
+        if let Some(since) = self.stopped.take() {
+            self.hampered(since, recovery);
+        }
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.stopped.is_some()
+    }
+
+    /// It could not do its work from then until now, and until it has recovered.
+    pub(crate) fn hampered(&mut self, since: Micros, recovery: Duration) {
+        self.stops
+            .push((since, now_us() + recovery.as_micros() as u64));
+    }
+
+    /// Asks it to end.
+    pub(crate) fn ask_to_end(&mut self) {
+        self.input = None;
+    }
+
+    /// Waits until it has ended, unless it was killed, and reads its history.
+    pub(crate) fn finish(mut self) -> Process {
+        self.ask_to_end();
+        let patience = Instant::now() + PATIENCE;
+        while self.killed.is_none() {
+            if let Some(status) = self.process.try_wait().expect("a child") {
+                assert!(status.success(), "{} failed", self.name);
+                break;
+            }
+            assert!(Instant::now() < patience, "{} does not end", self.name);
+            thread::sleep(Duration::from_millis(5));
+        }
+        Process {
+            name: self.name.clone(),
+            lines: event::read(&self.history),
+            stops: std::mem::take(&mut self.stops),
+            killed: self.killed,
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.process.id().try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("it runs");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What the process does, until it is told to end. Returns at once if this is no such process.
+pub(crate) fn run() {
+    let Ok(orders) = std::env::var(ORDERS) else {
+        return;
+    };
+    let orders: Orders = serde_json::from_str(&orders).expect("JSON");
+    let file = File::options().append(true).open(&orders.history);
+    let recorder = Recorder(file.expect("the test has made it"));
+    let history = Targets::new().with_target("tower_turnstile::history", Level::TRACE);
+    tracing_subscriber::registry()
+        .with(history)
+        .with(recorder)
+        .init();
+    let (tell, over) = tokio::sync::watch::channel(false);
+    thread::spawn(move || {
+        // Until the test closes it, or has ended itself.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        tell.send_replace(true);
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let ms = Duration::from_millis;
+        let limiter = LimiterBuilder::default()
+            .lease(ms(orders.lease_ms))
+            .store_timeout(ms(orders.store_timeout_ms))
+            .poll_interval(ms(orders.poll_ms))
+            .waiter_ttl(ms(orders.waiter_ttl_ms))
+            .connect(&orders.store)
+            .await
+            .expect("settings in range");
+        load::run(&limiter, &orders, over).await;
+        limiter.shutdown(ms(orders.lease_ms)).await;
+    });
+}
+
+/// Writes the history to a file, each event at once.
+struct Recorder(File);
+
+impl<S: Subscriber> Layer<S> for Recorder {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        event.record(&mut Line(&self.0));
+    }
+}
+
+struct Line<'a>(&'a File);
+
+impl field::Visit for Line<'_> {
+    fn record_str(&mut self, _: &field::Field, event: &str) {
+        let line = format!("{event}\n");
+        self.0.write_all(line.as_bytes()).expect("room on the disk");
+    }
+
+    fn record_debug(&mut self, field: &field::Field, value: &dyn fmt::Debug) {
+        panic!("{field} is {value:?}, and no text");
+    }
+}

@@ -1,0 +1,138 @@
+//! G4: a free slot with a live waiter is granted. G5: what is given back returns at once.
+
+use super::{
+    Micros,
+    index::{Doing, Id, Index, Ledger, Story, Visit, What},
+    report::Report,
+};
+
+pub(super) fn check(index: &Index<'_>, report: &mut Report) {
+    for (key, ledger) in &index.ledgers {
+        check_visits(index, (key, ledger), report);
+        check_gaps(index, (key, ledger), report);
+        for (id, story) in &ledger.stories {
+            check_standstill(index, (key, ledger), (*id, story), report);
+            check_return(index, key, (*id, story), report);
+        }
+    }
+}
+
+/// Whoever visits a ledger leaves no free slot in it while somebody waits.
+fn check_visits(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
+    let idle = |visit: &&Visit| visit.waiting > 0 && visit.in_use < visit.limit && !visit.more;
+    if let Some(visit) = ledger.visits.iter().find(idle) {
+        let what = format!(
+            "{} of {} slots were left in use at {} with {} waiting",
+            visit.in_use, visit.limit, visit.at_us, visit.waiting
+        );
+        report.violated("G4", what, (index, key), &[]);
+    }
+}
+
+/// A line is visited once a poll interval: so a slot that came free without a word is granted by then.
+fn check_gaps(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
+    let bounds = index.history.bounds;
+    let most = bounds.poll_us + 2 * bounds.round_us;
+    let gaps = ledger
+        .visits
+        .windows(2)
+        .filter(|pair| pair[1].at_us - pair[0].at_us > most);
+    for pair in gaps {
+        let (from, until) = (pair[0].at_us, pair[1].at_us);
+        let waits = |(id, story): &(&Id, &Story)| {
+            let waits = story.waits();
+            waits.is_some_and(|(queued, seen, _)| queued <= from && seen >= until)
+                && index.history.is_calm(from, until, id.0)
+        };
+        if let Some((id, _)) = ledger.stories.iter().find(waits) {
+            let what = format!(
+                "nobody looked after the line for {} ms",
+                (until - from) / 1_000
+            );
+            report.violated("G4", what, (index, key), &[*id]);
+            return;
+        }
+    }
+}
+
+/// Nobody holds or is granted anything, which holders would show by renewing, and still somebody waits. A crashed
+/// holder explains it for a lease, crashed waiters for twice their time to live.
+fn check_standstill(
+    index: &Index<'_>,
+    (key, ledger): (&str, &Ledger),
+    (id, story): (Id, &Story),
+    report: &mut Report,
+) {
+    let bounds = index.history.bounds;
+    let most = bounds.lease_us + 2 * bounds.waiter_ttl_us + bounds.poll_us + bounds.round_us;
+    let Some((from, until, _)) = story.waits().filter(|(from, until, _)| until - from > most)
+    else {
+        return;
+    };
+    let held = |story: &Story| {
+        let held = story
+            .facts
+            .iter()
+            .filter(|fact| matches!(fact.what, What::Held { .. }));
+        held.map(|fact| fact.at_us)
+            .filter(|at| (from..until).contains(at))
+            .collect::<Vec<_>>()
+    };
+    let mut signs: Vec<Micros> = ledger.stories.values().flat_map(held).collect();
+    signs.extend([from, until]);
+    signs.sort_unstable();
+    for pair in signs.windows(2) {
+        let lasted = pair[1] - pair[0];
+        if lasted > most && index.history.is_calm(pair[0], pair[1], id.0) {
+            let what = format!(
+                "#{} waited for {} ms and nobody held a slot",
+                id.1,
+                lasted / 1_000
+            );
+            return report.violated("G4", what, (index, key), &[id]);
+        }
+    }
+}
+
+/// What its process has given up is out of the store one round trip later, or when its lease ends.
+fn check_return(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: &mut Report) {
+    let process = &index.history.processes[id.0];
+    let Some(deed) = story.did(Doing::GivesUp) else {
+        return;
+    };
+    // As it was last heard of before: one that was released or has never been in is in nobody's way.
+    let before = story.facts.iter().filter(|fact| fact.line < deed.line);
+    let before = before.max_by_key(|fact| fact.line).map(|fact| fact.what);
+    if !matches!(before, Some(What::Held { .. } | What::Waiting { .. })) {
+        return;
+    }
+    let Some((_, given_us)) = index.clocks[id.0].store_us(deed.at_us) else {
+        return;
+    };
+    let gone = story
+        .facts
+        .iter()
+        .filter(|fact| fact.line > deed.line && matches!(fact.what, What::Released | What::Gone));
+    let gone = gone.map(|fact| fact.at_us);
+    let ends = story.facts.iter().rev().find_map(|fact| match fact.what {
+        What::Held { until_us, .. } => Some(until_us),
+        _ => None,
+    });
+    let end = process.killed.unwrap_or(process.last_us(index, id.0));
+    let returned = gone.chain(ends).min().unwrap_or(end);
+    let most = index.history.bounds.round_us;
+    let took = returned.min(end).saturating_sub(given_us);
+    if took > most + index.history.hampered(given_us, returned, Some(id.0)) {
+        let what = format!("#{} was given up and stayed for {} ms", id.1, took / 1_000);
+        report.violated("G5", what, (index, key), &[id]);
+    }
+}
+
+impl super::Process {
+    /// When it was last heard of.
+    fn last_us(&self, index: &Index<'_>, process: usize) -> Micros {
+        self.lines
+            .last()
+            .map_or(0, |line| index.earliest(process, line.at_us))
+    }
+}

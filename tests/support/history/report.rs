@@ -1,0 +1,210 @@
+//! What was found.
+
+use std::{collections::BTreeMap, fmt};
+
+use super::{
+    Micros,
+    index::{Doing, Id, Index, Ledger, Story, What},
+};
+
+/// Violations beyond these are only counted.
+const MOST: usize = 5;
+
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) more: usize,
+    pub(crate) answered: usize,
+    pub(crate) unanswered: usize,
+    pub(crate) permits: usize,
+    pub(crate) grants: usize,
+    /// Grants to those who had waited.
+    pub(crate) promotions: usize,
+    /// Permits that their processes took for lost.
+    pub(crate) lost: usize,
+    /// Excuses: put back into the store, or let in without it.
+    pub(crate) adopted: usize,
+    pub(crate) admitted: usize,
+    pub(crate) charges: usize,
+    /// What the excuses cost, by ledger.
+    pub(crate) over: BTreeMap<String, Over>,
+}
+
+/// A ledger had more leases than the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Over {
+    pub(crate) limit: u32,
+    pub(crate) peak: u32,
+    pub(crate) lasted_us: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Violation {
+    pub(crate) guarantee: &'static str,
+    pub(crate) what: String,
+    pub(crate) timeline: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn new(index: &Index<'_>) -> Self {
+        let mut report = Self {
+            answered: index.answered,
+            unanswered: index.unanswered,
+            charges: index.rates.values().map(|rate| rate.charges.len()).sum(),
+            ..Self::default()
+        };
+        for story in index
+            .ledgers
+            .values()
+            .flat_map(|ledger| ledger.stories.values())
+        {
+            report.permits += 1;
+            report.grants += usize::from(story.granted().is_some());
+            report.promotions += usize::from(story.granted().is_some() && story.waits().is_some());
+            report.lost += usize::from(story.did(Doing::Loses).is_some());
+            report.admitted += usize::from(story.did(Doing::Admits).is_some());
+            report.adopted += usize::from(story.asks.iter().any(|ask| ask.adopts));
+        }
+        report
+    }
+
+    pub(crate) fn violated(
+        &mut self,
+        guarantee: &'static str,
+        what: String,
+        (index, key): (&Index<'_>, &str),
+        ids: &[Id],
+    ) {
+        if self.violations.len() >= MOST {
+            self.more += 1;
+            return;
+        }
+        let ledger = index.ledgers.get(key);
+        let timeline = ledger.map_or_else(Vec::new, |ledger| timeline(index, ledger, ids));
+        self.violations.push(Violation {
+            guarantee,
+            what: format!("{what} in {key}"),
+            timeline,
+        });
+    }
+
+    /// # Panics
+    ///
+    /// If anything was violated, with the timelines.
+    pub(crate) fn assert_clean(&self) {
+        assert!(self.violations.is_empty(), "{self}");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            out,
+            "{} exchanges answered, {} not; {} permits asked for, {} granted, {} of them after a wait, {} lost; \
+             {} charges; excuses: {} adopted, {} admitted without the store",
+            self.answered,
+            self.unanswered,
+            self.permits,
+            self.grants,
+            self.promotions,
+            self.lost,
+            self.charges,
+            self.adopted,
+            self.admitted
+        )?;
+        for (key, over) in &self.over {
+            writeln!(
+                out,
+                "over the cap: up to {} of {} for {} ms in {key}",
+                over.peak,
+                over.limit,
+                over.lasted_us / 1_000
+            )?;
+        }
+        for violation in &self.violations {
+            writeln!(out, "{} VIOLATED: {}", violation.guarantee, violation.what)?;
+            for line in &violation.timeline {
+                writeln!(out, "    {line}")?;
+            }
+        }
+        if self.more > 0 {
+            writeln!(out, "and {} violations more", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+/// All that is known of these, by the store's time.
+fn timeline(index: &Index<'_>, ledger: &Ledger, ids: &[Id]) -> Vec<String> {
+    let mut events = Vec::new();
+    for id in ids {
+        if let Some(story) = ledger.stories.get(id) {
+            let name = format!("{} #{}", index.history.processes[id.0].name, id.1);
+            let told = tell(index, id.0, story);
+            events.extend(
+                told.into_iter()
+                    .map(|(at, what)| (at, format!("{name} {what}"))),
+            );
+        }
+    }
+    events.sort();
+    let first = events.first().map_or(0, |event| event.0);
+    let line =
+        |(at, what): (Micros, String)| format!("{:>12.3} ms  {what}", (at - first) as f64 / 1e3);
+    let mut lines = vec![format!("store time {first} us")];
+    lines.extend(events.into_iter().map(line));
+    lines
+}
+
+fn tell(index: &Index<'_>, process: usize, story: &Story) -> Vec<(Micros, String)> {
+    let mut events = Vec::new();
+    for fact in &story.facts {
+        let what = match fact.what {
+            What::Held { until_us, how } => {
+                let rest = until_us.saturating_sub(fact.at_us) / 1_000;
+                format!("is held for {rest} ms ({how:?})")
+            }
+            What::Waiting { ticket } => format!("waits with ticket {ticket}"),
+            What::Gone => "is not there".to_owned(),
+            What::Released => "was released".to_owned(),
+        };
+        events.push((fact.at_us, format!("store: {what}")));
+    }
+    for deed in &story.deeds {
+        let what = match deed.what {
+            Doing::Holds { until_us, .. } => {
+                format!(
+                    "counts as held for {} ms",
+                    until_us.saturating_sub(deed.at_us) / 1_000
+                )
+            }
+            Doing::Admits => "is admitted without the store".to_owned(),
+            Doing::Takes => "has an owner".to_owned(),
+            Doing::Loses => "is lost".to_owned(),
+            Doing::GivesUp => "is given up".to_owned(),
+        };
+        events.push((
+            index.earliest(process, deed.at_us),
+            format!("process: {what}"),
+        ));
+    }
+    let lines = &index.history.processes[process].lines;
+    let sent = |line: usize| index.earliest(process, lines[line].at_us);
+    for ask in &story.asks {
+        let answered = if ask.answer.is_some() {
+            ""
+        } else {
+            ", no answer"
+        };
+        let what = if ask.adopts { "adopt" } else { "acquire" };
+        events.push((
+            sent(ask.line),
+            format!("sent: {what} until {}{answered}", ask.not_after_us),
+        ));
+    }
+    for (line, _, answered) in &story.releases {
+        let answered = if *answered { "" } else { ", no answer" };
+        events.push((sent(*line), format!("sent: release{answered}")));
+    }
+    events
+}
