@@ -158,6 +158,11 @@ fn timeline(index: &Index<'_>, ledger: &Ledger, ids: &[Id]) -> Vec<String> {
 
 fn tell(index: &Index<'_>, process: usize, story: &Story) -> Vec<(Micros, String)> {
     let mut events = Vec::new();
+    // So that what comes of an answer stands after it.
+    let latest = |local_us| {
+        let between = index.clocks[process].store_us(local_us);
+        between.map_or(0, |(_, latest)| latest)
+    };
     for fact in &story.facts {
         let what = match fact.what {
             What::Held { until_us, how } => {
@@ -183,10 +188,7 @@ fn tell(index: &Index<'_>, process: usize, story: &Story) -> Vec<(Micros, String
             Doing::Loses => "is lost".to_owned(),
             Doing::GivesUp => "is given up".to_owned(),
         };
-        events.push((
-            index.earliest(process, deed.at_us),
-            format!("process: {what}"),
-        ));
+        events.push((latest(deed.at_us), format!("process: {what}")));
     }
     let lines = &index.history.processes[process].lines;
     let sent = |line: usize| index.earliest(process, lines[line].at_us);
