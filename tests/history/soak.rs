@@ -99,7 +99,7 @@ fn soak(length: Duration, seed: u64) {
         soak.run(length, &mut counts);
         let history = soak.finish();
         let report = check(&history);
-        println!("round {round}: {report}");
+        println!("round {round}, faults so far {counts:?}: {report}");
         assert!(
             report.violations.is_empty(),
             "seed {seed}, round {round}: {report}"

@@ -7,8 +7,8 @@ use super::{
     index::{Doing, Id, Index, Ledger, Story, What},
 };
 
-/// Violations beyond these are only counted.
-const MOST: usize = 5;
+/// Violations of one guarantee beyond these are only counted.
+const MOST: usize = 2;
 
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -75,7 +75,8 @@ impl Report {
         (index, key): (&Index<'_>, &str),
         ids: &[Id],
     ) {
-        if self.violations.len() >= MOST {
+        let known = self.violations.iter();
+        if known.filter(|known| known.guarantee == guarantee).count() >= MOST {
             self.more += 1;
             return;
         }
