@@ -235,7 +235,7 @@ impl Book {
             name: format!("process {number}"),
             lines,
             stops: stopped(number),
-            killed: None,
+            ..Process::default()
         });
         let losses = self.losses.iter();
         check(&History {

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use crate::{
     history::{
         History, Process, check,
-        process::{Orders, Running, now_us},
+        process::{Orders, Running, folder, now_us},
     },
     support::redis_server::RedisServer,
 };
@@ -50,10 +50,11 @@ fn finish(mut running: Vec<Running>) -> Vec<Process> {
 /// G1 to G6 without any fault, and no excuse is used.
 #[test]
 fn processes_under_contention_keep_every_promise() {
-    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    let (server, folder) = (RedisServer::start(), folder());
     // Nothing is lost here however busy the machine is.
     let (running, mut history) = start(&server, &folder, |orders| {
         (orders.lease_ms, orders.long_holds) = (30_000, 0);
+        (orders.store_timeout_ms, orders.waiter_ttl_ms) = (5_000, 5_000);
     });
     sleep(4 * SECOND);
     history.processes = finish(running);
@@ -70,7 +71,7 @@ fn processes_under_contention_keep_every_promise() {
 /// G4, G5: what a killed process held returns with its lease, and its waiters are passed over.
 #[test]
 fn a_killed_process_leaves_nothing_behind() {
-    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    let (server, folder) = (RedisServer::start(), folder());
     let (mut running, mut history) = start(&server, &folder, |_| {});
     sleep(2 * SECOND);
     running[0].kill();
@@ -86,7 +87,7 @@ fn a_killed_process_leaves_nothing_behind() {
 /// G1: what the store has lost is put back, which is counted, and the cap holds again when that has ended.
 #[test]
 fn a_store_that_loses_everything_is_excused_and_counted() {
-    let (server, folder) = (RedisServer::start(), TempDir::new().expect("a folder"));
+    let (server, folder) = (RedisServer::start(), folder());
     let (running, mut history) = start(&server, &folder, |orders| orders.long_holds = 3);
     sleep(2 * SECOND);
     for _ in 0..3 {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::{
     history::{
         History, Process, check,
-        process::{Orders, Running, now_us},
+        process::{Orders, Running, folder, now_us, recovered},
     },
     support::{
         fault_proxy::{FaultProxy, Way},
@@ -24,8 +24,6 @@ use crate::{
 const PROCESSES: usize = 4;
 /// A history is checked after so long, and another one begun: it is held in memory.
 const ROUND: Duration = Duration::from_secs(60);
-/// What a store or process that is well again needs to be back at work: the longest pause between probes, and a probe.
-const RECOVERY: Duration = Duration::from_secs(3);
 /// Until all keys of a round have expired.
 const EXPIRY: Duration = Duration::from_secs(20);
 
@@ -124,7 +122,7 @@ impl Soak {
         let mut soak = Self {
             rng,
             server: RedisServer::start(),
-            folder: TempDir::with_prefix("turnstile-soak-").expect("a folder"),
+            folder: folder(),
             running: Vec::new(),
             started: 0,
             ended: Vec::new(),
@@ -188,7 +186,7 @@ impl Soak {
                 let lease = Duration::from_micros(self.history.bounds.lease_us);
                 self.running[victim].0.pause();
                 sleep(lease + length);
-                self.running[victim].0.resume(RECOVERY);
+                self.running[victim].0.resume();
             }
             Fault::PauseStore => {
                 self.server.pause();
@@ -253,12 +251,11 @@ impl Soak {
             }
             _ => proxy.cut_all(),
         }
-        running.hampered(since, RECOVERY);
+        running.hampered(since);
     }
 
     fn trouble(&mut self, since: u64) {
-        let until = now_us() + RECOVERY.as_micros() as u64;
-        self.history.troubles.push((since, until));
+        self.history.troubles.push((since, recovered(now_us())));
     }
 
     /// Everybody goes, and nothing may be left in the store.

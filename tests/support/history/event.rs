@@ -18,13 +18,20 @@ pub(crate) struct Line {
 pub(crate) enum Event {
     Sent(Sent),
     Answered(Answered),
-    Failed { n: u64 },
+    Failed {
+        n: u64,
+    },
     Woken(Woken),
     Held(Held),
     Admitted(Permit),
     Taken(Permit),
     Lost(Permit),
     GivenUp(Permit),
+    /// By the test's own process: its runtime stood still, by the time of day.
+    Late {
+        from_us: u64,
+        until_us: u64,
+    },
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -176,7 +176,7 @@ impl<'a> Index<'a> {
                 Event::GivenUp(it) => {
                     self.did(process, number, line.at_us, &it.key, it.seq, Doing::GivesUp);
                 }
-                Event::Answered(_) | Event::Failed { .. } => {}
+                Event::Answered(_) | Event::Failed { .. } | Event::Late { .. } => {}
             }
         }
     }

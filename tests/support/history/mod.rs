@@ -64,6 +64,8 @@ pub(crate) struct Process {
     pub(crate) stops: Vec<Span>,
     /// When it was killed.
     pub(crate) killed: Option<Micros>,
+    /// It was, since it did not end by itself.
+    pub(crate) stuck: bool,
 }
 
 /// How long things may take.
@@ -111,7 +113,18 @@ impl History {
     fn hampered(&self, from: Micros, until: Micros, process: Option<usize>) -> u64 {
         let stops = process.map_or(&[][..], |process| &self.processes[process].stops);
         let spans = self.troubles.iter().chain(stops);
-        spans.map(|span| overlap(*span, (from, until))).sum()
+        let mut spans: Vec<Span> = spans
+            .map(|span| (span.0.max(from), span.1.min(until)))
+            .filter(|span| span.0 < span.1)
+            .collect();
+        spans.sort_unstable();
+        // Several may be the matter at once.
+        let (mut sum, mut counted) = (0, from);
+        for (begins, ends) in spans {
+            sum += ends.saturating_sub(begins.max(counted));
+            counted = counted.max(ends);
+        }
+        sum
     }
 
     /// Whether a process was there and awake, and the store too, all this time.
@@ -119,8 +132,4 @@ impl History {
         let killed = self.processes[process].killed;
         self.hampered(from, until, Some(process)) == 0 && killed.is_none_or(|at| at > until)
     }
-}
-
-fn overlap(one: Span, other: Span) -> u64 {
-    one.1.min(other.1).saturating_sub(one.0.max(other.0))
 }

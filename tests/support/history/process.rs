@@ -15,6 +15,7 @@ use nix::{
     unistd::Pid,
 };
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 use tower_turnstile::LimiterBuilder;
 use tracing::{Event, Level, Subscriber, field};
 use tracing_subscriber::{
@@ -27,6 +28,11 @@ use super::{Bounds, Micros, Process, event, load};
 
 /// What a process is told, in this variable of its environment.
 const ORDERS: &str = "TURNSTILE_HISTORY";
+/// How often a process looks whether it runs at all, and what is late.
+const PULSE: Duration = Duration::from_millis(20);
+const LATE: Duration = Duration::from_millis(120);
+/// What a process or store that is well again needs to be back at work: the longest pause between probes, and a probe.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(3);
 /// To finish what it holds and give everything back.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -67,7 +73,7 @@ impl Orders {
             lease_us: self.lease_ms * 1_000,
             waiter_ttl_us: self.waiter_ttl_ms * 1_000,
             poll_us: self.poll_ms * 1_000,
-            round_us: self.store_timeout_ms * 1_000 + 1_000_000,
+            round_us: self.store_timeout_ms * 1_000 + 2_000_000,
         }
     }
 }
@@ -132,11 +138,10 @@ impl Running {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// `recovery`: what it needs to catch up.
-    pub(crate) fn resume(&mut self, recovery: Duration) {
+    pub(crate) fn resume(&mut self) {
         self.signal(Signal::SIGCONT);
         if let Some(since) = self.stopped.take() {
-            self.hampered(since, recovery);
+            self.hampered(since);
         }
     }
 
@@ -145,9 +150,8 @@ impl Running {
     }
 
     /// It could not do its work from then until now, and until it has recovered.
-    pub(crate) fn hampered(&mut self, since: Micros, recovery: Duration) {
-        self.stops
-            .push((since, now_us() + recovery.as_micros() as u64));
+    pub(crate) fn hampered(&mut self, since: Micros) {
+        self.stops.push((since, recovered(now_us())));
     }
 
     /// Asks it to end.
@@ -158,20 +162,32 @@ impl Running {
     /// Waits until it has ended, unless it was killed, and reads its history.
     pub(crate) fn finish(mut self) -> Process {
         self.ask_to_end();
-        let patience = Instant::now() + PATIENCE;
+        let (patience, mut stuck) = (Instant::now() + PATIENCE, false);
         while self.killed.is_none() {
             if let Some(status) = self.process.try_wait().expect("a child") {
                 assert!(status.success(), "{} failed", self.name);
                 break;
             }
-            assert!(Instant::now() < patience, "{} does not end", self.name);
+            if Instant::now() > patience {
+                stuck = true;
+                self.kill();
+            }
             thread::sleep(Duration::from_millis(5));
         }
+        let mut lines = event::read(&self.history);
+        // A busy machine is not the library's fault.
+        let late = lines.iter().filter_map(|line| match line.event {
+            event::Event::Late { from_us, until_us } => Some((from_us, recovered(until_us))),
+            _ => None,
+        });
+        self.stops.extend(late);
+        lines.retain(|line| !matches!(line.event, event::Event::Late { .. }));
         Process {
             name: self.name.clone(),
-            lines: event::read(&self.history),
+            lines,
             stops: std::mem::take(&mut self.stops),
             killed: self.killed,
+            stuck,
         }
     }
 
@@ -221,9 +237,42 @@ pub(crate) fn run() {
             .connect(&orders.store)
             .await
             .expect("settings in range");
+        let pulse = tokio::spawn(pulse());
         load::run(&limiter, &orders, over).await;
+        pulse.abort();
         limiter.shutdown(ms(orders.lease_ms)).await;
     });
+}
+
+/// When what was the matter until then is over.
+pub(crate) fn recovered(until: Micros) -> Micros {
+    until + RECOVERY.as_micros() as u64
+}
+
+/// A folder for histories, in memory if there is one: to wait for a disk would be a fault of its own.
+pub(crate) fn folder() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
+    };
+    TempDir::with_prefix_in("turnstile-history-", parent).expect("a folder")
+}
+
+/// Tells when this process did not run as it should.
+async fn pulse() {
+    loop {
+        let before = now_us();
+        tokio::time::sleep(PULSE).await;
+        let until_us = now_us();
+        if until_us > before + (PULSE + LATE).as_micros() as u64 {
+            let event = format!(
+                r#"{{"kind":"late","replica":"","at_us":0,"from_us":{before},"until_us":{until_us}}}"#
+            );
+            tracing::trace!(target: "tower_turnstile::history", event);
+        }
+    }
 }
 
 /// Writes the history to a file, each event at once.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use super::{
-    Micros,
+    History, Micros, Span,
     index::{Doing, Id, Index, Ledger, Story, What},
 };
 
@@ -53,6 +53,12 @@ impl Report {
             charges: index.rates.values().map(|rate| rate.charges.len()).sum(),
             ..Self::default()
         };
+        let stuck = index.history.processes.iter().filter(|it| it.stuck);
+        report.violations.extend(stuck.map(|process| Violation {
+            guarantee: "end",
+            what: format!("{} does not end when asked to", process.name),
+            timeline: Vec::new(),
+        }));
         for story in index
             .ledgers
             .values()
@@ -148,10 +154,40 @@ fn timeline(index: &Index<'_>, ledger: &Ledger, ids: &[Id]) -> Vec<String> {
             );
         }
     }
+    let span = |at: fn(Micros, Micros) -> Micros| events.iter().map(|event| event.0).reduce(at);
+    if let (Some(first), Some(last)) = (span(Micros::min), span(Micros::max)) {
+        let History {
+            processes,
+            losses,
+            troubles,
+            ..
+        } = index.history;
+        let mut known: Vec<(Span, String)> = Vec::new();
+        known.extend(
+            losses
+                .iter()
+                .map(|loss| (*loss, "the store's data was lost".to_owned())),
+        );
+        known.extend(
+            troubles
+                .iter()
+                .map(|trouble| (*trouble, "the store was in trouble".to_owned())),
+        );
+        for process in processes {
+            let stops = process.stops.iter();
+            known.extend(stops.map(|stop| (*stop, format!("{} was hampered", process.name))));
+        }
+        known.retain(|(span, _)| span.0 < last && span.1 > first);
+        events.extend(known.into_iter().map(|(span, what)| {
+            let lasted = (span.1 - span.0) / 1_000;
+            (span.0, format!("{what}, for {lasted} ms"))
+        }));
+    }
     events.sort();
     let first = events.first().map_or(0, |event| event.0);
-    let line =
-        |(at, what): (Micros, String)| format!("{:>12.3} ms  {what}", (at - first) as f64 / 1e3);
+    let line = |(at, what): (Micros, String)| {
+        format!("{:>12.3} ms  {what}", (at as f64 - first as f64) / 1e3)
+    };
     let mut lines = vec![format!("store time {first} us")];
     lines.extend(events.into_iter().map(line));
     lines
