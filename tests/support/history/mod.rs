@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `event` | the events, as they are read |
 //! | `clock` | a process's time as the store's: each exchange ran between its sending and its answer |
-//! | `index` | what is known of each permit, by ledger |
+//! | `index`, `story` | what is known of each permit, by ledger |
 //! | `cap` | G1: no more leases than the limit, and no more permits with their owners; G2: each within its lease |
 //! | `order` | G3: nobody is overtaken |
 //! | `progress` | G4: a line goes on; G5: what is given back returns at once |
@@ -37,6 +37,7 @@ pub(crate) mod process;
 mod progress;
 mod rates;
 pub(crate) mod report;
+mod story;
 
 use self::{event::Line, index::Index, report::Report};
 
