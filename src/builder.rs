@@ -119,6 +119,20 @@ impl LimiterBuilder {
     /// A limiter on the store at this URL: `redis://` (or `valkey://`), `rediss://` for TLS (feature `tls`), `memory:`
     /// for none.
     ///
+    /// With the feature `sentinel` the URL may name a service that Redis Sentinel watches over, and up to 16 of its
+    /// sentinels: `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]`, or `rediss+sentinel://` for
+    /// TLS to the sentinels and to the server. The user is the server's; the sentinels' own is given by
+    /// `?sentinel_username=..&sentinel_password=..`. A failover needs no restart: each new connection asks all sentinels
+    /// at once, and uses only a server that says of itself that it is a primary. It goes on at the latest a second (the
+    /// longest pause between two attempts) and a `store_timeout` after the sentinels have agreed. What the new primary
+    /// has not heard of is put back by those who hold it. Set `min-replicas-to-write` to 1 on the servers, so that a
+    /// primary that is cut off from its replicas grants nothing.
+    ///
+    /// For TLS, the authorities that the system trusts are trusted; the environment variable `SSL_CERT_FILE` names
+    /// others. A certificate that is not trusted, or for another name, is an error of the configuration and not an
+    /// outage. Servers that sentinels name by address have certificates for these addresses, or the sentinels are told
+    /// to `announce-hostnames`.
+    ///
     /// A store that cannot be reached is not an error but a warning in the log, so that a service can start while its
     /// store is down: each limit's [`on_unavailable`](crate::Limit::on_unavailable) applies until it is there.
     ///
@@ -136,7 +150,24 @@ impl LimiterBuilder {
         return check_url(url).and_then(|()| self.in_memory());
     }
 
-    /// As [`connect`](Self::connect), with a client of the [`redis`] crate.
+    /// As [`connect`](Self::connect), with a client of the [`redis`] crate: for TLS with an authority of one's own, or
+    /// with a certificate that the server asks for.
+    ///
+    #[cfg_attr(feature = "tls", doc = "```no_run")]
+    #[cfg_attr(not(feature = "tls"), doc = "```ignore")]
+    /// use redis::{Client, TlsCertificates};
+    /// use tower_turnstile::Limiter;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let certificates = TlsCertificates {
+    ///     client_tls: None, // or the service's own certificate and key
+    ///     root_cert: Some(std::fs::read("/etc/redis/ca.pem")?),
+    /// };
+    /// let client = Client::build_with_tls("rediss://redis.internal", certificates)?;
+    /// let limiter = Limiter::builder().connect_client(client).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -3,10 +3,11 @@
 // Each test binary uses a part of it.
 #![allow(dead_code, unreachable_pub)]
 
-pub(crate) mod redis_cluster;
 pub(crate) mod fault_proxy;
+pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod replica;
+pub(crate) mod sentinel;
 pub(crate) mod watch;
 
 use std::{

@@ -172,7 +172,7 @@ fn spawn(
 }
 
 /// Sends one command over a connection of its own. The inner error is the server's.
-fn command(port: u16, arguments: &[&str]) -> io::Result<Result<String, String>> {
+pub(crate) fn command(port: u16, arguments: &[&str]) -> io::Result<Result<String, String>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     let mut request = format!("*{}\r\n", arguments.len());
     for argument in arguments {

@@ -61,10 +61,10 @@ enum Redirect {
 }
 
 impl Cluster {
-    /// Reads `<scheme>+cluster://[user:password@]host[:port][,host[:port]]...[?parameters]`.
-    pub(super) fn open(url: &str) -> Result<Self, &'static str> {
+    /// Reads what stands behind `redis+cluster://`: `[user:password@]host[:port][,host[:port]]...[?parameters]`. `scheme`
+    /// is that of a single server.
+    pub(super) fn open(scheme: &str, rest: &str) -> Result<Self, &'static str> {
         const UNREADABLE: &str = "the store's URL cannot be read";
-        let (scheme, rest) = url.split_once("+cluster://").ok_or(UNREADABLE)?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, parameters) = rest.split_at(end);
         let (user, hosts) = match authority.rsplit_once('@') {

@@ -87,7 +87,7 @@ impl Connector {
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
         let _turn = self.turn.lock().await;
         let current = self.current().clone();
-        if let Some(link) = current.filter(Link::is_usable) {
+        if let Some(link) = current.filter(|link| link.is_usable() && !self.target.has_switched()) {
             return Ok(link);
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
@@ -103,6 +103,7 @@ impl Connector {
 
     pub(super) fn disconnect(&self) {
         *self.current() = None;
+        self.target.disconnect();
     }
 
     /// Without time limits of its own: the caller has one for all of it.

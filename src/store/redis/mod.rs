@@ -26,6 +26,8 @@
 mod cluster;
 pub(crate) mod codec;
 mod connection;
+#[cfg(feature = "sentinel")]
+mod sentinel;
 mod target;
 mod wake;
 

@@ -1,9 +1,13 @@
 //! Which server a new connection leads to.
 
+use std::sync::Arc;
+
 use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult};
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
+#[cfg(feature = "sentinel")]
+use super::sentinel::Sentinels;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     keeper::Part,
@@ -12,49 +16,64 @@ use crate::{
 /// Where the store is, as its URL says.
 pub(crate) enum Target {
     /// One server, by its name.
-    Server(Client),
+    Server(Arc<Client>),
+    /// The server that sentinels say is the primary.
+    #[cfg(feature = "sentinel")]
+    Sentinel(Arc<Sentinels>),
     /// The node of a cluster that has what is asked for.
     #[cfg(feature = "cluster")]
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Target {
     /// Reads the URL of a store. The error does not repeat it: it may hold a password.
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
-        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let (kind, way) = scheme.split_once('+').unwrap_or((scheme, ""));
-        let opened = match (kind, way) {
-            ("rediss" | "valkeys", _) if !cfg!(feature = "tls") => {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let (server, way) = scheme.split_once('+').unwrap_or((scheme, ""));
+        let target = match (server, way) {
+            ("rediss" | "valkeys", _) if cfg!(not(feature = "tls")) => {
                 Err("TLS to the store needs the feature `tls`")
             }
-            ("redis" | "rediss" | "valkey" | "valkeys", "cluster") => Self::open_cluster(url),
-            ("redis" | "rediss" | "valkey" | "valkeys" | "unix", "")
-            | ("redis" | "valkey", "unix") => match Client::open(url) {
-                Ok(client) => Ok(client.into()),
-                Err(_) => Err("the store's URL cannot be read"),
-            },
+            ("redis" | "valkey", "" | "unix") | ("unix" | "rediss" | "valkeys", "") => {
+                let client = Client::open(url).map_err(|_| "the store's URL cannot be read");
+                client.map(Self::from)
+            }
+            ("redis" | "valkey", "sentinel") => Self::sentinel("redis", rest),
+            ("rediss" | "valkeys", "sentinel") => Self::sentinel("rediss", rest),
+            ("redis" | "valkey", "cluster") => Self::cluster("redis", rest),
+            ("rediss" | "valkeys", "cluster") => Self::cluster("rediss", rest),
             _ => Err("the store's URL does not begin with `redis://` or another scheme of Redis"),
         };
-        opened.map_err(|fault| ConfigError::new(ConfigErrorKind::Url, fault))
+        target.map_err(|fault| ConfigError::new(ConfigErrorKind::Url, fault))
+    }
+
+    #[cfg(feature = "sentinel")]
+    fn sentinel(scheme: &str, rest: &str) -> Result<Self, &'static str> {
+        Sentinels::open(scheme, rest).map(|sentinels| Self::Sentinel(Arc::new(sentinels)))
+    }
+
+    #[cfg(not(feature = "sentinel"))]
+    fn sentinel(_scheme: &str, _rest: &str) -> Result<Self, &'static str> {
+        Err("to find the store by sentinels needs the feature `sentinel`")
     }
 
     #[cfg(feature = "cluster")]
-    fn open_cluster(url: &str) -> Result<Self, &'static str> {
-        Cluster::open(url).map(Self::Cluster)
+    fn cluster(scheme: &str, rest: &str) -> Result<Self, &'static str> {
+        Cluster::open(scheme, rest).map(|cluster| Self::Cluster(Box::new(cluster)))
     }
 
     #[cfg(not(feature = "cluster"))]
-    fn open_cluster(_: &str) -> Result<Self, &'static str> {
-        Err("a cluster for a store needs the feature `cluster`")
+    fn cluster(_scheme: &str, _rest: &str) -> Result<Self, &'static str> {
+        Err("a cluster as the store needs the feature `cluster`")
     }
 
-    /// The parts of a cluster; a single server is one whole.
+    /// The parts of a cluster; what is none is one whole.
     pub(crate) fn parts(self) -> Vec<(Option<Part>, Self)> {
         match self {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => {
-                let own = |part| (Some(part), Self::Cluster(cluster.for_part(part)));
-                Part::all().map(own).collect()
+                let way = |part| Self::Cluster(Box::new(cluster.for_part(part)));
+                Part::all().map(|part| (Some(part), way(part))).collect()
             }
             whole => vec![(None, whole)],
         }
@@ -72,7 +91,9 @@ impl Target {
     /// A client for the server that is the right one now. Without a time limit of its own.
     pub(super) async fn client(&self) -> RedisResult<Client> {
         match self {
-            Self::Server(client) => Ok(client.clone()),
+            Self::Server(client) => Ok(Client::clone(client)),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => sentinels.primary().await,
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.client(),
         }
@@ -81,9 +102,27 @@ impl Target {
     /// How often to ask for a client before giving up on a connection.
     pub(super) fn attempts(&self) -> usize {
         match self {
-            Self::Server(_) => 1,
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.attempts(),
+            _ => 1,
+        }
+    }
+
+    /// Whether another server than the last one is the right one now, as far as was told.
+    pub(super) fn has_switched(&self) -> bool {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => sentinels.has_switched(),
+            _ => false,
+        }
+    }
+
+    /// Drops what is still connected.
+    pub(super) fn disconnect(&self) {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => sentinels.disconnect(),
+            _ => {}
         }
     }
 }
@@ -91,7 +130,7 @@ impl Target {
 impl From<Client> for Target {
     fn from(client: Client) -> Self {
         let info = prepared(client.get_connection_info().clone());
-        Self::Server(Client::open(info).unwrap_or(client))
+        Self::Server(Arc::new(Client::open(info).unwrap_or(client)))
     }
 }
 

@@ -746,6 +746,13 @@ fn a_url_is_checked_and_not_repeated() {
         assert!(Target::open(url).is_ok(), "{url}");
     }
     assert_eq!(Target::open("rediss://host").is_ok(), cfg!(feature = "tls"));
+    for url in ["redis+sentinel://host/main", "valkey+sentinel://host/main"] {
+        let target = Target::open(url);
+        assert_eq!(target.is_ok(), cfg!(feature = "sentinel"), "{url}");
+        if let Err(error) = target {
+            assert!(error.to_string().contains("`sentinel`"), "{error}");
+        }
+    }
 }
 
 #[tokio::test]

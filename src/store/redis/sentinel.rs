@@ -1,0 +1,315 @@
+//! A primary that Redis Sentinel watches over: each new connection asks the sentinels which server it is.
+//!
+//! All sentinels are asked at once, and the first one counts whose server says of itself that it is a primary. So
+//! neither a dead or silent sentinel nor one that still names a demoted server takes time from the others: the caller's
+//! limit is for all of it. (The `redis` crate's own module takes the answers in the order of its list.) A configuration
+//! that is wrong shows only if no sentinel leads to a primary.
+//!
+//! A primary that is dead, silent or demoted fails the next exchange, so its connection is dropped and another one made
+//! here. But one that is well when it is replaced is left alone by its sentinels for up to ten seconds, and would go on
+//! to grant beside the new one. So the sentinel that named it is listened to: at its `+switch-master` the connection is
+//! not used any more. Should that sentinel die, only this notice is lost.
+//!
+//! # Permissions
+//!
+//! On the servers none beyond those of the [store](super): the role is asked for by `HELLO`, which all users may send.
+//! A user of the sentinels needs no more than this:
+//!
+//! ```text
+//! ACL SETUSER turnstile on >password resetchannels &+switch-master
+//!     -@all +subscribe +sentinel|get-master-addr-by-name
+//! ```
+//!
+//! (Before Redis 7, `+sentinel`.) Without `subscribe` there is no notice of a new primary.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use percent_encoding::percent_decode_str;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    Msg, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, RedisResult, Value,
+    aio::MultiplexedConnection, cmd, from_redis_value,
+};
+
+use super::{connection::check_tls, store_error, target::prepared};
+
+const MAX_SENTINELS: usize = 16;
+const DEFAULT_PORT: u16 = 26_379;
+const SWITCHED: &str = "+switch-master";
+const UNREADABLE: &str = "the store's URL cannot be read";
+
+/// The sentinels, and what is the same for all servers that they may name.
+pub(crate) struct Sentinels {
+    sentinels: Vec<Client>,
+    service: String,
+    /// Its address is put in when it is known.
+    server: ConnectionInfo,
+    notice: Mutex<Option<Notice>>,
+}
+
+/// The sentinel that named the primary tells here of another one.
+struct Notice {
+    came: Arc<AtomicBool>,
+    _connection: MultiplexedConnection,
+}
+
+impl Sentinels {
+    /// Reads `//[user:password@]host[:port],.../service[/db][?parameters][#insecure]`. `scheme` says how to connect to
+    /// sentinels and servers alike.
+    pub(super) fn open(scheme: &str, rest: &str) -> Result<Self, &'static str> {
+        let (rest, fragment) = match rest.split_once('#') {
+            Some((rest, fragment)) => (rest, format!("#{fragment}")),
+            None => (rest, String::new()),
+        };
+        let (rest, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let (service, db) = path.split_once('/').unwrap_or((path, ""));
+        let service = decoded(service)?;
+        if service.is_empty() {
+            return Err("the store's URL names no service: `redis+sentinel://host/service`");
+        }
+        if hosts.split(',').count() > MAX_SENTINELS {
+            return Err("the store's URL names more than 16 sentinels");
+        }
+        let server = read(&format!("{scheme}://{user}@server/{db}{fragment}"))?;
+        let login = login(parameters)?;
+        let sentinels = hosts.split(',').map(|host| {
+            let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+            let address = match has_port {
+                true => format!("{scheme}://{host}{fragment}"),
+                false => format!("{scheme}://{host}:{DEFAULT_PORT}{fragment}"),
+            };
+            let info = read(&address)?.set_redis_settings(login.clone());
+            Client::open(info).map_err(|_| UNREADABLE)
+        });
+        Ok(Self {
+            sentinels: sentinels.collect::<Result<_, _>>()?,
+            service,
+            server: prepared(server),
+            notice: Mutex::default(),
+        })
+    }
+
+    /// A client for the server that is the primary now. Without a time limit of its own.
+    pub(super) async fn primary(&self) -> RedisResult<Client> {
+        let mut answers: FuturesUnordered<_> =
+            self.sentinels.iter().map(|each| self.ask(each)).collect();
+        let mut fault: Option<RedisError> = None;
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok((primary, notice)) => {
+                    *self.notice() = Some(notice);
+                    return Ok(primary);
+                }
+                // What is wrong with the configuration is told before what may pass.
+                Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
+                Err(_) => {}
+            }
+        }
+        Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
+    }
+
+    /// Whether another server is the primary since the last one was looked for.
+    pub(super) fn has_switched(&self) -> bool {
+        self.notice()
+            .as_ref()
+            .is_some_and(|notice| notice.came.load(Relaxed))
+    }
+
+    /// Ends the connection to the sentinel that is listened to.
+    pub(super) fn disconnect(&self) {
+        *self.notice() = None;
+    }
+
+    fn notice(&self) -> MutexGuard<'_, Option<Notice>> {
+        self.notice.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What one sentinel says, if the server agrees.
+    async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
+        let came = Arc::new(AtomicBool::new(false));
+        let (service, tell) = (self.service.clone(), came.clone());
+        let config = config().set_push_sender(move |push: PushInfo| {
+            if names(&push, &service) {
+                tell.store(true, Relaxed);
+            }
+            Ok::<(), ()>(())
+        });
+        let mut connection = connect(sentinel, &config).await?;
+        // First, so that no switch falls between. It may not be permitted.
+        let _ = connection.subscribe(SWITCHED).await;
+        let named: Option<(String, u16)> = cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(&self.service)
+            .query_async(&mut connection)
+            .await?;
+        let Some((host, port)) = named else {
+            let fault = "the sentinels know no service of the name in the store's URL";
+            return Err((ErrorKind::InvalidClientConfig, fault).into());
+        };
+        let server = Client::open(self.server_at(host, port))?;
+        if is_primary(&server).await? {
+            let notice = Notice {
+                came,
+                _connection: connection,
+            };
+            return Ok((server, notice));
+        }
+        // It was demoted, and the sentinel does not know yet; or it is not promoted yet.
+        Err((
+            ErrorKind::Io,
+            "the sentinels name a server that is no primary",
+        )
+            .into())
+    }
+
+    fn server_at(&self, server: String, port: u16) -> ConnectionInfo {
+        let mut address = self.server.addr().clone();
+        if let ConnectionAddr::Tcp(host, to) | ConnectionAddr::TcpTls { host, port: to, .. } =
+            &mut address
+        {
+            (*host, *to) = (server, port);
+        }
+        self.server.clone().set_addr(address)
+    }
+}
+
+/// Without time limits of its own.
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+}
+
+async fn connect(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+) -> RedisResult<MultiplexedConnection> {
+    check_tls(client)?;
+    client
+        .get_multiplexed_async_connection_with_config(config)
+        .await
+}
+
+/// Whether it says that this service has another primary. Its words are the service, the old address and the new one.
+fn names(push: &PushInfo, service: &str) -> bool {
+    let Some(message) = Msg::from_push_info(push.clone()) else {
+        return false;
+    };
+    let words: RedisResult<String> = message.get_payload();
+    message.get_channel_name() == SWITCHED
+        && words.is_ok_and(|words| words.split(' ').next() == Some(service))
+}
+
+async fn is_primary(server: &Client) -> RedisResult<bool> {
+    let mut connection = connect(server, &config()).await?;
+    let mut about: HashMap<String, Value> = cmd("HELLO").query_async(&mut connection).await?;
+    let role: String = about
+        .remove("role")
+        .map_or(Ok(String::new()), from_redis_value)?;
+    Ok(role == "master" || role == "primary")
+}
+
+fn may_pass(error: &RedisError) -> bool {
+    store_error(error).is_outage()
+}
+
+/// The sentinels' own user and password.
+fn login(parameters: &str) -> Result<RedisConnectionInfo, &'static str> {
+    let mut login = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
+    for parameter in parameters.split('&').filter(|each| !each.is_empty()) {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        login = match name {
+            "sentinel_username" => login.set_username(decoded(value)?),
+            "sentinel_password" => login.set_password(decoded(value)?),
+            // The protocol is ours to choose; other URLs of the store may say it too.
+            "protocol" => login,
+            _ => return Err("the store's URL has a parameter that is not known"),
+        };
+    }
+    Ok(login)
+}
+
+fn read(url: &str) -> Result<ConnectionInfo, &'static str> {
+    url.into_connection_info().map_err(|_| UNREADABLE)
+}
+
+fn decoded(text: &str) -> Result<String, &'static str> {
+    let text = percent_decode_str(text).decode_utf8();
+    text.map(String::from).map_err(|_| UNREADABLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(rest: &str) -> Result<Sentinels, &'static str> {
+        Sentinels::open("redis", rest)
+    }
+
+    fn addresses(sentinels: &Sentinels) -> Vec<String> {
+        let infos = sentinels.sentinels.iter().map(Client::get_connection_info);
+        infos.map(|info| info.addr().to_string()).collect()
+    }
+
+    #[test]
+    fn all_parts_of_a_url_are_read() {
+        let url = "us%65r:p%40ss@one,two:1,[::1],[::2]:2/my%2Fmain/3\
+                   ?sentinel_username=watch%26&sentinel_password=w%3Drd&protocol=resp3";
+        let sentinels = open(url).unwrap();
+        let expected = ["one:26379", "two:1", "::1:26379", "::2:2"];
+        assert_eq!(addresses(&sentinels), expected);
+        assert_eq!(sentinels.service, "my/main");
+        let settings = sentinels.server.redis_settings();
+        assert_eq!(settings.username(), Some("user"));
+        assert_eq!(settings.password(), Some("p@ss"));
+        assert_eq!(settings.db(), 3);
+        for sentinel in &sentinels.sentinels {
+            let settings = sentinel.get_connection_info().redis_settings();
+            assert_eq!(settings.username(), Some("watch&"));
+            assert_eq!(settings.password(), Some("w=rd"));
+            assert_eq!(settings.db(), 0);
+        }
+        let server = sentinels.server_at("::3".to_owned(), 4);
+        assert_eq!(server.addr().to_string(), "::3:4");
+        assert_eq!(server.redis_settings().password(), Some("p@ss"));
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default() {
+        let sentinels = open("host/main").unwrap();
+        assert_eq!(addresses(&sentinels), ["host:26379"]);
+        assert_eq!(sentinels.server.redis_settings().username(), None);
+        assert_eq!(sentinels.server.redis_settings().password(), None);
+        assert_eq!(sentinels.server.redis_settings().db(), 0);
+    }
+
+    #[test]
+    fn a_url_that_is_wrong_is_told_and_not_repeated() {
+        let many = |count| vec!["host"; count].join(",") + "/main";
+        assert!(open(&many(16)).is_ok());
+        for (rest, told) in [
+            (many(17), "16"),
+            ("canary@host".to_owned(), "service"),
+            ("canary@host//1".to_owned(), "service"),
+            ("host/main/canary".to_owned(), "read"),
+            ("host:canary/main".to_owned(), "read"),
+            ("host,/main".to_owned(), "read"),
+            ("/main".to_owned(), "read"),
+            ("host/%FF".to_owned(), "read"),
+            ("host/main?sentinel_pasword=canary".to_owned(), "parameter"),
+        ] {
+            let fault = open(&rest).map(drop).expect_err(&rest);
+            assert!(fault.contains(told), "{rest}: {fault}");
+            assert!(!fault.contains("canary"), "{fault}");
+        }
+    }
+}

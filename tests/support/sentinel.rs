@@ -1,0 +1,263 @@
+//! A primary, its replicas, and the sentinels that watch over them, for one test.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use super::redis_server::{RedisServer, command, free_port};
+
+/// What the sentinels call the primary and its replicas.
+pub(crate) const SERVICE: &str = "main";
+
+/// Three servers, of which the first one is the primary at the start, and three sentinels, of which two must agree.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) servers: Vec<RedisServer>,
+    pub(crate) sentinels: Vec<Sentinel>,
+}
+
+/// A `redis-server --sentinel` process. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Sentinel {
+    process: Option<Child>,
+    port: u16,
+    folder: TempDir,
+}
+
+impl Watched {
+    /// Returns when the sentinels know each other and the replicas, and the replicas have what the primary has.
+    pub(crate) fn start() -> Self {
+        // A primary would wait five seconds for more replicas before it sends its data.
+        let at_once = ["--repl-diskless-sync-delay", "0"];
+        let primary = RedisServer::start_with(&at_once);
+        let port = primary.port().to_string();
+        let of_primary = [&at_once[..], &["--replicaof", "127.0.0.1", &port]].concat();
+        let replica = || RedisServer::start_with(&of_primary);
+        let servers = vec![primary, replica(), replica()];
+        // A sentinel looks at a replica at once, and then not again for ten seconds.
+        until("the replicas are in step", || {
+            let about = servers[0].cli(&["INFO", "replication"]);
+            about.matches("state=online").count() == 2
+        });
+        let ports = [free_port(), free_port(), free_port()];
+        let sentinels = ports.iter().map(|port| {
+            let config = config(*port, &ports, &servers);
+            Sentinel::start(*port, &config)
+        });
+        let watched = Self {
+            sentinels: sentinels.collect(),
+            servers,
+        };
+        watched.until_ready();
+        watched
+    }
+
+    fn until_ready(&self) {
+        for sentinel in &self.sentinels {
+            until("the sentinels know each other", || {
+                let quorum = sentinel.ask(&["CKQUORUM", SERVICE]);
+                quorum.is_some_and(|words| words.contains("3 usable"))
+            });
+            until("the sentinels know the replicas", || {
+                let replicas = sentinel.ask(&["REPLICAS", SERVICE]).unwrap_or_default();
+                replicas.matches("master-link-status\nok").count() == 2
+            });
+        }
+    }
+
+    /// The URL with all sentinels.
+    pub(crate) fn url(&self) -> String {
+        let ports = self.sentinels.iter().map(|sentinel| sentinel.port);
+        url(&ports.collect::<Vec<_>>())
+    }
+
+    /// The server that most sentinels name.
+    pub(crate) fn primary(&self) -> Option<usize> {
+        let names = |server: &RedisServer| {
+            let named = format!("127.0.0.1\n{}", server.port());
+            let sentinels = self.sentinels.iter();
+            let agree = sentinels.filter(|sentinel| {
+                let answer = sentinel.ask(&["GET-MASTER-ADDR-BY-NAME", SERVICE]);
+                answer.as_ref() == Some(&named)
+            });
+            agree.count() >= 2
+        };
+        self.servers.iter().position(names)
+    }
+
+    /// Waits until the sentinels name another server than this one.
+    pub(crate) fn until_replaced(&self, old: usize) -> usize {
+        let mut new = None;
+        until("there is another primary", || {
+            new = self.primary().filter(|server| *server != old);
+            new.is_some()
+        });
+        new.expect("just seen")
+    }
+}
+
+impl Sentinel {
+    /// A process with this configuration file.
+    pub(crate) fn start(port: u16, config: &str) -> Self {
+        let folder = TempDir::with_prefix("turnstile-sentinel-").expect("a temporary folder");
+        let path = folder.path().join("sentinel.conf");
+        fs::write(path, config).expect("the folder can be written to");
+        let mut sentinel = Self {
+            process: None,
+            port,
+            folder,
+        };
+        sentinel.restart();
+        sentinel
+    }
+
+    /// Starts it with what it knew when it was stopped.
+    pub(crate) fn restart(&mut self) {
+        let binary = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let process = Command::new(binary)
+            .arg(self.folder.path().join("sentinel.conf"))
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        self.process = Some(process.expect("these tests need a Redis server"));
+        until("the sentinel answers", || {
+            command(self.port, &["PING"]).is_ok()
+        });
+    }
+
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It fails only if the process has ended by itself.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sends it a signal, such as one to stop and one to go on.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let process = self.process.as_ref().expect("it runs");
+        let pid = Pid::from_raw(process.id().try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("it runs");
+    }
+
+    /// The answer to `SENTINEL ...`; nothing if it is an error or there is none.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> Option<String> {
+        let arguments: Vec<_> = ["SENTINEL"].iter().chain(arguments).copied().collect();
+        command(self.port, &arguments).ok()?.ok()
+    }
+
+    /// How many clients listen to it.
+    pub(crate) fn listeners(&self) -> usize {
+        let clients = command(self.port, &["CLIENT", "LIST"]).expect("it is up");
+        clients.expect("it may be asked").matches(" sub=1 ").count()
+    }
+
+    /// Gives a user to it, by the words of `ACL SETUSER`.
+    pub(crate) fn set_user(&self, words: &str) {
+        let arguments: Vec<_> = ["ACL", "SETUSER"]
+            .into_iter()
+            .chain(words.split_whitespace())
+            .collect();
+        let answer = command(self.port, &arguments).expect("the sentinel is up");
+        answer.expect("the words are right");
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The URL of the service by these sentinels, in this order.
+pub(crate) fn url(ports: &[u16]) -> String {
+    let hosts: Vec<_> = ports
+        .iter()
+        .map(|port| format!("127.0.0.1:{port}"))
+        .collect();
+    format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
+}
+
+/// A sentinel that gives every question the same answer: it names this server.
+pub(crate) fn stale(names: u16) -> u16 {
+    let name = names.to_string();
+    let answer = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{name}\r\n", name.len());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    // It ends with the process of the test.
+    thread::spawn(move || {
+        use std::io::{Read, Write};
+        for stream in listener.incoming() {
+            let (mut stream, answer) = (stream.expect("a connection"), answer.clone());
+            thread::spawn(move || {
+                let mut bytes = [0; 4_096];
+                while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                    // What the client says about itself is acknowledged too, but it may not listen.
+                    let text = String::from_utf8_lossy(&bytes[..count]).to_uppercase();
+                    let others = text.matches("SETINFO").count() + text.matches("HELLO").count();
+                    let listens = text.matches("SUBSCRIBE").count();
+                    let questions = text.matches("GET-MASTER").count();
+                    let words = "+OK\r\n".repeat(others)
+                        + &"-NOPERM no\r\n".repeat(listens)
+                        + &answer.repeat(questions);
+                    if stream.write_all(words.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+/// They know each other from the start: to find out would take them seconds.
+fn config(own: u16, all: &[u16], servers: &[RedisServer]) -> String {
+    let id = |port: u16| format!("{port:040x}");
+    let mut config = format!(
+        "port {own}\nbind 127.0.0.1\nsentinel myid {}\n\
+         sentinel monitor {SERVICE} 127.0.0.1 {} 2\n\
+         sentinel down-after-milliseconds {SERVICE} 500\n\
+         sentinel failover-timeout {SERVICE} 3000\n\
+         sentinel parallel-syncs {SERVICE} 2\n",
+        id(own),
+        servers[0].port(),
+    );
+    for replica in &servers[1..] {
+        config += &format!(
+            "sentinel known-replica {SERVICE} 127.0.0.1 {}\n",
+            replica.port()
+        );
+    }
+    for other in all.iter().filter(|other| **other != own) {
+        config += &format!(
+            "sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {}\n",
+            id(*other)
+        );
+    }
+    config
+}
+
+/// Looks again and again: these are other processes.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
