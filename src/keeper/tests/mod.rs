@@ -343,6 +343,25 @@ fn a_release_is_repeated_until_nothing_can_come_back() {
     );
 }
 
+/// G6: a slot that is granted to a name which the keeper does not know goes back.
+#[test]
+fn a_grant_for_nobody_is_given_back() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    world.release(1, &holder);
+    world.settle();
+    // It has given up, and the line is still there when it is woken: the release is under way.
+    world.release(0, &waiter);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.batches[0].release, [waiter.seq()]);
+    world.deliver_wakes();
+    let again = world.send(0);
+    assert_eq!(again.exchange.batches[0].release, [waiter.seq()]);
+}
+
 /// A connection that was cut is not an outage: the request asks again, under another name.
 #[test]
 fn a_cut_connection_costs_a_retry_and_not_the_policy() {
@@ -528,6 +547,20 @@ fn renewals_are_chunked_and_early() {
             .iter()
             .all(|lease| lasts(&world, lease) > LEASE * 9 / 10)
     );
+}
+
+/// G2: a renewal whose exchange failed is sent again at once, not when the permit is over.
+#[test]
+fn a_renewal_that_failed_is_sent_again() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.ask(0, Duration::ZERO);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    world.pass(LEASE / 3);
+    let sent = world.send(0);
+    world.fail(0, &sent, false);
+    world.settle();
+    assert!(lasts(&world, &lease) > LEASE * 9 / 10);
 }
 
 /// G8: a waiter that has waited long has all of `store_timeout` when it has to ask again.
