@@ -314,6 +314,107 @@ fn a_late_wake_up_is_confirmed_before_it_is_used() {
     );
 }
 
+/// G1, G2: a wake-up from before its waiter was last seen waiting says nothing about now.
+#[test]
+fn an_old_wake_up_is_no_grant() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let _holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    let wake = Wake {
+        key: Key::SHARED.ledger_name("test", "a"),
+        granted_us: EPOCH_US + 1_000_000,
+        until_ms: EPOCH_US / 1_000 + 31_000,
+        seqs: vec![waiter.seq()],
+    };
+    world.wakes.push((0, wake));
+    world.deliver_wakes();
+    assert!(world.collect(0, &waiter).is_none());
+    world.settle();
+    assert!(world.collect(0, &waiter).is_none());
+}
+
+/// G2: a wake-up may come before the reply to the exchange that made its waiter wait.
+#[test]
+fn a_late_reply_takes_no_grant_back() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.release(1, &holder);
+    let release = world.send(1);
+    let released = world.run(&release);
+    world.answer(1, &release, released);
+    world.deliver_wakes();
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &waiter)));
+}
+
+/// G2: the first lease of a waiter is short, and is renewed in time.
+#[test]
+fn a_short_grant_is_renewed_before_it_ends() {
+    let mut world = World::new(2, &Limit::concurrent("a", 1));
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &waiter)));
+    assert!(lasts(&world, &waiter) < Duration::from_secs(5));
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    assert!(lasts(&world, &waiter) > LEASE * 9 / 10);
+}
+
+/// G4: who is not before the head may have left the line all the same, and is asked for by name.
+#[test]
+fn all_waiters_are_asked_for_now_and_then() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let _holder = world.ask(0, PATIENT);
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    let mut asked = false;
+    for _ in 0..6 {
+        world.pass(Duration::from_secs(1));
+        let now = world.local();
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            let mut names = outgoing
+                .exchange
+                .batches
+                .iter()
+                .flat_map(|batch| &batch.renew);
+            asked |= names.any(|seq| *seq == waiter.seq());
+            let reply = world.run(&outgoing);
+            world.answer(0, &outgoing, reply);
+        }
+    }
+    assert!(asked);
+}
+
+/// G5: a shutdown leaves nobody in the line.
+#[test]
+fn a_shutdown_refuses_who_waits() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let holder = world.ask(0, PATIENT);
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &holder)));
+    assert_eq!(world.keepers[0].close(), 1);
+    assert_eq!(
+        refused(world.collect(0, &waiter)),
+        Some(AcquireErrorKind::ShutDown)
+    );
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0));
+}
+
 fn lasts(world: &World, lease: &Lease) -> Duration {
     lease
         .deadline()
@@ -501,6 +602,11 @@ fn a_lease_ends_once() {
     assert!(!lease.is_over(at(19)) && lease.is_over(at(20)));
     assert!(!lease.extend(at(40), at(21)));
     assert!(lease.is_over(at(9)));
+
+    let unseen = Lease::new(0, 0, 4, start);
+    unseen.hold(Some(at(10)));
+    assert!(!unseen.extend(at(20), at(10)), "nobody has looked since");
+    assert!(unseen.is_over(at(10)));
 
     let given_back = Lease::new(0, 0, 2, start);
     given_back.hold(Some(at(10)));
