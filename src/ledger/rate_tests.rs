@@ -295,6 +295,18 @@ fn what_was_taken_back_may_be_used_again() {
 }
 
 #[test]
+fn what_was_taken_back_is_not_taken_back_again() {
+    let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
+    for _ in 0..3 {
+        bucket.charge(1, 0);
+    }
+    for _ in 0..2 {
+        bucket.refund(2);
+        assert_eq!(bucket.remaining(), 1);
+    }
+}
+
+#[test]
 fn what_has_run_out_is_not_taken_back() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
     bucket.charge(1, 0);

@@ -50,6 +50,16 @@ async fn header_values_are_counted_apart() {
 }
 
 #[tokio::test]
+async fn other_headers_do_not_count() {
+    let requests = ["a", "b"].map(|other| {
+        let request = Request::get("/").header("x-other", other);
+        request.header("x-key", "same").body(()).unwrap()
+    });
+    let admitted = admitted(ONE.by_header("x-key"), requests).await;
+    assert_eq!(admitted, [true, false]);
+}
+
+#[tokio::test]
 async fn requests_without_the_header_share_one_key() {
     let requests = [get("/"), get("/"), with_key(b""), with_key(b"a")];
     let admitted = admitted(ONE.by_header("x-key"), requests).await;
