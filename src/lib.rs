@@ -267,6 +267,9 @@ mod builder;
 #[cfg(feature = "config")]
 pub mod config;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod keeper;
 mod key;
 pub mod layer;

@@ -366,6 +366,18 @@ impl Ledger {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+impl Ledger {
+    /// Each permit stands in one place.
+    pub(crate) fn is_sound(&self) -> bool {
+        let holds = |(until_ms, id): &(u64, PermitId)| matches!(self.places.get(id), Some(Place::Holds { until_ms: until }) if until == until_ms);
+        let waits = |(ticket, id): (&i64, &PermitId)| matches!(self.places.get(id), Some(Place::Waits { ticket: at }) if at == ticket);
+        self.holders.iter().all(holds)
+            && self.line.iter().all(waits)
+            && self.holders.len() + self.line.len() == self.places.len()
+    }
+}
+
 #[cfg(test)]
 impl Ledger {
     pub(crate) fn holders(&self) -> impl Iterator<Item = (PermitId, u64)> {
@@ -374,6 +386,33 @@ impl Ledger {
 
     pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
         self.line.iter().map(|(&ticket, &id)| (ticket, id))
+    }
+
+    /// As it was told by the three methods around this one: tickets begin at that of the time.
+    pub(super) fn restored(
+        holders: impl IntoIterator<Item = (PermitId, u64)>,
+        line: impl IntoIterator<Item = PermitId>,
+        marks: impl IntoIterator<Item = (ReplicaId, u64)>,
+        call: &Call,
+    ) -> Self {
+        let mut ledger = Self {
+            alive: marks.into_iter().collect(),
+            ..Self::default()
+        };
+        for (id, until_ms) in holders {
+            ledger.hold(id, until_ms);
+        }
+        for (ticket, id) in (FIRST_TICKET + call.now_us as i64..).zip(line) {
+            ledger.places.insert(id, Place::Waits { ticket });
+            ledger.line.insert(ticket, id);
+        }
+        ledger
+    }
+
+    pub(super) fn marks(&self) -> impl Iterator<Item = (ReplicaId, u64)> {
+        self.alive
+            .iter()
+            .map(|(&replica, &until_ms)| (replica, until_ms))
     }
 
     pub(crate) fn is_marked(&self, replica: ReplicaId, now_us: u64) -> bool {

@@ -35,6 +35,8 @@ mod id;
 #[cfg(test)]
 mod ledgers;
 mod machine;
+#[cfg(test)]
+mod model;
 mod rate;
 #[cfg(test)]
 mod rate_tests;

@@ -1,0 +1,101 @@
+//! G5, G7: one client opens 10,000 HTTP/2 streams and resets them.
+
+use std::{convert::Infallible, future::pending, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::StreamBody;
+use hyper::{body::Frame, server::conn::http2};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    service::TowerToHyperService,
+};
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, service_fn};
+use tower_turnstile::{Limit, Limiter};
+
+use crate::{
+    idle, resident_kib, script_calls,
+    support::{alone, redis_server::RedisServer},
+};
+
+const STREAMS: u32 = 10_000;
+/// Opened before they are reset together.
+const AT_ONCE: u32 = 100;
+const SLOTS: u32 = 8;
+const FLOOD: Limit = Limit::concurrent("flood", SLOTS).wait_up_to(Duration::from_secs(60));
+
+#[test]
+fn ten_thousand_streams_that_are_reset_leave_nothing_behind() {
+    alone(async {
+        let server = RedisServer::start();
+        let limiter = Limiter::connect(&server.url()).await.unwrap();
+        let address = serve(&limiter).await;
+        flood(address, AT_ONCE).await;
+        idle(&limiter, &server).await;
+
+        let (calls, before_kib) = (script_calls(&server), resident_kib());
+        flood(address, STREAMS).await;
+        idle(&limiter, &server).await;
+        let calls = script_calls(&server) - calls;
+        let more_kib = resident_kib().saturating_sub(before_kib);
+        println!("{STREAMS} streams reset: {calls} script calls, {more_kib} KiB more");
+        // To ask and to give back, and some polls.
+        assert!(calls <= u64::from(2 * STREAMS), "{calls}");
+        assert!(more_kib < 32 * 1024, "{more_kib}");
+
+        let mut client = connect(address).await;
+        let (answer, _stream) = client.send_request(request(), true).unwrap();
+        assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
+    });
+}
+
+/// On one connection, so many at once. Some are answered, most still wait when they are reset.
+async fn flood(address: SocketAddr, streams: u32) {
+    let mut client = connect(address).await;
+    for _ in 0..streams / AT_ONCE {
+        let mut opened = Vec::new();
+        for _ in 0..AT_ONCE {
+            client = client.ready().await.unwrap();
+            opened.push(client.send_request(request(), true).unwrap());
+        }
+        // All slots are taken anew: those who held or waited before have left.
+        for (answer, _) in &mut opened[..SLOTS as usize] {
+            assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
+        }
+        for (_, stream) in &mut opened {
+            stream.send_reset(h2::Reason::CANCEL);
+        }
+    }
+}
+
+async fn connect(address: SocketAddr) -> h2::client::SendRequest<Bytes> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+fn request() -> Request<()> {
+    Request::get("http://localhost/").body(()).unwrap()
+}
+
+/// Serves bodies that do not end, until the test's runtime does.
+async fn serve(limiter: &Limiter) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let endless = || futures_util::stream::once(pending::<Result<Frame<Bytes>, Infallible>>());
+    let service = service_fn(move |_: Request<hyper::body::Incoming>| async move {
+        Ok::<_, Infallible>(Response::new(StreamBody::new(endless())))
+    });
+    let service = TowerToHyperService::new(limiter.layer(FLOOD).layer(service));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            // Else hyper ends the connection: the flood is to reach the layer.
+            builder.max_pending_accept_reset_streams(STREAMS as usize);
+            tokio::spawn(builder.serve_connection(TokioIo::new(stream), service.clone()));
+        }
+    });
+    address
+}

@@ -1,0 +1,152 @@
+//! G7: keys without number, and keys that try to be something else.
+
+use std::{collections::BTreeSet, convert::Infallible, time::Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{Limit, Limiter};
+
+use crate::{
+    idle, resident_kib,
+    support::{alone, redis_server::RedisServer},
+};
+
+const EACH: Limit = Limit::concurrent("each", 1);
+/// Held at once.
+const AT_ONCE: u64 = 1_000;
+
+#[test]
+fn a_hundred_thousand_keys_leave_nothing_behind() {
+    alone(keys_leave_nothing_behind(100_000));
+}
+
+#[test]
+#[ignore = "a minute"]
+fn a_million_keys_leave_nothing_behind() {
+    alone(keys_leave_nothing_behind(1_000_000));
+}
+
+async fn keys_leave_nothing_behind(keys: u64) {
+    let limiter = Limiter::in_memory();
+    many_keys(&limiter, "in memory", keys).await;
+    assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
+
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    many_keys(&limiter, "in Redis", keys).await;
+    idle(&limiter, &server).await;
+}
+
+/// Memory has its full size after a tenth of the keys: what the others add is what would be kept of each.
+async fn many_keys(limiter: &Limiter, place: &str, keys: u64) {
+    let start = Instant::now();
+    take_each(limiter, 0..keys / 10).await;
+    let before_kib = resident_kib();
+    take_each(limiter, keys / 10..keys).await;
+    let after_kib = resident_kib();
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{keys} keys {place}: {seconds:.1} s, {before_kib} KiB, then {after_kib} KiB");
+    assert!(
+        after_kib < before_kib + 8 * 1024,
+        "{before_kib}, then {after_kib} KiB"
+    );
+}
+
+async fn take_each(limiter: &Limiter, keys: std::ops::Range<u64>) {
+    for first in keys.step_by(AT_ONCE as usize) {
+        let take = async |key: u64| {
+            let semaphore = limiter.semaphore(&EACH, key);
+            semaphore.try_acquire().await.unwrap()
+        };
+        let permits = join_all((first..first + AT_ONCE).map(take)).await;
+        assert_eq!(limiter.status().held, permits.len());
+    }
+}
+
+#[test]
+fn hostile_keys_have_one_slot_each() {
+    alone(async {
+        let server = RedisServer::start();
+        let limiter = Limiter::connect(&server.url()).await.unwrap();
+        let raw = |head: &http::request::Parts| head.extensions.get::<Vec<u8>>().cloned();
+        let by_key = limiter.layer(Limit::concurrent("by key", 1).by_key(raw));
+        let by_header = limiter.layer(Limit::concurrent("by header", 1).by_header("x-api-key"));
+        let service = service_fn(async |_: Request<()>| {
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello")))
+        });
+        // Its slot is held as long as the body is not read.
+        let (by_key, by_header) = (by_key.layer(service), by_header.layer(service));
+        let requests = || {
+            let in_head = hostile().into_iter().map(|key| {
+                let mut request = Request::new(());
+                request.extensions_mut().insert(key);
+                (by_key.clone(), request)
+            });
+            let values = hostile()
+                .into_iter()
+                .filter_map(|key| HeaderValue::from_bytes(&key).ok());
+            let in_header = values.map(|value| {
+                let mut request = Request::new(());
+                request.headers_mut().insert("x-api-key", value);
+                (by_header.clone(), request)
+            });
+            in_head.chain(in_header)
+        };
+        let count = requests().count();
+        assert!(count > hostile().len());
+        let mut held = Vec::new();
+        for (service, request) in requests() {
+            let response = service.oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            held.push(response);
+        }
+        for (service, request) in requests() {
+            let response = service.oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+        let names = server.cli(&["KEYS", "*"]);
+        let names: BTreeSet<&str> = names.lines().collect();
+        assert_eq!(names.len(), count);
+        for name in names {
+            let digest = name
+                .strip_prefix("turnstile:{")
+                .and_then(|rest| rest.strip_suffix('}'));
+            let is_digest =
+                |text: &str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            assert!(digest.is_some_and(is_digest), "{name}");
+        }
+        drop(held);
+        idle(&limiter, &server).await;
+    });
+}
+
+/// Braces, control characters, commands, bytes that are no text; as long as a raw key may be, and longer.
+fn hostile() -> Vec<Vec<u8>> {
+    let megabyte = |end: u8| [vec![b'x'; 1 << 20], vec![end]].concat();
+    let texts = [
+        "",
+        "}",
+        "{",
+        "{}",
+        "x}{y",
+        "a\0b",
+        "a\r\nb",
+        "*1\r\n$8\r\nFLUSHALL\r\n",
+    ];
+    let texts = texts.map(|text| text.as_bytes().to_vec());
+    let bytes = [
+        vec![0xff, 0xfe],
+        vec![0; 64],
+        vec![0; 65],
+        vec![b'x'; 64],
+        vec![b'x'; 65],
+    ];
+    texts
+        .into_iter()
+        .chain(bytes)
+        .chain([megabyte(b'1'), megabyte(b'2')])
+        .collect()
+}

@@ -1,0 +1,46 @@
+//! What a flood of streams or keys may cost: commands of the store, memory, and what is left behind. One test runs at a
+//! time, since memory is the process's. The figures are shown with `-- --nocapture`.
+//!
+//! `cargo test --release --all-features --test limits -- --ignored --nocapture` runs a million keys, in a minute.
+
+mod floods;
+mod keys;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::{fs, time::Duration};
+
+use support::redis_server::RedisServer;
+use tokio::time::sleep;
+use tower_turnstile::Limiter;
+
+const PAGE_KIB: usize = 4;
+
+/// What this process has in memory.
+fn resident_kib() -> usize {
+    let statm = fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages = statm.split(' ').nth(1).expect("the second field");
+    pages.parse::<usize>().expect("a number") * PAGE_KIB
+}
+
+/// Until nobody holds or waits, here and in the store. Who runs the test says how long that may take.
+async fn idle(limiter: &Limiter, server: &RedisServer) {
+    loop {
+        let status = limiter.status();
+        if (status.held, status.waiting) == (0, 0) && server.cli(&["DBSIZE"]) == "0" {
+            return;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// How often the store ran scripts.
+fn script_calls(server: &RedisServer) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let script = |line: &&str| line.starts_with("cmdstat_eval");
+    let calls = |line: &str| -> Option<u64> {
+        let (_, calls) = line.split_once("calls=")?;
+        calls.split(',').next()?.parse().ok()
+    };
+    stats.lines().filter(script).filter_map(calls).sum()
+}
