@@ -3,6 +3,7 @@
 use std::{convert::Infallible, future::pending, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::{Request, Response, StatusCode};
 use http_body_util::StreamBody;
 use hyper::{body::Frame, server::conn::http2};
@@ -54,16 +55,19 @@ fn ten_thousand_streams_that_are_reset_leave_nothing_behind() {
 async fn flood(address: SocketAddr, streams: u32) {
     let mut client = connect(address).await;
     for _ in 0..streams / AT_ONCE {
-        let mut opened = Vec::new();
+        let (answers, mut streams) = (FuturesUnordered::new(), Vec::new());
         for _ in 0..AT_ONCE {
             client = client.ready().await.unwrap();
-            opened.push(client.send_request(request(), true).unwrap());
+            let (answer, stream) = client.send_request(request(), true).unwrap();
+            answers.push(answer);
+            streams.push(stream);
         }
-        // All slots are taken anew: those who held or waited before have left.
-        for (answer, _) in &mut opened[..SLOTS as usize] {
-            assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
+        // All slots are taken anew, by whichever streams came first: those from before have left.
+        let mut admitted = answers.take(SLOTS as usize);
+        while let Some(answer) = admitted.next().await {
+            assert_eq!(answer.unwrap().status(), StatusCode::OK);
         }
-        for (_, stream) in &mut opened {
+        for stream in &mut streams {
             stream.send_reset(h2::Reason::CANCEL);
         }
     }
