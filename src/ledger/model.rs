@@ -24,7 +24,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use super::{Ask, Batch, BatchReply, Call, Exchange, Ledger, PermitId, ReplicaId, Standing, Wake};
 
@@ -937,7 +937,10 @@ fn steps(time_ms: u64) -> Steps {
 fn explore(bounds: Bounds, depth: usize) -> usize {
     let start = Instant::now();
     // With one thread the shortest way to each state is found first, and a bound on the depth is exact.
-    let mut checker = bounds.clone().checker();
+    let mut checker = bounds
+        .clone()
+        .checker()
+        .finish_when(HasDiscoveries::AnyFailures);
     if depth > 0 {
         checker = checker.target_max_depth(depth);
     }
