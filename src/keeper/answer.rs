@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     Ctx,
     entry::{Seen, State},
-    line::{Heard, Line},
+    line::{Heard, Line, earliest},
     send::Note,
 };
 use crate::{
@@ -114,8 +114,12 @@ impl Line {
                 if entry.held_since.is_some_and(|since| at.sent < since) =>
             {
                 // It speaks of a time before. One that is being checked has to be asked for again.
-                if matches!(entry.state, State::Checking) {
-                    self.renew(seq);
+                match entry.state {
+                    State::Held { renew_at } => {
+                        // While it was awaited, nothing else was to be asked.
+                        self.timers.lease = earliest(self.timers.lease, renew_at);
+                    }
+                    _ => self.renew(seq),
                 }
             }
             // The store has lost it, or has gone back to an older copy.

@@ -429,7 +429,7 @@ if refunds + claims > 0 then
     end
     local us, rem, refunded_us, since_us = tat.us, tat.rem, tat.refunded_us, tat.since_us
     if tat.count ~= count then
-      us, rem = rem > 0 and us + 1 or us, 0
+      us, rem, refunded_us, since_us = rem > 0 and us + 1 or us, 0, 0, since_us + 1
     end
     local ahead_us = us - now_us - MAX_WAIT_US
     if ahead_us > burst_us or ahead_us == burst_us and rem > burst_rem then

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Ledgers and the states of rates, by key.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ledgers {
     ledgers: BTreeMap<String, Ledger>,
     rates: BTreeMap<String, Tat>,
@@ -177,6 +177,10 @@ impl Ledgers {
     pub(crate) fn clear(&mut self) {
         self.ledgers.clear();
         self.rates.clear();
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&Ledger> {
+        self.ledgers.get(key)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &Ledger)> {

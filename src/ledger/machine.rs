@@ -15,6 +15,7 @@ const FIRST_TICKET: i64 = -(1 << 52);
 
 /// Who holds and who waits under one limit key.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledger {
     /// Where each permit stands: in `holders` or in `line`, never in both.
     places: BTreeMap<PermitId, Place>,
@@ -415,10 +416,9 @@ impl Ledger {
             .map(|(&replica, &until_ms)| (replica, until_ms))
     }
 
-    pub(crate) fn is_marked(&self, replica: ReplicaId, now_us: u64) -> bool {
-        self.alive
-            .get(&replica)
-            .is_some_and(|&until_ms| until_ms >= now_us / 1_000)
+    /// Until when a replica's waiters count as alive, in store milliseconds.
+    pub(crate) fn marked_until(&self, replica: ReplicaId) -> Option<u64> {
+        self.alive.get(&replica).copied()
     }
 
     pub(super) fn content(&self) -> Vec<(String, f64)> {

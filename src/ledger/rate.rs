@@ -163,6 +163,8 @@ impl Rate {
         if tat.count != self.count {
             tat.us += u64::from(tat.rem > 0);
             (tat.rem, tat.count) = (0, self.count);
+            // The times that were reserved are another rate's: what lies below them cannot be told any more.
+            tat = tat.renewed();
         }
         let latest_us = i128::from(now_us + MAX_WAIT_US);
         let latest = latest_us * i128::from(self.count) + self.cost(self.burst);

@@ -414,6 +414,21 @@ fn a_rate_that_changed_rounds_in_its_own_favour() {
     assert_eq!(bucket.after_us(1, 0), Err(333_334));
 }
 
+/// How long before the end of the bucket a reserved time begins is known of the rate that reserved it only.
+#[test]
+fn nothing_is_taken_back_below_a_time_that_another_rate_has_reserved() {
+    let mut bucket = Bucket::new(rate(3, 1_000_000, 3));
+    bucket.charge(3, 0);
+    bucket.charge(3, 5_000_000);
+    bucket.rate = rate(7, 1_000_000, 3);
+    bucket.charge(3, 5_000_000);
+    bucket.now_us += 1_500_000;
+    let state = bucket.state.unwrap();
+    let charged = bucket.granted[1].tat;
+    let refunded = rate(3, 1_000_000, 3).refund(state, charged, 3, bucket.now_us);
+    assert_eq!(refunded.us, state.us);
+}
+
 #[test]
 fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 2));

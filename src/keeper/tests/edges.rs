@@ -356,3 +356,33 @@ fn a_policy_that_changes_in_an_outage_holds() {
         Some(AcquireErrorKind::Unavailable)
     );
 }
+
+/// G2: no permit is lost while the store answers.
+#[test]
+fn an_answer_from_before_a_wake_up_does_not_put_off_the_renewal() {
+    let mut world = World::new(2, &WIDE);
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    for _ in 0..4 {
+        world.pass(Duration::from_secs(1));
+        world.settle();
+    }
+    // All who wait are asked for, and the answer takes its time.
+    world.pass(Duration::from_millis(1_100));
+    let asked = world.send(0);
+    assert_eq!(asked.exchange.batches[0].renew, [lease.seq()]);
+    let late = world.run(&asked);
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &lease)));
+    world.pass(Duration::from_secs(2));
+    world.answer(0, &asked, late);
+    world.pass(Duration::ZERO);
+    world.settle();
+    world.pass(Duration::from_secs(3));
+    world.settle();
+    assert!(!lease.is_over(world.local()));
+}

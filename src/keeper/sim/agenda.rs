@@ -1,0 +1,111 @@
+//! What is going to happen, in the order of time.
+
+use std::{cmp::Reverse, sync::Arc, time::Duration};
+
+use super::world::World;
+use crate::{
+    ledger::{Exchange, Reply, Wake},
+    store::StoreErrorKind,
+};
+
+pub(super) enum Happening {
+    /// The store gets an exchange, whether its sender still lives or not.
+    Arrives(Sent),
+    /// Something is delivered to a process. It has to wait for it to run, and is lost if it is another one by then.
+    Delivered {
+        replica: usize,
+        life: u32,
+        event: Event,
+    },
+    ClientAsks(usize),
+    ClientEnds {
+        client: usize,
+        life: u32,
+    },
+    Mishap(usize),
+    FailsOver,
+}
+
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub(super) replica: usize,
+    pub(super) life: u32,
+    pub(super) number: u64,
+    pub(super) exchange: Arc<Exchange>,
+    /// It has run before.
+    pub(super) repeated: bool,
+}
+
+pub(super) enum Event {
+    Answer(u64, Reply),
+    /// An exchange has no answer, as the driver can tell.
+    TimesOut(u64),
+    Fails(u64, StoreErrorKind),
+    Wakes(Wake),
+    Cut,
+    Connects,
+    Ticks,
+    /// A client comes for its answer.
+    Looks,
+}
+
+impl World {
+    pub(super) fn at(&mut self, at: Duration, happening: Happening) {
+        self.last_event += 1;
+        self.agenda
+            .push(Reverse((at.max(self.now), self.last_event)));
+        self.happenings.insert(self.last_event, happening);
+    }
+
+    pub(super) fn after(&mut self, delay: Duration, happening: Happening) {
+        self.at(self.now + delay, happening);
+    }
+
+    /// Delivers something to a replica as it is now.
+    pub(super) fn tell(&mut self, replica: usize, delay: Duration, event: Event) {
+        let life = self.replicas[replica].life;
+        let delivered = Happening::Delivered {
+            replica,
+            life,
+            event,
+        };
+        self.after(delay, delivered);
+    }
+
+    /// Runs the next happening; false when there is none.
+    pub(super) fn step(&mut self) -> bool {
+        let Some(Reverse((at, number))) = self.agenda.pop() else {
+            return false;
+        };
+        let Some(happening) = self.happenings.remove(&number) else {
+            return true;
+        };
+        self.now = at;
+        match happening {
+            Happening::Arrives(sent) => self.arrives(sent),
+            Happening::Delivered {
+                replica,
+                life,
+                event,
+            } => {
+                let to = &self.replicas[replica];
+                let (is_same, stalled_until) = (to.life == life, to.stalled_until);
+                if is_same && stalled_until > self.now {
+                    let delivered = Happening::Delivered {
+                        replica,
+                        life,
+                        event,
+                    };
+                    self.at(stalled_until, delivered);
+                } else if is_same {
+                    self.delivered(replica, event);
+                }
+            }
+            Happening::ClientAsks(client) => self.client_asks(client),
+            Happening::ClientEnds { client, life } => self.client_ends(client, life),
+            Happening::Mishap(replica) => self.mishap(replica),
+            Happening::FailsOver => self.fails_over(),
+        }
+        true
+    }
+}

@@ -1,0 +1,179 @@
+//! What is checked after each exchange, against the ledgers themselves: G1 to G4.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::world::World;
+use crate::ledger::{Batch, Exchange, Ledger, PermitId};
+
+/// The ledgers after the latest change.
+pub(super) type Picture = BTreeMap<String, Snapshot>;
+
+/// A ledger at one moment, with what has ended and was not swept yet.
+#[derive(Default)]
+pub(super) struct Snapshot {
+    /// With the ends of their leases, in store milliseconds.
+    pub(super) holders: BTreeMap<PermitId, u64>,
+    /// By ticket, with the time until which their replicas count as alive.
+    pub(super) line: BTreeMap<i64, (PermitId, u64)>,
+}
+
+impl Snapshot {
+    pub(super) fn of(ledger: &Ledger) -> Self {
+        let waiter = |(ticket, id): (i64, PermitId)| {
+            let alive_ms = ledger.marked_until(id.replica).unwrap_or(0);
+            (ticket, (id, alive_ms))
+        };
+        Self {
+            holders: ledger.holders().collect(),
+            line: ledger.waiters().map(waiter).collect(),
+        }
+    }
+
+    /// Those whose lease has not ended.
+    pub(super) fn holding(&self, now_ms: u64) -> impl Iterator<Item = PermitId> {
+        let holders = self.holders.iter();
+        holders
+            .filter(move |(_, until_ms)| **until_ms > now_ms)
+            .map(|(id, _)| *id)
+    }
+
+    pub(super) fn holds(&self, id: PermitId, now_ms: u64) -> bool {
+        self.holders
+            .get(&id)
+            .is_some_and(|until_ms| *until_ms > now_ms)
+    }
+
+    /// Those whose replica is alive.
+    pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, PermitId)> {
+        let line = self.line.iter();
+        line.filter(move |(_, (_, alive_ms))| *alive_ms >= now_ms)
+            .map(|(ticket, (id, _))| (*ticket, *id))
+    }
+
+    fn ticket(&self, id: PermitId) -> Option<i64> {
+        let mut line = self.line.iter();
+        line.find(|(_, (waiter, _))| *waiter == id)
+            .map(|(ticket, _)| *ticket)
+    }
+}
+
+impl World {
+    pub(super) fn now_ms(&self) -> u64 {
+        self.store_us() / 1_000
+    }
+
+    /// Checks what an exchange has changed, and whether the clients know of it what they must.
+    pub(super) fn check(&mut self, exchange: &Exchange, more: bool) {
+        self.totals.exchanges += 1;
+        for batch in &exchange.batches {
+            let after = self.ledgers.get(&batch.key);
+            let after = after.map(Snapshot::of).unwrap_or_default();
+            let before = self.picture.remove(&*batch.key).unwrap_or_default();
+            let largest = self.largest.entry(batch.key.to_string()).or_default();
+            *largest = (*largest).max(batch.limit as usize);
+            self.check_cap(exchange, batch, &before, &after);
+            self.check_order(exchange, batch, &before, &after);
+            self.check_use(batch, more, &after);
+            self.granted.extend(after.holders.keys());
+            self.picture.insert(batch.key.to_string(), after);
+        }
+        self.picture
+            .retain(|_, ledger| !(ledger.holders.is_empty() && ledger.line.is_empty()));
+        self.check_clients();
+        self.check_circles();
+        self.check_names();
+    }
+
+    /// G1: nobody is given a slot past the limit of the replica that gives it. Whoever was let in without the store,
+    /// or was lost by it, comes back all the same; and only they do.
+    fn check_cap(&mut self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
+        let now_ms = self.now_ms();
+        let held = after.holding(now_ms).count();
+        for id in after.holding(now_ms) {
+            if before.holders.contains_key(&id) {
+                continue;
+            }
+            if is_adopted(run, batch, id) {
+                let is_new = !self.granted.contains(&id);
+                if !self.excuses.may_be_adopted(id, is_new, self.now) {
+                    self.fail(&format!("G1: {id:?} was adopted, and nobody had lost it"));
+                }
+            } else if held > batch.limit as usize {
+                let limit = batch.limit;
+                self.fail(&format!(
+                    "G1: {id:?} was given a slot: {held} holders of {limit}"
+                ));
+            }
+        }
+        let ordinary = after.holding(now_ms);
+        let ordinary = ordinary.filter(|id| !self.excuses.is_excused(*id)).count();
+        let largest = self.largest[&*batch.key];
+        if ordinary > largest {
+            self.fail(&format!(
+                "G1: {ordinary} holders of {largest} without excuse"
+            ));
+        }
+    }
+
+    /// G3: no slot is given past somebody who waits, before and after, with a lower ticket.
+    fn check_order(&self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
+        let now_ms = self.now_ms();
+        let waited: BTreeSet<_> = before.waiting(now_ms).collect();
+        let mut still = after.waiting(now_ms).filter(|one| waited.contains(one));
+        let Some((first, _)) = still.next() else {
+            return;
+        };
+        for id in after.holding(now_ms) {
+            let is_new = !before.holders.contains_key(&id) && !is_adopted(run, batch, id);
+            let ticket = before.ticket(id);
+            if is_new && ticket.is_none_or(|ticket| ticket > first) {
+                self.fail(&format!(
+                    "G3: {id:?} overtook the waiter with ticket {first}"
+                ));
+            }
+        }
+    }
+
+    /// G4: after an exchange no slot is free while somebody waits, by the limit of the replica that asked.
+    fn check_use(&self, batch: &Batch, more: bool, after: &Snapshot) {
+        let now_ms = self.now_ms();
+        let is_free = after.holding(now_ms).count() < batch.limit as usize;
+        if !more && is_free && after.waiting(now_ms).next().is_some() {
+            self.fail("G4: a slot is free while a live waiter stands in line");
+        }
+    }
+
+    /// G4: no requests wait for each other. One that waits goes on when somebody who holds what it waits for does.
+    fn check_circles(&self) {
+        let now_ms = self.now_ms();
+        let mut stuck = BTreeMap::new();
+        for (number, replica) in self.replicas.iter().enumerate() {
+            let waiting = replica.core.waiting_claims(replica.id);
+            stuck.extend(waiting.map(|claim| ((number, claim.id), claim)));
+        }
+        loop {
+            let held = stuck.values().flat_map(|claim| &claim.holds);
+            let held: BTreeSet<PermitId> = held.copied().collect();
+            let before = stuck.len();
+            stuck.retain(|_, claim| {
+                let Some(ledger) = self.picture.get(&claim.waits_for) else {
+                    return false;
+                };
+                // A key without slots, which nobody holds, is no circle.
+                let holders = ledger.holding(now_ms).count();
+                let full = holders >= (claim.limit as usize).max(1);
+                full && ledger.holding(now_ms).all(|id| held.contains(&id))
+            });
+            if stuck.len() == before {
+                break;
+            }
+        }
+        if !stuck.is_empty() {
+            self.fail(&format!("G4: requests wait for each other: {stuck:?}"));
+        }
+    }
+}
+
+fn is_adopted(run: &Exchange, batch: &Batch, id: PermitId) -> bool {
+    id.replica == run.replica && batch.adopt.contains(&id.seq)
+}

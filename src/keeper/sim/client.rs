@@ -1,0 +1,202 @@
+//! Clients: they ask, wait, come late, hold, give up, give back.
+
+use std::{task::Waker, time::Duration};
+
+use super::{
+    LONGEST_HOLD, LONGEST_WAIT, PATIENCE,
+    agenda::{Event, Happening},
+    world::World,
+};
+use crate::{
+    keeper::{
+        Demand, Leases, Leg,
+        demand::{Asked, Taken},
+    },
+    key::Key,
+};
+
+pub(super) struct Client {
+    pub(super) replica: usize,
+    pub(super) life: u32,
+    pub(super) asked: Option<Asked>,
+    pub(super) holds: Option<Leases>,
+    /// Its permit was seen to be over.
+    pub(super) over: bool,
+    /// It has not come for its answer until then.
+    pub(super) looks_at: Duration,
+    /// When it must have one.
+    until: Duration,
+}
+
+impl Client {
+    pub(super) fn new(replica: usize) -> Self {
+        Self {
+            replica,
+            life: 0,
+            asked: None,
+            holds: None,
+            over: false,
+            looks_at: Duration::ZERO,
+            until: Duration::ZERO,
+        }
+    }
+}
+
+fn ms(length: Duration) -> u64 {
+    length.as_millis() as u64
+}
+
+impl World {
+    pub(super) fn client_asks(&mut self, client: usize) {
+        let replica = self.clients[client].replica;
+        let stalled_until = self.replicas[replica].stalled_until;
+        if stalled_until > self.now {
+            return self.at(stalled_until, Happening::ClientAsks(client));
+        }
+        if self.calm || self.clients[client].asked.is_some() {
+            return;
+        }
+        let demand = self.draw_demand();
+        self.note(|| format!("client {client} asks for {demand:?}"));
+        let legs = match &demand {
+            Demand::One(leg) => std::slice::from_ref(leg),
+            Demand::All(legs) => legs,
+        };
+        let until = self.now + legs.iter().map(|leg| leg.wait).sum::<Duration>();
+        let looks_at = match self.rng.u8(0..12) {
+            0 => self.now + self.millis(100..ms(PATIENCE)),
+            _ => self.now,
+        };
+        let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
+        let now = self.local();
+        let asked = self.replicas[replica].core.submit(demand, now);
+        let life = self.replicas[replica].life;
+        self.clients[client] = Client {
+            replica,
+            life,
+            asked: asked.ok(),
+            holds: None,
+            over: false,
+            looks_at,
+            until: until.max(looks_at),
+        };
+        if looks_at > self.now {
+            self.tell(replica, looks_at - self.now, Event::Looks);
+        }
+        if let Some(delay) = gives_up {
+            self.after(delay, Happening::ClientEnds { client, life });
+        }
+        self.pump(replica);
+    }
+
+    /// One slot of a key, one of those that all share, or both and perhaps a time at a rate; in any order.
+    fn draw_demand(&mut self) -> Demand {
+        let wait = match self.rng.u8(0..4) {
+            0 => Duration::ZERO,
+            1 => self.millis(50..500),
+            _ => self.millis(1_000..ms(LONGEST_WAIT)),
+        };
+        let key = Key::from(self.rng.u64(0..self.keys));
+        let max = match self.own {
+            true => self.rng.bool().then(|| self.rng.u32(0..=5)),
+            false => None,
+        };
+        let cost = if self.own { self.rng.u32(0..5) } else { 1 };
+        let leg = |limit, key, wait| Leg {
+            limit,
+            key,
+            wait,
+            max,
+            cost,
+        };
+        if self.rng.f64() >= self.claims {
+            return Demand::One(leg(0, key, wait));
+        }
+        let waits_there = if self.rng.u8(0..4) == 0 {
+            Duration::ZERO
+        } else {
+            wait
+        };
+        let mut legs = vec![leg(1, Key::SHARED, waits_there)];
+        match self.rng.u8(0..5) {
+            0 => return Demand::One(legs.remove(0)),
+            1 | 2 => legs.push(leg(0, key, wait)),
+            _ => legs.extend([leg(0, key.clone(), wait), leg(2, key, wait)]),
+        }
+        self.rng.shuffle(&mut legs);
+        Demand::All(legs)
+    }
+
+    pub(super) fn client_looks(&mut self, client: usize) {
+        let Client {
+            replica,
+            life,
+            ref asked,
+            ref holds,
+            looks_at,
+            until,
+            ..
+        } = self.clients[client];
+        let Some(asked) = asked.clone() else { return };
+        if holds.is_some() || looks_at > self.now {
+            return;
+        }
+        let now = self.local();
+        let core = &mut self.replicas[replica].core;
+        match core.collect(&asked, Waker::noop(), now) {
+            Some(Ok(taken)) => self.client_takes(client, life, taken),
+            Some(Err(error)) => {
+                self.note(|| format!("client {client} is refused: {:?}", error.kind()));
+                self.clients[client].asked = None;
+                let pause = self.millis(1..300);
+                self.after(pause, Happening::ClientAsks(client));
+            }
+            None if self.now > until + Duration::from_secs(3) && self.faults.stall == 0.0 => {
+                self.fail(&format!("G7: client {client} waits for too long"))
+            }
+            None => {}
+        }
+    }
+
+    fn client_takes(&mut self, client: usize, life: u32, taken: Taken) {
+        self.note(|| {
+            let seqs = taken.leases.all().iter().map(|lease| lease.seq());
+            format!("client {client} holds {:?}", seqs.collect::<Vec<_>>())
+        });
+        self.clients[client].holds = Some(taken.leases);
+        self.totals.permits += 1;
+        let length = match self.rng.u8(0..20) {
+            0 => self.millis(1_000..ms(LONGEST_HOLD)),
+            _ => self.millis(0..400),
+        };
+        self.after(length, Happening::ClientEnds { client, life });
+    }
+
+    /// A client gives back what it holds, or gives up waiting.
+    pub(super) fn client_ends(&mut self, client: usize, life: u32) {
+        let replica = self.clients[client].replica;
+        let stalled_until = self.replicas[replica].stalled_until;
+        if stalled_until > self.now {
+            return self.at(stalled_until, Happening::ClientEnds { client, life });
+        }
+        if self.clients[client].life != life || self.replicas[replica].life != life {
+            return;
+        }
+        let Some(asked) = self.clients[client].asked.take() else {
+            return;
+        };
+        self.note(|| format!("client {client} ends"));
+        let now = self.local();
+        let core = &mut self.replicas[replica].core;
+        match self.clients[client].holds.take() {
+            Some(leases) => {
+                let leases = leases.all().iter();
+                leases.for_each(|lease| core.release(lease, now));
+            }
+            None => core.cancel(&asked, now),
+        }
+        let pause = self.millis(0..100);
+        self.after(pause, Happening::ClientAsks(client));
+        self.pump(replica);
+    }
+}

@@ -1,0 +1,59 @@
+//! What is checked in the end: G4, G5, G6, G7.
+
+use std::{cmp::Reverse, time::Duration};
+
+use super::{LONGEST_HOLD, LONGEST_STALL, LONGEST_WAIT, WAITER_TTL, world::World};
+
+impl World {
+    /// Nothing goes wrong any more and nobody new comes: everything has to end well.
+    pub(super) fn settle_down(&mut self) {
+        self.note(|| "nothing goes wrong any more".to_owned());
+        self.calm = true;
+        self.copy = None;
+        (self.down_until, self.refuses_until) = (Duration::ZERO, Duration::ZERO);
+        self.frozen_until = Duration::ZERO;
+        // A request waits for each of its slots, and then holds them; and a crash takes its time.
+        let requests = 3 * LONGEST_WAIT + LONGEST_HOLD + LONGEST_STALL;
+        let crash = 2 * (self.longest_lease() + WAITER_TTL);
+        let end = self.now + requests + crash + self.excuses.stepped_back;
+        while self.agenda.peek().is_some_and(|Reverse((at, _))| *at < end) {
+            self.step();
+        }
+        self.now = end;
+        self.check_ledgers_are_empty();
+        self.check_keepers_are_empty();
+        let asks = |client: &super::client::Client| client.asked.is_some();
+        if let Some(waiting) = self.clients.iter().position(asks) {
+            self.fail(&format!("G4: client {waiting} has no answer"));
+        }
+    }
+
+    fn check_ledgers_are_empty(&self) {
+        let now_ms = self.now_ms();
+        for (key, ledger) in &self.picture {
+            let holding: Vec<_> = ledger.holding(now_ms).collect();
+            let waiting: Vec<_> = ledger.waiting(now_ms).collect();
+            if !(holding.is_empty() && waiting.is_empty()) {
+                self.fail(&format!(
+                    "G5, G6: {key} still has holders {holding:?}, waiters {waiting:?}"
+                ));
+            }
+        }
+    }
+
+    fn check_keepers_are_empty(&self) {
+        let mut lost = 0;
+        for (number, replica) in self.replicas.iter().enumerate() {
+            let (status, left) = (replica.core.status(), replica.core.leftovers());
+            if status.held + status.waiting > 0 || !left.is_empty() {
+                self.fail(&format!(
+                    "G7: keeper {number} still has {status:?}, {left:?}"
+                ));
+            }
+            lost += replica.core.lost();
+        }
+        if lost > 0 && !self.faults.trouble_the_store() {
+            self.fail(&format!("G2: {lost} permits were lost without a reason"));
+        }
+    }
+}

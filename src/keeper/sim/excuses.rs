@@ -1,0 +1,145 @@
+//! What excuses a guarantee, for whom and for how long; and how far it is overshot meanwhile.
+//!
+//! | what happens | what it excuses | until |
+//! | --- | --- | --- |
+//! | the store forgets, or an older copy takes over, or its clock is stepped forward | G1, G2 for those who hold then: they may be missing, and come back past the limit | G2: a lease later; G1: they end |
+//! | a policy lets somebody in without the store | G1 for that permit | it ends |
+//! | an older copy takes over | G6 for names which it brings back | they have waited, and a lease |
+//! | an exchange runs once more after its answer | G6 for the names that it lets in | they have waited, and a lease |
+//! | the clock is stepped back | adds its length to G4, G5, G6 | |
+//!
+//! All others are never excused, and nothing excuses G3: who stands in line is what the ledger says.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{LONGEST_HOLD, LONGEST_STALL, PATIENCE, checks::Snapshot, world::World};
+use crate::ledger::{Exchange, PermitId, ReplicaId, Seq};
+
+#[derive(Default)]
+pub(super) struct Excuses {
+    /// Those who may hold past the limit, since when.
+    excused: BTreeMap<PermitId, Duration>,
+    /// Those whom the store may not have, until when.
+    missing: BTreeMap<PermitId, Duration>,
+    /// Names that may be in a ledger though their keeper has given them back.
+    revived: BTreeSet<PermitId>,
+    /// How far the store's clock was stepped back in all.
+    pub(super) stepped_back: Duration,
+    pub(super) over: Overshoot,
+    over_since: BTreeMap<String, Duration>,
+}
+
+/// Clients that hold slots, less the limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Overshoot {
+    pub(super) peak: usize,
+    pub(super) longest: Duration,
+}
+
+impl Excuses {
+    pub(super) fn is_excused(&self, id: PermitId) -> bool {
+        self.excused.contains_key(&id)
+    }
+
+    pub(super) fn may_be_missing(&self, id: PermitId, now: Duration) -> bool {
+        self.missing.get(&id).is_some_and(|until| *until >= now)
+    }
+
+    pub(super) fn is_revived(&self, id: PermitId) -> bool {
+        self.revived.contains(&id)
+    }
+
+    /// Whether the store may be told of a holder that it does not have: it has lost it, or never knew of it, because
+    /// it was let in without the store.
+    pub(super) fn may_be_adopted(&mut self, id: PermitId, is_new: bool, now: Duration) -> bool {
+        if is_new {
+            self.note_admission(id, now);
+        }
+        self.is_excused(id)
+    }
+
+    /// A policy has let somebody in.
+    pub(super) fn note_admission(&mut self, id: PermitId, now: Duration) {
+        self.excused.entry(id).or_insert(now);
+    }
+
+    /// An exchange will run once more: names that it lets in may be back when nobody wants them any more.
+    pub(super) fn note_repetition(&mut self, exchange: &Exchange) {
+        let batches = exchange.batches.iter();
+        let single = batches.flat_map(|batch| {
+            let asks = batch.acquire.iter().map(|ask| ask.seq);
+            asks.chain(batch.adopt.iter().copied())
+        });
+        let claims = exchange.claims.iter().flat_map(|claim| &claim.asks);
+        let seqs = single.chain(claims.map(|ask| ask.seq));
+        let replica = exchange.replica;
+        self.revived
+            .extend(seqs.map(|seq| PermitId { replica, seq }));
+    }
+
+    /// Since when somebody was excused who should have ended by now.
+    pub(super) fn is_overdue(
+        &self,
+        id: PermitId,
+        now: Duration,
+        lease: Duration,
+    ) -> Option<Duration> {
+        let since = *self.excused.get(&id)?;
+        let longest = PATIENCE + LONGEST_HOLD + LONGEST_STALL + lease;
+        (since + longest < now).then_some(since)
+    }
+
+    /// By how much each ledger's limit is overshot now.
+    pub(super) fn measure(&mut self, overs: &BTreeMap<String, usize>, now: Duration) {
+        let is_over = |key: &str| overs.get(key).is_some_and(|over| *over > 0);
+        for (key, since) in &self.over_since {
+            if !is_over(key) {
+                self.over.longest = self.over.longest.max(now - *since);
+            }
+        }
+        self.over_since.retain(|key, _| is_over(key));
+        for (key, over) in overs.iter().filter(|(_, over)| **over > 0) {
+            self.over.peak = self.over.peak.max(*over);
+            self.over_since.entry(key.clone()).or_insert(now);
+        }
+    }
+}
+
+impl World {
+    /// The ledgers are not what they were: compares them with what they were before. A step of the clock takes from
+    /// all leases.
+    pub(super) fn data_was_lost(&mut self, stepped: bool) {
+        let ledgers = self.ledgers.iter();
+        let after: BTreeMap<_, _> = ledgers
+            .map(|(key, ledger)| (key.clone(), Snapshot::of(ledger)))
+            .collect();
+        let before = std::mem::take(&mut self.picture);
+        let until = self.now + self.longest_lease();
+        for (key, ledger) in &before {
+            for (id, until_ms) in &ledger.holders {
+                let copy = after.get(key).and_then(|copy| copy.holders.get(id));
+                if stepped || copy.is_none_or(|copy| copy < until_ms) {
+                    self.excuses.excused.entry(*id).or_insert(self.now);
+                    self.excuses.missing.insert(*id, until);
+                }
+            }
+        }
+        for ledger in after.values() {
+            let waiters = ledger.line.values().map(|(id, _)| id);
+            let names = ledger.holders.keys().chain(waiters);
+            let unknown = names.filter(|id| !self.is_known(**id)).copied();
+            let unknown: Vec<_> = unknown.collect();
+            self.excuses.revived.extend(unknown);
+        }
+        self.picture = after;
+    }
+
+    /// Whether its keeper knows of a name.
+    pub(super) fn is_known(&self, id: PermitId) -> bool {
+        let of = |id: ReplicaId| self.replicas.iter().find(|replica| replica.id == id);
+        of(id.replica).is_some_and(|replica| replica.core.knows(id.seq as Seq))
+    }
+}

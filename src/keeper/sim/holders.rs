@@ -1,0 +1,87 @@
+//! What is checked of those who hold, as they see it themselves: G1, G2.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::world::World;
+use crate::{keeper::Lease, ledger::PermitId};
+
+/// Those who hold slots of one ledger.
+#[derive(Default)]
+struct Held {
+    all: usize,
+    without_excuse: usize,
+}
+
+impl World {
+    /// G2: a client that believes to hold does hold, and what was over stays over. G1: they are no more than the limit.
+    pub(super) fn check_clients(&mut self) {
+        let now = self.local();
+        let mut held: BTreeMap<String, Held> = BTreeMap::new();
+        for number in 0..self.clients.len() {
+            let client = &self.clients[number];
+            let replica = &self.replicas[client.replica];
+            let is_same = client.life == replica.life;
+            let Some(leases) = client.holds.clone().filter(|_| is_same) else {
+                continue;
+            };
+            let over = |lease: &Arc<Lease>| lease.is_over(now);
+            if leases.all().iter().any(over) {
+                self.clients[number].over = true;
+                continue;
+            }
+            if client.over {
+                self.fail(&format!(
+                    "G2: client {number}'s permit was over and came back"
+                ));
+            }
+            let id = replica.id;
+            for lease in leases.all() {
+                let seq = lease.seq();
+                let id = PermitId { replica: id, seq };
+                let core = &self.replicas[self.clients[number].replica].core;
+                let key = core.ledger_of(lease).to_string();
+                self.check_holder(number, id, &key, lease);
+                let held = held.entry(key).or_default();
+                held.all += 1;
+                held.without_excuse += usize::from(!self.excuses.is_excused(id));
+            }
+        }
+        self.check_held(&held);
+    }
+
+    fn check_holder(&mut self, client: usize, id: PermitId, key: &str, lease: &Lease) {
+        if lease.deadline().is_none() {
+            // It was admitted by a policy.
+            return self.excuses.note_admission(id, self.now);
+        }
+        let now_ms = self.now_ms();
+        let ledger = self.picture.get(key);
+        let holds = ledger.is_some_and(|ledger| ledger.holds(id, now_ms));
+        if !holds && !self.excuses.may_be_missing(id, self.now) {
+            self.fail(&format!(
+                "G2: client {client} believes to hold {id:?}, the store does not"
+            ));
+        }
+        if let Some(since) = self.excuses.is_overdue(id, self.now, self.longest_lease()) {
+            self.fail(&format!("G1: {id:?}, excused since {since:?}, holds on"));
+        }
+    }
+
+    /// More than the limit are at most those that have an excuse: the store lost them, or a policy let them in.
+    fn check_held(&mut self, held: &BTreeMap<String, Held>) {
+        let mut overs = BTreeMap::new();
+        for (key, held) in held {
+            let Some(largest) = self.largest.get(key).copied() else {
+                // The store has not heard of it.
+                continue;
+            };
+            if held.without_excuse > largest {
+                let count = held.without_excuse;
+                self.fail(&format!("G1: {count} clients hold slots of {largest}"));
+            }
+            overs.insert(key.clone(), held.all.saturating_sub(largest));
+        }
+        self.excuses.measure(&overs, self.now);
+        self.totals.over = self.excuses.over;
+    }
+}

@@ -1,0 +1,64 @@
+//! What only a simulation wants to know of a keeper.
+
+use crate::{
+    keeper::{
+        Core, Lease,
+        entry::{Release, State},
+    },
+    ledger::{PermitId, ReplicaId, Seq},
+};
+
+/// A claim that waits for a slot.
+#[derive(Debug)]
+pub(super) struct WaitingClaim {
+    pub(super) id: u64,
+    /// The ledger, and how many slots it has for this keeper.
+    pub(super) waits_for: String,
+    pub(super) limit: u32,
+    /// What it holds meanwhile.
+    pub(super) holds: Vec<PermitId>,
+}
+
+impl Core {
+    /// Whether a name is anywhere in here.
+    pub(super) fn knows(&self, seq: Seq) -> bool {
+        let listed = |releases: &[Release]| releases.iter().any(|release| release.seq == seq);
+        self.lines.iter().any(|(_, line)| {
+            line.entries.contains_key(&seq) || listed(&line.work.release) || listed(&line.later)
+        }) || self
+            .in_flight
+            .iter()
+            .flat_map(|flight| &flight.notes)
+            .any(|note| listed(&note.releases))
+    }
+
+    pub(super) fn waiting_claims(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingClaim> {
+        self.claims.iter().filter_map(move |(id, claim)| {
+            let (mut waits, mut holds) = (None, Vec::new());
+            for lease in &claim.legs {
+                let (line, seq) = (&self.lines[lease.line], lease.seq());
+                match line.entries.get(&seq).map(|entry| entry.state) {
+                    Some(State::Waiting { .. }) => waits = Some(line),
+                    Some(State::Held { .. }) => holds.push(PermitId { replica, seq }),
+                    _ => {}
+                }
+            }
+            waits.map(|line| WaitingClaim {
+                id: *id,
+                waits_for: line.ledger.to_string(),
+                limit: line.max(),
+                holds,
+            })
+        })
+    }
+
+    /// The ledger of somebody who holds.
+    pub(super) fn ledger_of(&self, lease: &Lease) -> &str {
+        &self.lines[lease.line].ledger
+    }
+
+    /// How many permits were lost.
+    pub(super) fn lost(&self) -> u64 {
+        self.ctx.counts.lost
+    }
+}

@@ -1,0 +1,76 @@
+//! What befalls a process, or the store, now and then.
+
+use super::{agenda::Happening, world::World};
+use crate::key::Key;
+
+impl World {
+    pub(super) fn mishap(&mut self, replica: usize) {
+        self.befalls_process(replica);
+        self.befalls_store();
+        if self.chance(self.faults.change) && self.replicas[replica].stalled_until <= self.now {
+            self.change(replica);
+        }
+        if !self.calm {
+            let pause = self.millis(100..2_000);
+            self.after(pause, Happening::Mishap(replica));
+        }
+    }
+
+    fn befalls_process(&mut self, replica: usize) {
+        if self.chance(self.faults.crash) {
+            self.note(|| format!("r{replica} crashes"));
+            let life = self.replicas[replica].life + 1;
+            self.replicas[replica] = self.new_replica(life);
+            for client in 0..self.clients.len() {
+                if self.clients[client].replica == replica {
+                    (self.clients[client].asked, self.clients[client].holds) = (None, None);
+                    let pause = self.millis(0..2_000);
+                    self.after(pause, Happening::ClientAsks(client));
+                }
+            }
+        } else if self.chance(self.faults.stall) {
+            let length = self.millis(10..6_500);
+            self.note(|| format!("r{replica} stands still for {length:?}"));
+            self.replicas[replica].stalled_until = self.now + length;
+        }
+    }
+
+    fn befalls_store(&mut self) {
+        if self.chance(self.faults.outage) {
+            let length = self.millis(10..6_000);
+            (self.down_until, self.hangs) = (self.now + length, self.rng.bool());
+            let hangs = self.hangs;
+            self.note(|| format!("the store is down for {length:?}, hangs: {hangs}"));
+        }
+        if self.chance(self.faults.refuse) {
+            let length = self.millis(10..2_000);
+            self.refuses_until = self.now + length;
+            self.note(|| format!("the store refuses for {length:?}"));
+        }
+        if self.chance(self.faults.freeze) {
+            let length = self.millis(10..6_500);
+            self.frozen_until = self.now + length;
+            self.note(|| format!("the store stands still for {length:?}"));
+        }
+        if self.chance(self.faults.poison) {
+            let length = self.millis(10..2_000);
+            let key = Key::from(self.rng.u64(0..self.keys));
+            let key = match self.rng.u8(0..3) {
+                0 => key.ledger_name("sim", "sim"),
+                1 => Key::SHARED.ledger_name("sim", "wide"),
+                _ => key.ledger_name("sim", "rate") + ":rate",
+            };
+            self.note(|| format!("{key} is broken for {length:?}"));
+            self.poisoned = Some((key, self.now + length));
+        }
+        if self.chance(self.faults.forget) {
+            self.forgets();
+        }
+        if self.chance(self.faults.failover) {
+            self.falls_behind();
+        }
+        if self.chance(self.faults.step) {
+            self.steps();
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! A simulation: real keepers, the real ledger, and a bad network, on one thread, from one seed.
+//!
+//! Every run draws a world from its seed: replicas, limits, and a mix of faults. Clients ask for permits, hold them,
+//! give up, give back. After every exchange the ledgers themselves are checked against the guarantees:
+//!
+//! - **G1** never more holders than the limit;
+//! - **G2** what a process believes to hold, the ledger holds;
+//! - **G3** no slot is given past a live waiter with a lower ticket;
+//! - **G4** no slot is free after an exchange while a live waiter stands in line; requests for several slots never wait
+//!   for each other; and in the end everybody was served;
+//! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers; no name is in a ledger that its keeper
+//!   does not know;
+//! - **rates** never begin more than was promised, in any time.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `faults` | what can go wrong, and in which mixes |
+//! | `world`, `agenda` | what is drawn from the seed and what is going on; what happens when |
+//! | `replica`, `client` | a real keeper and what its driver would do; those who want permits |
+//! | `network`, `store`, `mishaps` | what is lost, late, repeated; the real ledgers; crashes, stalls, outages |
+//! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
+//! | `names`, `end` | those over some time; those in the end |
+//! | `excuses` | what excuses a guarantee, for whom and for how long |
+//! | `inside` | what is looked at inside of a keeper |
+//! | `runs` | which seeds are run |
+//!
+//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEED=n` a single one, which is logged if it fails;
+//! otherwise the first 2,000 are run:
+//!
+//! ```text
+//! TURNSTILE_SIM_SEEDS=10000 cargo test --release --lib keeper::sim -- --nocapture
+//! ```
+
+mod agenda;
+mod checks;
+mod client;
+mod end;
+mod excuses;
+mod faults;
+mod holders;
+mod inside;
+mod mishaps;
+mod names;
+mod network;
+mod rates;
+mod replica;
+mod runs;
+mod store;
+mod world;
+
+use std::time::Duration;
+
+const LEASE: Duration = Duration::from_millis(3_000);
+const STORE_TIMEOUT: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(300);
+const WAITER_TTL: Duration = Duration::from_millis(1_000);
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+/// How long the faults last.
+const TROUBLE: Duration = Duration::from_secs(20);
+/// How long a client waits for a slot, holds it, and lets its answer lie, at most.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const LONGEST_HOLD: Duration = Duration::from_secs(7);
+const PATIENCE: Duration = Duration::from_secs(6);
+/// How long a process or the store stands still at most: longer than twice the usual lease.
+const LONGEST_STALL: Duration = Duration::from_millis(6_500);

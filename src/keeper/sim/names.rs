@@ -1,0 +1,81 @@
+//! What is checked of the names in the ledgers, over some time: G4, G6.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{POLL, STORE_TIMEOUT, client::Client, world::World};
+use crate::{keeper::demand::Asked, ledger::PermitId};
+
+impl World {
+    /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
+    pub(super) fn check_names(&mut self) {
+        let now_ms = self.now_ms();
+        let (mut strangers, mut ungreeted) = (BTreeMap::new(), BTreeMap::new());
+        for ledger in self.picture.values() {
+            let holding = ledger.holding(now_ms).map(|id| (id, true));
+            let line = ledger.line.values().map(|(id, _)| (*id, false));
+            for (id, holds) in holding.chain(line) {
+                let mut replicas = self.replicas.iter();
+                let Some(number) = replicas.position(|replica| replica.id == id.replica) else {
+                    continue;
+                };
+                let replica = &self.replicas[number];
+                if replica.stalled_until + STORE_TIMEOUT > self.now {
+                    continue;
+                }
+                if !replica.core.knows(id.seq) {
+                    if holds || !self.excuses.is_revived(id) {
+                        let since = self.strangers.get(&id).copied().unwrap_or(self.now);
+                        strangers.insert(id, since);
+                    }
+                } else if holds && self.is_awaited(number, id) {
+                    let since = self.ungreeted.get(&id).copied().unwrap_or(self.now);
+                    ungreeted.insert(id, since);
+                }
+            }
+        }
+        (self.strangers, self.ungreeted) = (strangers, ungreeted);
+        self.check_strangers();
+        self.check_ungreeted();
+    }
+
+    /// Whether a client has come for its answer, and waits for this slot alone.
+    fn is_awaited(&self, replica: usize, id: PermitId) -> bool {
+        let awaits = |client: &Client| match &client.asked {
+            Some(Asked::Slot(lease)) => {
+                client.replica == replica
+                    && client.holds.is_none()
+                    && lease.seq() == id.seq
+                    && client.looks_at <= self.now
+            }
+            _ => false,
+        };
+        self.clients.iter().any(awaits)
+    }
+
+    fn check_strangers(&self) {
+        let usual = 2 * STORE_TIMEOUT + POLL;
+        for (id, since) in &self.strangers {
+            let time = match self.excuses.is_revived(*id) {
+                // Nobody renews it.
+                true => usual + self.longest_lease() + self.excuses.stepped_back,
+                false => usual,
+            };
+            if *since + time < self.now {
+                self.fail(&format!("G6: {id:?} is a ghost since {since:?}"));
+            }
+        }
+    }
+
+    fn check_ungreeted(&self) {
+        if self.faults.trouble_the_store() {
+            return;
+        }
+        let round_trips = Duration::from_millis(25) + 2 * self.faults.slow;
+        let late = |(_, since): &(_, &Duration)| **since + POLL + round_trips < self.now;
+        if let Some((id, since)) = self.ungreeted.iter().find(late) {
+            self.fail(&format!(
+                "G4: {id:?} was granted a slot at {since:?} and has not heard of it"
+            ));
+        }
+    }
+}

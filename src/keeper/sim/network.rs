@@ -1,0 +1,97 @@
+//! The network: what was sent arrives; or late, or not at all, or twice.
+
+use std::time::Duration;
+
+use super::{
+    agenda::{Event, Happening, Sent},
+    world::World,
+};
+use crate::{
+    keeper::send::Outgoing,
+    ledger::{ReplicaId, Reply, Wake},
+    store::StoreErrorKind,
+};
+
+impl World {
+    pub(super) fn send(&mut self, replica: usize, outgoing: Outgoing) {
+        let number = outgoing.number;
+        let sent = Sent {
+            replica,
+            life: self.replicas[replica].life,
+            number,
+            exchange: outgoing.exchange,
+            repeated: false,
+        };
+        let deadline = outgoing.deadline.saturating_duration_since(self.start);
+        self.tell(replica, deadline - self.now, Event::TimesOut(number));
+        if self.now < self.refuses_until {
+            let delay = self.millis(0..3);
+            let refused = Event::Fails(number, StoreErrorKind::Permission);
+            return self.tell(replica, delay, refused);
+        }
+        if self.now < self.down_until {
+            if !self.hangs {
+                let delay = self.millis(0..3);
+                let failed = Event::Fails(number, StoreErrorKind::Outage);
+                self.tell(replica, delay, failed);
+            }
+            return;
+        }
+        if self.chance(self.faults.cut) {
+            self.tell(replica, Duration::from_micros(100), Event::Cut);
+            if self.rng.bool() {
+                let delay = self.millis(0..300);
+                self.after(delay, Happening::Arrives(sent));
+            }
+            return;
+        }
+        if self.chance(self.faults.lost_request) {
+            return;
+        }
+        if self.chance(self.faults.late) {
+            let delay = self.millis(100..2_000);
+            return self.after(delay, Happening::Arrives(sent));
+        }
+        let mut at = self.now + self.millis(0..3);
+        if !self.chance(self.faults.unordered) {
+            at = at.max(self.replicas[replica].last_sent);
+            self.replicas[replica].last_sent = at;
+        }
+        self.at(at, Happening::Arrives(sent));
+    }
+
+    pub(super) fn send_reply(&mut self, to: &Sent, reply: Reply) {
+        let replica = to.replica;
+        if self.replicas[replica].life != to.life || self.chance(self.faults.lost_reply) {
+            return;
+        }
+        let mut at = self.now + self.faults.slow.mul_f64(self.rng.f64());
+        if !self.chance(self.faults.unordered) {
+            at = at.max(self.replicas[replica].last_reply);
+            self.replicas[replica].last_reply = at;
+        }
+        if self.chance(self.faults.doubled) {
+            let delay = at - self.now + self.millis(0..500);
+            self.tell(replica, delay, Event::Answer(to.number, reply.clone()));
+        }
+        self.tell(replica, at - self.now, Event::Answer(to.number, reply));
+    }
+
+    pub(super) fn send_wake(&mut self, to: ReplicaId, wake: Wake) {
+        let mut replicas = self.replicas.iter();
+        let Some(woken) = replicas.position(|replica| replica.id == to) else {
+            return;
+        };
+        if self.chance(self.faults.lost_wake) {
+            return;
+        }
+        let copies = 1 + usize::from(self.chance(self.faults.doubled));
+        for _ in 0..copies {
+            let delay = match self.chance(self.faults.late_wake) {
+                true => self.millis(10..4_000),
+                false => self.millis(0..2),
+            };
+            self.tell(woken, delay, Event::Wakes(wake.clone()));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A replica: a real keeper, and what its driver would do.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    POLL, STORE_TIMEOUT, WAITER_TTL,
+    agenda::Event,
+    world::{Values, World},
+};
+use crate::{
+    keeper::{Core, Settings},
+    ledger::ReplicaId,
+    limit::{Limit, Mode},
+    store::{StoreError, StoreErrorKind},
+};
+
+pub(super) struct Replica {
+    pub(super) core: Core,
+    pub(super) id: ReplicaId,
+    pub(super) values: Values,
+    /// Which life of this replica it is: what was sent in an earlier one does not arrive.
+    pub(super) life: u32,
+    pub(super) stalled_until: Duration,
+    told_lost: u64,
+    /// When its next tick is on the agenda.
+    ticks_at: Option<Duration>,
+    /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
+    pub(super) last_sent: Duration,
+    pub(super) last_reply: Duration,
+}
+
+impl World {
+    pub(super) fn new_replica(&mut self, life: u32) -> Replica {
+        let id = ReplicaId::from_bits(self.rng.u128(..));
+        let values = match self.faults.disagree {
+            true => Values::draw(&mut self.rng, true),
+            false => self.values,
+        };
+        let settings = Settings {
+            replica: id,
+            namespace: "sim".to_owned(),
+            part: None,
+            lease: values.lease,
+            store_timeout: STORE_TIMEOUT,
+            poll_interval: POLL,
+            waiter_ttl: WAITER_TTL,
+            seed: self.rng.u64(..),
+        };
+        let mut core = Core::new(settings, true, self.local());
+        for number in 0..3 {
+            let limit = self.limit_of(number, &values, None);
+            core.register(&limit).expect("valid");
+        }
+        Replica {
+            core,
+            id,
+            values,
+            life,
+            stalled_until: Duration::ZERO,
+            told_lost: 0,
+            ticks_at: None,
+            last_sent: self.now,
+            last_reply: self.now,
+        }
+    }
+
+    /// A limit with the values that a replica starts with, or another one.
+    fn limit_of(&self, number: usize, values: &Values, max: Option<u32>) -> Limit {
+        let second = Duration::from_secs(1);
+        let limit = match number {
+            0 => Limit::try_concurrent("sim", max.unwrap_or(values.limit)),
+            1 => Limit::try_concurrent("wide", max.unwrap_or(values.wide)),
+            _ => Limit::try_rate("rate", max.map_or(7, |max| 2 * max), second)
+                .map(|limit| limit.burst(3)),
+        };
+        let limit = limit.expect("valid");
+        limit.on_unavailable(self.policies[number])
+    }
+
+    pub(super) fn change(&mut self, replica: usize) {
+        let number = self.rng.usize(0..3);
+        let max = self.rng.u32(1..=5);
+        let mut limit = self.limit_of(number, &self.replicas[replica].values, Some(max));
+        match self.rng.u8(0..6) {
+            0 => limit = limit.mode(Mode::Shadow),
+            1 => limit = limit.mode(Mode::Off),
+            2 => limit = limit.max_waiters(self.rng.u32(0..5)),
+            _ => {}
+        }
+        self.note(|| format!("r{replica} changes {limit:?}"));
+        let now = self.local();
+        let updated = self.replicas[replica].core.update(&[&limit], now);
+        updated.expect("valid");
+        self.pump(replica);
+    }
+
+    pub(super) fn delivered(&mut self, replica: usize, event: Event) {
+        let now = self.local();
+        let core = &mut self.replicas[replica].core;
+        match event {
+            Event::Answer(number, reply) => {
+                let line = self
+                    .log
+                    .as_ref()
+                    .map(|_| format!("r{replica} hears {number}: {reply:?}"));
+                core.on_reply(number, reply, now);
+                line.into_iter().for_each(|line| self.note(|| line));
+            }
+            Event::TimesOut(number) => {
+                let is_open = core.unanswered().contains(&number);
+                self.fails(replica, number, StoreErrorKind::Outage, true);
+                // A connection that does not answer is not used again.
+                if is_open && self.rng.bool() {
+                    self.tell(replica, Duration::ZERO, Event::Cut);
+                }
+            }
+            Event::Fails(number, kind) => self.fails(replica, number, kind, false),
+            Event::Wakes(wake) => {
+                core.on_wake(&wake, now);
+                self.note(|| format!("r{replica} was woken: {wake:?}"));
+            }
+            Event::Cut => {
+                for number in core.unanswered() {
+                    self.fails(replica, number, StoreErrorKind::Outage, false);
+                }
+                self.tell(replica, Duration::from_millis(1), Event::Connects);
+            }
+            Event::Connects => core.on_connected(),
+            Event::Ticks => self.replicas[replica].ticks_at = None,
+            Event::Looks => {}
+        }
+        self.pump(replica);
+    }
+
+    fn fails(&mut self, replica: usize, number: u64, kind: StoreErrorKind, timed_out: bool) {
+        let message = "no answer".to_owned();
+        let error = StoreError { kind, message };
+        let now = self.local();
+        self.note(|| format!("r{replica} gives up on {number}: {kind:?}"));
+        let core = &mut self.replicas[replica].core;
+        core.on_failure(number, &error, timed_out, now);
+    }
+
+    /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.
+    pub(super) fn pump(&mut self, replica: usize) {
+        let now = self.local();
+        loop {
+            self.replicas[replica].core.on_time(now);
+            while let Some(outgoing) = self.replicas[replica].core.next_exchange(now) {
+                self.send(replica, outgoing);
+            }
+            let core = &mut self.replicas[replica].core;
+            core.take_wakers();
+            if core.may_send(now) {
+                self.fail("the driver is told to send, and gets nothing");
+            }
+            let lost = core.lost();
+            let told = std::mem::replace(&mut self.replicas[replica].told_lost, lost);
+            if told < lost {
+                self.note(|| format!("r{replica} has lost {lost}"));
+            }
+            if let Err(why) = self.replicas[replica].core.audit() {
+                self.fail(&format!("r{replica}'s books: {why}"));
+            }
+            for client in 0..self.clients.len() {
+                if self.clients[client].replica == replica {
+                    self.client_looks(client);
+                }
+            }
+            // What they saw may be something to send.
+            if !self.replicas[replica].core.may_send(now) {
+                break;
+            }
+        }
+        self.set_timer(replica);
+    }
+
+    fn set_timer(&mut self, replica: usize) {
+        let until = |due: Instant| due.saturating_duration_since(self.start).max(self.now);
+        let due = self.replicas[replica].core.next_due().map(until);
+        let ticks_at = &mut self.replicas[replica].ticks_at;
+        if let Some(due) = due
+            && ticks_at.is_none_or(|at| due < at)
+        {
+            *ticks_at = Some(due);
+            self.tell(replica, due - self.now, Event::Ticks);
+        }
+    }
+}

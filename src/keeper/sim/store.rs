@@ -1,0 +1,170 @@
+//! The store: runs exchanges on the real ledgers, by its own clock.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    EPOCH_US,
+    agenda::{Event, Happening, Sent},
+    world::World,
+};
+use crate::ledger::{Batch, Claim, Exchange, LedgerError, Reply};
+
+impl World {
+    pub(super) fn store_us(&self) -> u64 {
+        let now_us = EPOCH_US + self.now.as_micros() as u64;
+        now_us.saturating_add_signed(self.stepped_us)
+    }
+
+    /// The store runs an exchange.
+    pub(super) fn arrives(&mut self, sent: Sent) {
+        if self.frozen_until > self.now {
+            return self.at(self.frozen_until, Happening::Arrives(sent));
+        }
+        let reply = self.runs(&sent);
+        if self.chance(self.faults.repeated) {
+            let again = Sent {
+                repeated: true,
+                ..sent.clone()
+            };
+            let second = self.runs(&again);
+            // What the first run has charged may make the second one refuse: a store that repeats charges by itself,
+            // and tells of the second run only, would leave slots of the first until their lease ends.
+            let charges = !sent
+                .exchange
+                .claims
+                .iter()
+                .all(|claim| claim.charges.is_empty());
+            let first = charges || self.rng.bool();
+            let reply = if first { reply } else { second };
+            return self.send_reply(&sent, reply);
+        }
+        if !sent.repeated && self.chance(self.faults.again) {
+            let again = Sent {
+                repeated: true,
+                ..sent.clone()
+            };
+            self.excuses.note_repetition(&sent.exchange);
+            let delay = self.millis(0..300);
+            self.after(delay, Happening::Arrives(again));
+        }
+        self.send_reply(&sent, reply);
+    }
+
+    fn runs(&mut self, sent: &Sent) -> Reply {
+        let Sent {
+            replica,
+            number,
+            repeated,
+            ..
+        } = *sent;
+        let (exchange, broken) = self.without_poisoned(&sent.exchange);
+        let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
+        self.note(|| {
+            let again = if repeated { " again" } else { "" };
+            format!(
+                "store runs {number} of r{replica}{again}: {exchange:?} -> {reply:?} wakes {wakes:?}"
+            )
+        });
+        self.check_rates(&exchange, &reply, repeated);
+        self.check(&exchange, reply.more);
+        broken.tell(&mut reply);
+        for (to, wake) in wakes {
+            self.send_wake(to, wake);
+        }
+        reply
+    }
+
+    /// The exchange without what concerns a key of another type.
+    fn without_poisoned(&self, exchange: &Exchange) -> (Exchange, Broken) {
+        let (mut run, mut broken) = (exchange.clone(), Broken::default());
+        let poisoned = self.poisoned.as_ref();
+        let Some((key, _)) = poisoned.filter(|(_, until)| *until > self.now) else {
+            return (run, broken);
+        };
+        for (number, batch) in run.batches.iter_mut().enumerate() {
+            if *batch.key == **key {
+                broken.batches.insert(number);
+                *batch = Batch {
+                    key: "poisoned".into(),
+                    ..Batch::default()
+                };
+            }
+        }
+        let is_broken = |claim: &Claim| {
+            let mut asks = claim.asks.iter();
+            let mut charges = claim.charges.iter();
+            asks.any(|ask| broken.batches.contains(&ask.batch))
+                || charges.any(|charge| *charge.key == **key)
+        };
+        let numbers = run.claims.iter().enumerate();
+        let numbers = numbers.filter(|(_, claim)| is_broken(claim));
+        broken.claims = numbers.map(|(number, _)| number).collect();
+        run.claims.retain(|claim| !is_broken(claim));
+        run.refunds.retain(|refund| *refund.key != **key);
+        (run, broken)
+    }
+
+    /// The store loses everything.
+    pub(super) fn forgets(&mut self) {
+        self.note(|| "the store forgets".to_owned());
+        self.ledgers.clear();
+        self.data_was_lost(false);
+        self.charges.clear();
+    }
+
+    /// What the store is now will be forgotten: an older copy takes its place in a while.
+    pub(super) fn falls_behind(&mut self) {
+        let lag = self.millis(0..2_000);
+        if self.copy.is_none() {
+            self.copy = Some((self.now, self.ledgers.clone()));
+            self.after(lag, Happening::FailsOver);
+        }
+    }
+
+    pub(super) fn fails_over(&mut self) {
+        let Some((of, ledgers)) = self.copy.take() else {
+            return;
+        };
+        self.note(|| format!("an older copy takes over, of {of:?}"));
+        self.ledgers = ledgers;
+        self.data_was_lost(false);
+        self.charges.forget_since(of);
+        for replica in 0..self.replicas.len() {
+            self.tell(replica, Duration::ZERO, Event::Cut);
+        }
+    }
+
+    /// The store's clock is stepped. Forward, all leases end at once, and it is as if they were lost.
+    pub(super) fn steps(&mut self) {
+        let seconds = if self.rng.bool() { 60 } else { -120 };
+        self.note(|| format!("the store's clock is stepped by {seconds} s"));
+        self.stepped_us += seconds * 1_000_000;
+        if seconds > 0 {
+            self.data_was_lost(true);
+        } else {
+            self.excuses.stepped_back += Duration::from_secs(seconds.unsigned_abs());
+            self.charges.clear();
+        }
+    }
+}
+
+/// What of an exchange has failed by itself.
+#[derive(Default)]
+struct Broken {
+    batches: BTreeSet<usize>,
+    claims: BTreeSet<usize>,
+}
+
+impl Broken {
+    fn tell(self, reply: &mut Reply) {
+        let error = LedgerError {
+            message: "WRONGTYPE Operation against a key".to_owned(),
+        };
+        for number in self.batches {
+            reply.batches[number] = Err(error.clone());
+        }
+        for number in self.claims {
+            reply.claims.insert(number, Err(error.clone()));
+        }
+    }
+}

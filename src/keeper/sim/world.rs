@@ -1,0 +1,219 @@
+//! A world: what is drawn from its seed, and what is going on.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
+    ops::Range,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    LEASE,
+    agenda::Happening,
+    checks::Picture,
+    client::Client,
+    excuses::{Excuses, Overshoot},
+    faults::{Faults, MIXES},
+    rates::Charges,
+    replica::Replica,
+};
+use crate::{
+    ledger::{Ledgers, PermitId},
+    limit::OnUnavailable,
+};
+
+pub(super) struct World {
+    pub(super) seed: u64,
+    pub(super) mix: &'static str,
+    pub(super) faults: Faults,
+    pub(super) rng: fastrand::Rng,
+    // What is drawn.
+    pub(super) values: Values,
+    pub(super) keys: u64,
+    /// How many requests want slots under several limits.
+    pub(super) claims: f64,
+    /// What the limits do without the store.
+    pub(super) policies: [OnUnavailable; 3],
+    /// Requests bring values of their own, and costs.
+    pub(super) own: bool,
+    // Time, by this machine's clock; and what the store's has been stepped by.
+    pub(super) start: Instant,
+    pub(super) now: Duration,
+    pub(super) stepped_us: i64,
+    pub(super) agenda: BinaryHeap<Reverse<(Duration, u64)>>,
+    pub(super) happenings: BTreeMap<u64, Happening>,
+    pub(super) last_event: u64,
+    // Who is there.
+    pub(super) ledgers: Ledgers,
+    pub(super) replicas: Vec<Replica>,
+    pub(super) clients: Vec<Client>,
+    // What goes wrong.
+    pub(super) down_until: Duration,
+    pub(super) hangs: bool,
+    pub(super) refuses_until: Duration,
+    pub(super) frozen_until: Duration,
+    pub(super) poisoned: Option<(String, Duration)>,
+    /// What will take the place of the ledgers, and when it was like them.
+    pub(super) copy: Option<(Duration, Ledgers)>,
+    /// Nothing goes wrong any more, and nobody new comes.
+    pub(super) calm: bool,
+    // What is known of the past, for the checks.
+    pub(super) picture: Picture,
+    pub(super) excuses: Excuses,
+    pub(super) charges: Charges,
+    /// The largest limit that the store was told, by ledger.
+    pub(super) largest: BTreeMap<String, usize>,
+    /// All that ever held a slot in the store.
+    pub(super) granted: BTreeSet<PermitId>,
+    /// Names in a ledger that are news to their keeper, or to their client, and since when.
+    pub(super) strangers: BTreeMap<PermitId, Duration>,
+    pub(super) ungreeted: BTreeMap<PermitId, Duration>,
+    pub(super) totals: Totals,
+    /// If it is wanted.
+    pub(super) log: Option<Vec<String>>,
+}
+
+/// What a replica is configured with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Values {
+    /// Slots for each key, and for all together.
+    pub(super) limit: u32,
+    pub(super) wide: u32,
+    pub(super) lease: Duration,
+}
+
+/// What came of a world.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) permits: u64,
+    pub(super) exchanges: u64,
+    pub(super) charges: u64,
+    pub(super) over: Overshoot,
+}
+
+impl Values {
+    /// `differ`: replicas may have leases of half the length, or twice.
+    pub(super) fn draw(rng: &mut fastrand::Rng, differ: bool) -> Self {
+        let limit = rng.u32(1..=4);
+        let wide = rng.u32(1..=5);
+        let lease = match rng.u8(0..3) {
+            0 if differ => LEASE / 2,
+            1 if differ => LEASE * 2,
+            _ => LEASE,
+        };
+        Self { limit, wide, lease }
+    }
+}
+
+impl World {
+    pub(super) fn new(seed: u64, logs: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
+        let values = Values::draw(&mut rng, false);
+        let mut policy = || match rng.u8(0..5) {
+            0 => OnUnavailable::Allow,
+            1 => OnUnavailable::Local(1),
+            2 => OnUnavailable::Local(values.limit),
+            _ => OnUnavailable::Reject,
+        };
+        let mut policies = [policy(), policy(), policy()];
+        if rng.u8(0..3) == 0 {
+            policies = [OnUnavailable::Reject; 3];
+        }
+        // With a small budget much takes more than one exchange.
+        let ledgers = match rng.u8(0..6) {
+            0 => Ledgers::with_budget(rng.usize(1..=3)),
+            _ => Ledgers::default(),
+        };
+        let mut world = Self {
+            seed,
+            mix,
+            faults,
+            values,
+            keys: rng.u64(1..=2),
+            claims: [0.0, 0.3, 1.0][rng.usize(0..3)],
+            policies,
+            own: rng.u8(0..4) == 0,
+            start: Instant::now(),
+            now: Duration::ZERO,
+            stepped_us: 0,
+            agenda: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            last_event: 0,
+            ledgers,
+            replicas: Vec::new(),
+            clients: Vec::new(),
+            down_until: Duration::ZERO,
+            hangs: false,
+            refuses_until: Duration::ZERO,
+            frozen_until: Duration::ZERO,
+            poisoned: None,
+            copy: None,
+            calm: false,
+            picture: Picture::new(),
+            excuses: Excuses::default(),
+            charges: Charges::default(),
+            largest: BTreeMap::new(),
+            granted: BTreeSet::new(),
+            strangers: BTreeMap::new(),
+            ungreeted: BTreeMap::new(),
+            totals: Totals::default(),
+            log: logs.then(Vec::new),
+            rng,
+        };
+        world.note(|| format!("{mix}: {values:?}, {policies:?}"));
+        world.populate();
+        world
+    }
+
+    fn populate(&mut self) {
+        for replica in 0..self.rng.usize(1..=3) {
+            let fresh = self.new_replica(0);
+            self.replicas.push(fresh);
+            for _ in 0..self.rng.usize(2..=8) {
+                let soon = self.millis(0..500);
+                self.after(soon, Happening::ClientAsks(self.clients.len()));
+                self.clients.push(Client::new(replica));
+            }
+            let mishap = self.millis(100..2_000);
+            self.after(mishap, Happening::Mishap(replica));
+        }
+    }
+
+    pub(super) fn local(&self) -> Instant {
+        self.start + self.now
+    }
+
+    pub(super) fn millis(&mut self, range: Range<u64>) -> Duration {
+        Duration::from_micros(self.rng.u64(range.start * 1_000..range.end * 1_000))
+    }
+
+    pub(super) fn chance(&mut self, chance: f64) -> bool {
+        chance > 0.0 && !self.calm && self.rng.f64() < chance
+    }
+
+    /// The longest lease that any replica may have.
+    pub(super) fn longest_lease(&self) -> Duration {
+        if self.faults.disagree {
+            LEASE * 2
+        } else {
+            LEASE
+        }
+    }
+
+    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(format!("{:>10.3} {}", self.now.as_secs_f64() * 1e3, line()));
+        }
+    }
+
+    pub(super) fn fail(&self, why: &str) -> ! {
+        for line in self.log.iter().flatten() {
+            eprintln!("{line}");
+        }
+        let Self { seed, mix, now, .. } = self;
+        panic!("seed {seed} ({mix}) at {now:?}: {why}; again with TURNSTILE_SIM_SEED={seed}");
+    }
+}
