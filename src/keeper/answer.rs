@@ -115,11 +115,8 @@ impl Line {
             {
                 // It speaks of a time before. One that is being checked has to be asked for again.
                 match entry.state {
-                    State::Held { renew_at } => {
-                        // While it was awaited, nothing else was to be asked.
-                        self.timers.lease = earliest(self.timers.lease, renew_at);
-                    }
-                    _ => self.renew(seq),
+                    State::Checking => self.renew(seq),
+                    _ => self.look_after(seq),
                 }
             }
             // The store has lost it, or has gone back to an older copy.
@@ -174,6 +171,7 @@ impl Line {
             if entry.is_decided() {
                 self.retire(ctx, seq);
             }
+            self.look_after(seq);
             return false;
         };
         match standing {

@@ -94,7 +94,7 @@ impl Line {
                 State::Asking(_) | State::Checking => {
                     self.decide_without_store(ctx, *seq, fate == Fate::Refused)
                 }
-                _ => {}
+                _ => self.look_after(*seq),
             }
         }
         for seq in again.into_iter().rev() {
@@ -137,7 +137,7 @@ impl Line {
             State::Checking if fate != Fate::Unknown => {
                 self.decide_without_store(ctx, seq, fate == Fate::Refused);
             }
-            _ => {}
+            _ => self.look_after(seq),
         }
     }
 

@@ -8,7 +8,7 @@ use super::{
     line::{Line, earliest},
     outage::Breaker,
 };
-use crate::error::AcquireErrorKind;
+use crate::{error::AcquireErrorKind, ledger::Seq};
 
 /// Leases due within this part of a lease are renewed together.
 const RENEW_TOGETHER: u32 = 20;
@@ -61,6 +61,13 @@ impl Line {
         self.work.touch |= due(&mut self.timers.handover);
         if due(&mut self.timers.release) {
             self.work.release.append(&mut self.later);
+        }
+    }
+
+    /// Nothing is asked of a permit while an answer about it is awaited. There is one now, or there will be none.
+    pub(super) fn look_after(&mut self, seq: Seq) {
+        if let Some(State::Held { renew_at }) = self.entries.get(&seq).map(|entry| entry.state) {
+            self.timers.lease = earliest(self.timers.lease, renew_at);
         }
     }
 

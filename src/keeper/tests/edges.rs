@@ -386,3 +386,33 @@ fn an_answer_from_before_a_wake_up_does_not_put_off_the_renewal() {
     world.settle();
     assert!(!lease.is_over(world.local()));
 }
+
+#[test]
+fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
+    let two = Limit::concurrent("two", 2).wait_up_to(PATIENT);
+    let mut world = World::new(2, &two);
+    let early = world.ask(0, PATIENT);
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    world.pass(Duration::from_millis(8_500));
+    world.settle();
+    let lease = world.ask(0, PATIENT);
+    let asked = world.send(0);
+    let late = world.run(&asked);
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    // Meanwhile another permit of the line is looked after.
+    let before = early.deadline();
+    while early.deadline() == before {
+        world.pass(Duration::from_millis(100));
+        world.settle();
+    }
+    world.answer(0, &asked, late);
+    assert!(held(world.collect(0, &lease)));
+    for _ in 0..8 {
+        world.pass(Duration::from_secs(1));
+        world.settle();
+    }
+    assert!(!lease.is_over(world.local()));
+}
