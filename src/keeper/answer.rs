@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     Ctx,
     entry::{Seen, State},
-    line::{Heard, Line, earliest},
+    line::{Heard, Line},
     send::Note,
 };
 use crate::{

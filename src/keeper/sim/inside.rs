@@ -3,7 +3,7 @@
 use crate::{
     keeper::{
         Core, Lease,
-        entry::{Release, State},
+        entry::{Entry, Release, State},
     },
     ledger::{PermitId, ReplicaId, Seq},
 };
@@ -23,8 +23,14 @@ impl Core {
     /// Whether a name is anywhere in here.
     pub(super) fn knows(&self, seq: Seq) -> bool {
         let listed = |releases: &[Release]| releases.iter().any(|release| release.seq == seq);
+        // One that was refused is released at once, and stays here until its client comes for the answer.
+        let may_be_there = |entry: &Entry| {
+            !entry.is_decided() || entry.open || entry.in_store || entry.not_after_us > 0
+        };
         self.lines.iter().any(|(_, line)| {
-            line.entries.contains_key(&seq) || listed(&line.work.release) || listed(&line.later)
+            line.entries.get(&seq).is_some_and(may_be_there)
+                || listed(&line.work.release)
+                || listed(&line.later)
         }) || self
             .in_flight
             .iter()

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{POLL, STORE_TIMEOUT, client::Client, world::World};
+use super::{POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
 use crate::{keeper::demand::Asked, ledger::PermitId};
 
 impl World {
@@ -71,7 +71,12 @@ impl World {
             return;
         }
         let round_trips = Duration::from_millis(25) + 2 * self.faults.slow;
-        let late = |(_, since): &(_, &Duration)| **since + POLL + round_trips < self.now;
+        // A ticket of a later time than the head's looks as if it were still in line: only a roll call tells.
+        let asked = match self.excuses.stepped_back.is_zero() {
+            true => POLL,
+            false => WAITER_TTL + POLL,
+        };
+        let late = |(_, since): &(_, &Duration)| **since + asked + round_trips < self.now;
         if let Some((id, since)) = self.ungreeted.iter().find(late) {
             self.fail(&format!(
                 "G4: {id:?} was granted a slot at {since:?} and has not heard of it"
