@@ -16,7 +16,7 @@ use crate::{
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and nobody here knows it.
-const FORGET_AFTER: u32 = 10;
+pub(super) const FORGET_AFTER: u32 = 10;
 
 /// What lines need of their keeper.
 pub(super) struct Ctx {

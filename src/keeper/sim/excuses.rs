@@ -6,6 +6,8 @@
 //! | a policy lets somebody in without the store | G1 for that permit | it ends |
 //! | an older copy takes over | G6 for names which it brings back | they have waited, and a lease |
 //! | an exchange runs once more after its answer | G6 for the names that it lets in | they have waited, and a lease |
+//! | a replica is without the store for ten leases, and gives up its releases | G6 for its names in the ledgers then | the same |
+//! | an exchange from before a step back runs late | the same: its end is too late by the step | the same |
 //! | the clock is stepped back | adds its length to G4, G5, G6 | |
 //!
 //! All others are never excused, and nothing excuses G3: who stands in line is what the ledger says.
@@ -66,8 +68,8 @@ impl Excuses {
         self.excused.entry(id).or_insert(now);
     }
 
-    /// An exchange will run once more: names that it lets in may be back when nobody wants them any more.
-    pub(super) fn note_repetition(&mut self, exchange: &Exchange) {
+    /// An exchange runs when its sender is done with it: names that it lets in may be there when nobody wants them any more.
+    pub(super) fn note_revival(&mut self, exchange: &Exchange) {
         let batches = exchange.batches.iter();
         let single = batches.flat_map(|batch| {
             let asks = batch.acquire.iter().map(|ask| ask.seq);
@@ -135,6 +137,19 @@ impl World {
             self.excuses.revived.extend(unknown);
         }
         self.picture = after;
+    }
+
+    /// Its keeper has been without the store for so long that it has given up releases.
+    pub(super) fn excuse_names_of(&mut self, replica: usize) {
+        let of = self.replicas[replica].id;
+        let snapshots = self.picture.values();
+        let names = snapshots.flat_map(|ledger| {
+            let waiters = ledger.line.values().map(|(id, _)| id);
+            ledger.holders.keys().chain(waiters)
+        });
+        let unknown = names.filter(|id| id.replica == of && !self.is_known(**id));
+        let unknown: Vec<_> = unknown.copied().collect();
+        self.excuses.revived.extend(unknown);
     }
 
     /// Whether its keeper knows of a name.

@@ -54,6 +54,8 @@ const LEASE: Duration = Duration::from_millis(3_000);
 const STORE_TIMEOUT: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(300);
 const WAITER_TTL: Duration = Duration::from_millis(1_000);
+/// How late a message may be.
+const LATEST: Duration = Duration::from_secs(2);
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// How long the faults last.
 const TROUBLE: Duration = Duration::from_secs(20);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
+use super::{LATEST, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
 use crate::{keeper::demand::Asked, ledger::PermitId};
 
 impl World {
@@ -19,7 +19,8 @@ impl World {
                     continue;
                 };
                 let replica = &self.replicas[number];
-                if replica.stalled_until + STORE_TIMEOUT > self.now {
+                let stalls = replica.stalled_until + STORE_TIMEOUT > self.now;
+                if stalls || self.has_given_up_releases(number) {
                     continue;
                 }
                 if !replica.core.knows(id.seq) {
@@ -56,8 +57,8 @@ impl World {
         let usual = 2 * STORE_TIMEOUT + POLL;
         for (id, since) in &self.strangers {
             let time = match self.excuses.is_revived(*id) {
-                // Nobody renews it.
-                true => usual + self.longest_lease() + self.excuses.stepped_back,
+                // Nobody renews it, but for an exchange that is late.
+                true => usual + LATEST + self.longest_lease() + self.excuses.stepped_back,
                 false => usual,
             };
             if *since + time < self.now {
@@ -70,7 +71,8 @@ impl World {
         if self.faults.trouble_the_store() {
             return;
         }
-        let round_trips = Duration::from_millis(25) + 2 * self.faults.slow;
+        // An answer from before the grant puts off the poll; the poll; what it makes the keeper ask.
+        let round_trips = Duration::from_millis(25) + 3 * self.faults.slow;
         // A ticket of a later time than the head's looks as if it were still in line: only a roll call tells.
         let asked = match self.excuses.stepped_back.is_zero() {
             true => POLL,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    LATEST,
     agenda::{Event, Happening, Sent},
     world::World,
 };
@@ -49,7 +50,7 @@ impl World {
             return;
         }
         if self.chance(self.faults.late) {
-            let delay = self.millis(100..2_000);
+            let delay = self.millis(100..LATEST.as_millis() as u64);
             return self.after(delay, Happening::Arrives(sent));
         }
         let mut at = self.now + self.millis(0..3);

@@ -10,7 +10,7 @@ use super::{
     world::{Values, World},
 };
 use crate::{
-    keeper::{Core, Settings},
+    keeper::{Core, Settings, ctx::FORGET_AFTER},
     ledger::ReplicaId,
     limit::{Limit, Mode},
     store::{StoreError, StoreErrorKind},
@@ -24,6 +24,8 @@ pub(super) struct Replica {
     pub(super) life: u32,
     pub(super) stalled_until: Duration,
     told_lost: u64,
+    /// When it last heard from the store.
+    heard: Duration,
     /// When its next tick is on the agenda.
     ticks_at: Option<Duration>,
     /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
@@ -60,6 +62,7 @@ impl World {
             life,
             stalled_until: Duration::ZERO,
             told_lost: 0,
+            heard: self.now,
             ticks_at: None,
             last_sent: self.now,
             last_reply: self.now,
@@ -96,6 +99,12 @@ impl World {
         self.pump(replica);
     }
 
+    /// Releases that cannot be told for so long are given up.
+    pub(super) fn has_given_up_releases(&self, replica: usize) -> bool {
+        let Replica { heard, values, .. } = &self.replicas[replica];
+        *heard + FORGET_AFTER * values.lease < self.now
+    }
+
     pub(super) fn delivered(&mut self, replica: usize, event: Event) {
         let now = self.local();
         let core = &mut self.replicas[replica].core;
@@ -105,8 +114,15 @@ impl World {
                     .log
                     .as_ref()
                     .map(|_| format!("r{replica} hears {number}: {reply:?}"));
+                let is_new = core.unanswered().contains(&number);
                 core.on_reply(number, reply, now);
                 line.into_iter().for_each(|line| self.note(|| line));
+                if is_new {
+                    if self.has_given_up_releases(replica) {
+                        self.excuse_names_of(replica);
+                    }
+                    self.replicas[replica].heard = self.now;
+                }
             }
             Event::TimesOut(number) => {
                 let is_open = core.unanswered().contains(&number);

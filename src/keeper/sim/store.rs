@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    EPOCH_US,
+    EPOCH_US, STORE_TIMEOUT,
     agenda::{Event, Happening, Sent},
     world::World,
 };
@@ -19,6 +19,11 @@ impl World {
     pub(super) fn arrives(&mut self, sent: Sent) {
         if self.frozen_until > self.now {
             return self.at(self.frozen_until, Happening::Arrives(sent));
+        }
+        let ahead_us = sent.exchange.not_after_us.saturating_sub(self.store_us());
+        if ahead_us > STORE_TIMEOUT.as_micros() as u64 {
+            // The clock was stepped back since it was sent: its end is too late by as much.
+            self.excuses.note_revival(&sent.exchange);
         }
         let reply = self.runs(&sent);
         if self.chance(self.faults.repeated) {
@@ -43,7 +48,7 @@ impl World {
                 repeated: true,
                 ..sent.clone()
             };
-            self.excuses.note_repetition(&sent.exchange);
+            self.excuses.note_revival(&sent.exchange);
             let delay = self.millis(0..300);
             self.after(delay, Happening::Arrives(again));
         }
