@@ -40,6 +40,10 @@ impl World {
                 .iter()
                 .all(|claim| claim.charges.is_empty());
             let first = charges || self.rng.bool();
+            if first && reply.claims != second.claims {
+                // Only the second one found room.
+                self.excuses.note_revival(&sent.exchange);
+            }
             let reply = if first { reply } else { second };
             return self.send_reply(&sent, reply);
         }
