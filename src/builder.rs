@@ -128,6 +128,13 @@ impl LimiterBuilder {
     /// has not heard of is put back by those who hold it. Set `min-replicas-to-write` to 1 on the servers, so that a
     /// primary that is cut off from its replicas grants nothing.
     ///
+    /// With the feature `cluster` it may name up to 16 nodes of a Redis Cluster:
+    /// `redis+cluster://[user:password@]host[:port],host2[:port]`, or `rediss+cluster://`. Keys are spread over sixteen hash
+    /// slots, each with a connection of its own, so a node that is gone concerns its own keys only. Slots may move while
+    /// they are in use. A request under several limits takes them one after the other, rates first; if one refuses, what
+    /// it took of the others is given back. So it takes a round trip for each, and others may see for a moment what it
+    /// gives back.
+    ///
     /// For TLS, the authorities that the system trusts are trusted; the environment variable `SSL_CERT_FILE` names
     /// others. A certificate that is not trusted, or for another name, is an error of the configuration and not an
     /// outage. Servers that sentinels name by address have certificates for these addresses, or the sentinels are told

@@ -222,6 +222,7 @@
 //! | `config` | | limits from a TOML file, which can change at run time: the module `config` |
 //! | `tls` | | and with TLS, `rediss://` or `valkeys://`, by rustls; the application installs a crypto provider |
 //! | `sentinel` | | and by Redis Sentinel, `redis+sentinel://` or `valkey+sentinel://`, with TLS `rediss+sentinel://`: see [`LimiterBuilder::connect`] |
+//! | `cluster` | | and in a Redis Cluster, `redis+cluster://`, with TLS `rediss+cluster://`: see [`LimiterBuilder::connect`] |
 //! | `metrics` | | [metrics](#metrics), through the facade of that name |
 //!
 //! Without features there is the store in memory. Events are told through [`tracing`](https://docs.rs/tracing):

@@ -106,7 +106,8 @@ impl Semaphore {
     }
 
     /// Another limit for the same permits: each then holds a slot under all of them, or has none. What a refusal by
-    /// one would have taken of the others stays untouched.
+    /// one would have taken of the others stays untouched; in a Redis Cluster, which is asked for one after the other, it
+    /// is given back.
     ///
     /// ```
     /// # use tower_turnstile::{Key, Limit, Limiter};
