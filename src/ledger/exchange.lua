@@ -6,7 +6,7 @@
 --   alive     2^51 and above  '@'..replica  2^51 + the time until which its waiters count as alive, in ms
 -- A permit id is the text of its replica and the text of its number (SEQ_CHARS long).
 --
--- The state of a rate is a text, 'us rem count refunded_us since_us' (see rate.rs): the theoretical arrival time is
+-- The state of a rate is a text, 'us rem rate refunded_us since_us' (see rate.rs): the theoretical arrival time is
 -- us + rem / count.
 --
 -- KEYS   the ledgers, each once; then the states of rates, each once
@@ -409,11 +409,11 @@ if refunds + claims > 0 then
     if tats[place] == nil then
       local text, tat = call('GET', KEYS[place]), false
       if text then
-        local us, rem, count, refunded_us, since_us = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+        local us, rem, rate, refunded_us, since_us = string.match(text, '^(%d+) (%d+) (%S+) (%d+) (%d+)$')
         if not us then
           error('WRONGTYPE the key of a rate holds something else', 0)
         end
-        tat = { us = tonumber(us), rem = tonumber(rem), count = tonumber(count) }
+        tat = { us = tonumber(us), rem = tonumber(rem), rate = rate }
         tat.refunded_us, tat.since_us = tonumber(refunded_us), tonumber(since_us)
       end
       tats[place] = tat
@@ -421,21 +421,26 @@ if refunds + claims > 0 then
     return tats[place]
   end
 
+  -- A rate as it is named in a state.
+  local function rate_at(from)
+    return ARGV[from + 1] .. '/' .. ARGV[from + 2] .. '/' .. ARGV[from + 3]
+  end
+
   -- The state as this rate counts; nil if it is over. One too far ahead was set before the clock was stepped back.
-  local function read(place, count, burst_us, burst_rem)
+  local function read(place, rate, burst_us, burst_rem)
     local tat = stored(place)
     if not tat or tat.us < now_us or tat.us == now_us and tat.rem == 0 then
       return nil
     end
     local us, rem, refunded_us, since_us = tat.us, tat.rem, tat.refunded_us, tat.since_us
-    if tat.count ~= count then
+    if tat.rate ~= rate then
       us, rem, refunded_us, since_us = rem > 0 and us + 1 or us, 0, 0, since_us + 1
     end
     local ahead_us = us - now_us - MAX_WAIT_US
     if ahead_us > burst_us or ahead_us == burst_us and rem > burst_rem then
       us, rem, refunded_us, since_us = now_us + MAX_WAIT_US + burst_us, burst_rem, 0, since_us + 1
     end
-    return { us = us, rem = rem, count = count, refunded_us = refunded_us, since_us = since_us }
+    return { us = us, rem = rem, rate = rate, refunded_us = refunded_us, since_us = since_us }
   end
 
   -- The reasons are in rate.rs.
@@ -443,7 +448,7 @@ if refunds + claims > 0 then
     local place, count, period_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
     local burst_us, burst_rem = time_of(tonumber(ARGV[at + 3]), count, period_us)
     local cost_us, cost_rem = time_of(tonumber(ARGV[at + 4]), count, period_us)
-    local tat = read(place, count, burst_us, burst_rem)
+    local tat = read(place, rate_at(at), burst_us, burst_rem)
     local refunded_us = tonumber(ARGV[at + 7])
     if not tat or tat.since_us ~= tonumber(ARGV[at + 8]) or tat.refunded_us < refunded_us then
       return
@@ -479,8 +484,9 @@ if refunds + claims > 0 then
     local burst, cost = tonumber(ARGV[from + 3]), tonumber(ARGV[from + 4])
     local shadow = ARGV[from + 6] == '1'
     local wait_us = shadow and 0 or tonumber(ARGV[from + 5])
-    local tat = read(place, count, time_of(burst, count, period_us))
-      or { us = now_us, rem = 0, count = count, refunded_us = 0, since_us = now_us }
+    local rate = rate_at(from)
+    local tat = read(place, rate, time_of(burst, count, period_us))
+      or { us = now_us, rem = 0, rate = rate, refunded_us = 0, since_us = now_us }
     -- It may begin as soon as what was there before leaves room for it.
     local room_us, room_rem = time_of(burst - cost, count, period_us)
     local ahead_us = tat.us - now_us - room_us
@@ -590,8 +596,8 @@ if refunds + claims > 0 then
   local function write()
     for place in pairs(changed) do
       local tat = tats[place]
-      local text = '%.0f %.0f %.0f %.0f %.0f'
-      text = string.format(text, tat.us, tat.rem, tat.count, tat.refunded_us, tat.since_us)
+      local text = '%.0f %.0f %s %.0f %.0f'
+      text = string.format(text, tat.us, tat.rem, tat.rate, tat.refunded_us, tat.since_us)
       local ttl_ms = math.floor((tat.us - now_us) / 1000) + TTL_SPARE_MS
       call('SET', KEYS[place], text, 'PX', ttl_ms)
     end

@@ -34,13 +34,13 @@ pub(crate) struct Rate {
     pub(crate) burst: u32,
 }
 
-/// The state of a key: the time `us + rem / count`, in store time.
+/// The state of a key: the time `us + rem / rate.count`, in store time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tat {
     pub(crate) us: u64,
     pub(crate) rem: u32,
-    /// That of the rate which was charged last. It may have changed since.
-    pub(crate) count: u32,
+    /// The one that was charged last. The limit may have changed since.
+    pub(crate) rate: Rate,
     /// What has been taken back since `since_us`. It tells where in the bucket an earlier charge lies by now.
     pub(crate) refunded_us: u64,
     /// When the bucket was last empty. A charge from before is not taken back.
@@ -82,7 +82,7 @@ impl Rate {
         debug_assert!((1..=self.burst).contains(&cost), "{cost} of {self:?}");
         let before = match state {
             Some(state) if !state.is_over(now_us) => self.read(state, now_us),
-            _ => Tat::empty(self.count, now_us),
+            _ => Tat::empty(self, now_us),
         };
         let filled = self.parts(before) + self.cost(cost);
         let start_us = self.up_us(filled - self.cost(self.burst)).max(now_us);
@@ -99,7 +99,7 @@ impl Rate {
         let tat = self.read(state, now_us);
         if state.is_over(now_us)
             || tat.since_us != charged.since_us
-            || tat.count != charged.count
+            || tat.rate != charged.rate
             || tat.refunded_us < charged.refunded_us
         {
             return state;
@@ -160,9 +160,9 @@ impl Rate {
     /// A state as this rate counts. One too far ahead was set before the clock was stepped back.
     fn read(self, state: Tat, now_us: u64) -> Tat {
         let mut tat = state;
-        if tat.count != self.count {
+        if tat.rate != self {
             tat.us += u64::from(tat.rem > 0);
-            (tat.rem, tat.count) = (0, self.count);
+            (tat.rem, tat.rate) = (0, self);
             // The times that were reserved are another rate's: what lies below them cannot be told any more.
             tat = tat.renewed();
         }
@@ -199,11 +199,11 @@ impl Rate {
 }
 
 impl Tat {
-    fn empty(count: u32, now_us: u64) -> Self {
+    fn empty(rate: Rate, now_us: u64) -> Self {
         Self {
             us: now_us,
             rem: 0,
-            count,
+            rate,
             refunded_us: 0,
             since_us: now_us,
         }
@@ -229,11 +229,16 @@ impl Tat {
         let Self {
             us,
             rem,
-            count,
+            rate,
             refunded_us,
             since_us,
         } = self;
-        format!("{us} {rem} {count} {refunded_us} {since_us}")
+        let Rate {
+            count,
+            period_us,
+            burst,
+        } = rate;
+        format!("{us} {rem} {count}/{period_us}/{burst} {refunded_us} {since_us}")
     }
 }
 

@@ -417,16 +417,24 @@ fn a_rate_that_changed_rounds_in_its_own_favour() {
 /// How long before the end of the bucket a reserved time begins is known of the rate that reserved it only.
 #[test]
 fn nothing_is_taken_back_below_a_time_that_another_rate_has_reserved() {
-    let mut bucket = Bucket::new(rate(3, 1_000_000, 3));
-    bucket.charge(3, 0);
-    bucket.charge(3, 5_000_000);
-    bucket.rate = rate(7, 1_000_000, 3);
-    bucket.charge(3, 5_000_000);
-    bucket.now_us += 1_500_000;
-    let state = bucket.state.unwrap();
-    let charged = bucket.granted[1].tat;
-    let refunded = rate(3, 1_000_000, 3).refund(state, charged, 3, bucket.now_us);
-    assert_eq!(refunded.us, state.us);
+    let one = rate(3, 1_000_000, 3);
+    // Of another count, another period, another burst.
+    for other in [
+        rate(7, 1_000_000, 3),
+        rate(3, 500_000, 3),
+        rate(3, 1_000_000, 2),
+    ] {
+        let mut bucket = Bucket::new(one);
+        bucket.charge(3, 0);
+        bucket.charge(3, 5_000_000);
+        bucket.rate = other;
+        bucket.charge(2, 5_000_000);
+        bucket.now_us += 1_500_000;
+        let state = bucket.state.unwrap();
+        let charged = bucket.granted[1].tat;
+        let refunded = one.refund(state, charged, 3, bucket.now_us);
+        assert_eq!(refunded.us, state.us, "{other:?}");
+    }
 }
 
 #[test]

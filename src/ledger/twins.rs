@@ -241,18 +241,19 @@ impl Script {
 }
 
 fn tat(state: &str) -> Tat {
-    let numbers: Vec<u64> = state
-        .split(' ')
-        .map(|number| number.parse().unwrap())
-        .collect();
-    let [us, rem, count, refunded_us, since_us] = numbers[..] else {
+    let parts: Vec<&str> = state.split([' ', '/']).collect();
+    let numbers: Vec<u64> = parts.iter().map(|part| part.parse().unwrap()).collect();
+    let [us, rem, count, period_us, burst, refunded_us, since_us] = numbers[..] else {
         panic!("{state} is no state of a rate");
     };
-    let (rem, count) = (rem as u32, count as u32);
     Tat {
         us,
-        rem,
-        count,
+        rem: rem as u32,
+        rate: Rate {
+            count: count as u32,
+            period_us,
+            burst: burst as u32,
+        },
         refunded_us,
         since_us,
     }

@@ -26,10 +26,9 @@ pub(super) struct Charges {
 
 struct Standing {
     start_us: u64,
-    /// Cost times `T`, burst times `T`, and `T`, in parts of a microsecond.
+    /// Cost times `T` and burst times `T`, in parts of a microsecond.
     fills: i128,
     burst: i128,
-    time: i128,
     tat: Tat,
     at: Duration,
 }
@@ -59,7 +58,6 @@ impl Charges {
                 start_us,
                 fills: i128::from(charge.cost) * time,
                 burst: i128::from(rate.burst) * time,
-                time,
                 tat,
                 at,
             },
@@ -71,13 +69,6 @@ impl Charges {
     fn refund(&mut self, refund: &Refund, repeated: bool) {
         let key = refund.key.to_string();
         let charges = self.keys.entry(key.clone()).or_default();
-        // The state tells rates of one count and several periods not apart: a refund below a time that the other one
-        // has reserved goes wrong. A known fault, to be mended with the format of the state.
-        let time = i128::from(refund.rate.period_us) * PARTS / i128::from(refund.rate.count);
-        let is_other = |one: &Standing| one.tat.count == refund.rate.count && one.time != time;
-        if charges.iter().any(is_other) {
-            charges.clear();
-        }
         let place = charges.iter().position(|one| one.tat == refund.charged);
         match place {
             Some(place) => drop(charges.remove(place)),

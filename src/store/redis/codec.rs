@@ -232,7 +232,7 @@ fn decode_claim(claim: &Claim, value: Value) -> Option<ClaimReply> {
                 tat: Tat {
                     us: integer(parts.next())? as u64,
                     rem: integer(parts.next())?.try_into().ok()?,
-                    count: charge.rate.count,
+                    rate: charge.rate,
                     refunded_us: integer(parts.next())? as u64,
                     since_us: integer(parts.next())? as u64,
                 },
