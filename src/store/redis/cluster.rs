@@ -54,8 +54,8 @@ type Node = (String, u16);
 
 /// Where an error sends its exchange.
 enum Redirect {
-    /// To another node from now on: the next connection leads there.
-    Moved,
+    /// To another node from now on.
+    Moved(Node),
     /// To another node this once: keys are moving there.
     Ask(Node),
 }
@@ -148,8 +148,7 @@ impl Cluster {
         if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) {
             return Some(Redirect::Ask(node));
         }
-        *self.to() = Some(node);
-        Some(Redirect::Moved)
+        Some(Redirect::Moved(node))
     }
 
     /// Sends a command to the node that its key is moving to.
@@ -202,8 +201,11 @@ impl Inner {
                 cluster.redirect(error, link.client())
             };
             match redirect(&outcome) {
-                Some(Redirect::Moved) => {
-                    self.connector.forget(&link);
+                Some(Redirect::Moved(node)) => {
+                    // Others on this connection are redirected too, but only one of them leads the way.
+                    if self.connector.forget(&link) {
+                        *cluster.to() = Some(node);
+                    }
                     continue;
                 }
                 Some(Redirect::Ask(node)) => {

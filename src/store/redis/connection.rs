@@ -95,10 +95,11 @@ impl Connector {
         Ok(link)
     }
 
-    /// Takes this connection out of use. Exchanges that are under way on it may still be answered.
-    pub(super) fn forget(&self, link: &Link) {
-        self.current()
-            .take_if(|current| Arc::ptr_eq(&current.state, &link.state));
+    /// Takes this connection out of use, and tells whether it was in use. Exchanges that are under way on it may still
+    /// be answered.
+    pub(super) fn forget(&self, link: &Link) -> bool {
+        let is_it = |current: &mut Link| Arc::ptr_eq(&current.state, &link.state);
+        self.current().take_if(is_it).is_some()
     }
 
     pub(super) fn disconnect(&self) {
