@@ -163,7 +163,8 @@ fn bus_port(node: &RedisServer) -> String {
     rest.chars().take_while(char::is_ascii_digit).collect()
 }
 
-fn id(node: &RedisServer) -> String {
+/// The name of a node in its cluster.
+pub(crate) fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
 }
 

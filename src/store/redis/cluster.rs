@@ -170,15 +170,26 @@ impl Cluster {
         *ahead = Some((node, connection.clone()));
         drop(ahead);
         let mut asking = redis::pipe();
-        asking.cmd("ASKING").ignore().add_command(command.clone());
-        let outcome: RedisResult<[Value; 1]> = asking.query_async(&mut connection.clone()).await;
-        if outcome
-            .as_ref()
-            .is_err_and(|error| error.redirect_node().is_none())
-        {
+        // One by one, because an error of the whole does not say where it redirects to.
+        asking
+            .cmd("ASKING")
+            .add_command(command.clone())
+            .ignore_errors();
+        let outcomes: RedisResult<[RedisResult<Value>; 2]> =
+            asking.query_async(&mut connection.clone()).await;
+        let outcome = outcomes.and_then(|[asking, outcome]| asking.and(outcome));
+        let is_final = |error: &RedisError| error.redirect_node().is_none();
+        if outcome.as_ref().is_err_and(is_final) {
             *self.ahead.lock().await = None;
         }
-        outcome.map(|[value]| value)
+        outcome
+    }
+
+    /// Ends the connection to the node that keys are moving to. One that is being made ends with its exchange.
+    pub(super) fn disconnect(&self) {
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            *ahead = None;
+        }
     }
 
     fn to(&self) -> MutexGuard<'_, Option<Node>> {

@@ -122,7 +122,9 @@ impl Target {
         match self {
             #[cfg(feature = "sentinel")]
             Self::Sentinel(sentinels) => sentinels.disconnect(),
-            _ => {}
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.disconnect(),
+            Self::Server(_) => {}
         }
     }
 }
