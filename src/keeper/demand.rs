@@ -84,6 +84,12 @@ pub(crate) enum Leases {
     Many(Arc<[Arc<Lease>]>),
 }
 
+impl Default for Leases {
+    fn default() -> Self {
+        Self::Many(Arc::default())
+    }
+}
+
 impl Leases {
     pub(crate) fn all(&self) -> &[Arc<Lease>] {
         match self {

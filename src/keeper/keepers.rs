@@ -61,11 +61,14 @@ impl Keepers {
         self.first().in_order(legs)
     }
 
-    /// The step for the last of these legs.
-    pub(super) fn step(&self, legs: &mut Vec<(Part, Leg)>) -> Option<Step> {
-        let (part, leg) = legs.pop()?;
+    /// The step for one of these legs.
+    pub(super) fn step(&self, (part, leg): &(Part, Leg)) -> Step {
         let keeper = self.all[part.number()].clone();
-        Some(Step::new(keeper, Demand::One(leg)))
+        Step::new(keeper, Demand::One(leg.clone()))
+    }
+
+    pub(super) fn is_rate(&self, limit: usize) -> bool {
+        self.first().is_rate(limit)
     }
 
     /// Bounds a held permit. Without a runtime nobody sees to it.
@@ -77,9 +80,14 @@ impl Keepers {
         self.each_of(leases, |keeper, leases| keeper.release(leases));
     }
 
+    /// Releases slots as if they had not been taken.
+    pub(super) fn untake(&self, leases: &Leases) {
+        self.each_of(leases, |keeper, leases| keeper.untake(leases));
+    }
+
     /// As if it had not been taken.
     pub(super) fn give_back(&self, taken: Taken) {
-        self.release(&taken.leases);
+        self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
         for fee in taken.fees.into_iter().rev() {
             self.all[fee.keeper].refund(fee);

@@ -17,7 +17,7 @@ const TAGS: [&str; PARTS] = [
 pub(crate) struct Part(usize);
 
 impl Part {
-    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..PARTS).map(Self)
     }

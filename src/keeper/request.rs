@@ -18,12 +18,14 @@ use crate::{error::AcquireError, status::Quota};
 ///
 /// A single keeper is asked for everything at once. In a cluster each limit has a keeper of its own, and they are asked
 /// one after the other, always in the same order. What was taken of the first ones is kept while the next one makes it
-/// wait, and given back if that one refuses.
+/// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are asked for again.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
     step: Step,
-    /// The steps after it, from the last to the next.
-    rest: Vec<(Part, Leg)>,
+    /// In a cluster: all that it wants, from the last to the first.
+    legs: Vec<(Part, Leg)>,
+    /// How many of them are still to be asked for after this step.
+    left: usize,
     /// What came of those before it.
     taken: Option<Box<(Taken, Vec<Quota>)>>,
     /// Whether to tell how its limits stand.
@@ -40,17 +42,19 @@ pub(crate) struct Granted {
 
 impl Request {
     pub(super) fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
-        let (first, rest) = match keepers.only() {
+        let (first, legs) = match keepers.only() {
             Some(keeper) => (Step::new(keeper.clone(), demand), Vec::new()),
             None => {
-                let mut rest = keepers.in_order(demand);
-                (keepers.step(&mut rest).expect("a demand has a leg"), rest)
+                let legs = keepers.in_order(demand);
+                let first = legs.last().expect("a demand has a leg");
+                (keepers.step(first), legs)
             }
         };
         Self {
             keepers,
             step: first,
-            rest,
+            left: legs.len().saturating_sub(1),
+            legs,
             taken: None,
             tells: false,
         }
@@ -72,13 +76,16 @@ impl Request {
             let before = mem::take(&mut self.taken).map(|before| *before);
             let (taken, quotas) = match (outcome, before) {
                 (Ok(now), None) => now,
-                (Ok((taken, quotas)), Some(before)) => (
-                    before.0.and(taken),
-                    before.1.into_iter().chain(quotas).collect(),
-                ),
+                (Ok((taken, quotas)), Some(before)) => {
+                    let quotas = before.1.into_iter().chain(quotas).collect();
+                    match before.0.leases.is_lost() {
+                        false => (before.0.and(taken), quotas),
+                        true => self.ask_for_slots_again(before.0.and(taken), quotas),
+                    }
+                }
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
-            let Some(next) = self.keepers.step(&mut self.rest) else {
+            let Some(left) = self.left.checked_sub(1) else {
                 let keepers = self.keepers.clone();
                 return Poll::Ready(Ok(Granted {
                     keepers,
@@ -86,9 +93,31 @@ impl Request {
                     quotas,
                 }));
             };
-            self.step = next;
+            self.step = self.keepers.step(&self.legs[left]);
+            self.left = left;
             self.taken = Some(Box::new((taken, quotas)));
         }
+    }
+
+    /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
+    /// could end in a circle. What rates have charged is kept; what was waited is not waited again.
+    fn ask_for_slots_again(
+        &mut self,
+        mut taken: Taken,
+        mut quotas: Vec<Quota>,
+    ) -> (Taken, Vec<Quota>) {
+        self.keepers.untake(&mem::take(&mut taken.leases));
+        taken.passed.retain(|(limit, _)| limit.period().is_some());
+        quotas.retain(|quota| quota.limit.period().is_some());
+        // Rates are the first to be asked, so they are at the end.
+        self.left = 0;
+        for (_, leg) in &mut self.legs {
+            if !self.keepers.is_rate(leg.limit) {
+                leg.wait = leg.wait.saturating_sub(taken.waited);
+                self.left += 1;
+            }
+        }
+        (taken, quotas)
     }
 
     /// Gives back what was taken before.

@@ -128,6 +128,10 @@ impl Shared {
         self.lock().core.part_of(limit, key)
     }
 
+    pub(super) fn is_rate(&self, limit: usize) -> bool {
+        self.lock().core.limits[limit].period().is_some()
+    }
+
     /// Bounds held slots. Without a runtime nobody sees to it.
     pub(super) fn bound(self: &Arc<Self>, leases: &[Arc<Lease>], bounds: Bounds) {
         self.with(|core, now| {
@@ -142,6 +146,11 @@ impl Shared {
         self.with(|core, now| leases.iter().for_each(|lease| core.release(lease, now)));
     }
 
+    /// Releases slots as if they had not been taken.
+    pub(super) fn untake(&self, leases: &[Arc<Lease>]) {
+        self.with(|core, now| leases.iter().for_each(|lease| core.untake(lease, now)));
+    }
+
     /// Gives back what was charged for a request that was refused after all.
     pub(super) fn refund(&self, fee: Fee) {
         self.with(|core, now| core.refund_at(fee, now));
@@ -149,7 +158,7 @@ impl Shared {
 
     /// As if it had not been taken.
     pub(super) fn give_back(&self, taken: Taken) {
-        self.release(taken.leases.all());
+        self.untake(taken.leases.all());
         taken
             .fees
             .into_iter()

@@ -151,6 +151,15 @@ impl Core {
         }
     }
 
+    /// A slot is not used after all: nothing is learned from it of how long slots are held.
+    pub(crate) fn untake(&mut self, lease: &Lease, now: Instant) {
+        let line = self.lines.get_mut(lease.line);
+        if let Some(entry) = line.and_then(|line| line.entries.get_mut(&lease.seq())) {
+            entry.taken = false;
+        }
+        self.release(lease, now);
+    }
+
     /// The place at which a waiting request joined the line.
     pub(crate) fn place(&self, asked: &Asked) -> Option<u32> {
         match asked {

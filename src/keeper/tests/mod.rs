@@ -1,5 +1,6 @@
 //! Single promises of the keeper, step by step. The simulation checks them in every order.
 
+mod chains;
 mod claims;
 mod edges;
 

@@ -1,0 +1,282 @@
+//! Requests under several limits, each of which has a keeper of its own.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::{sync::mpsc, time::sleep};
+
+use super::*;
+use crate::{
+    keeper::{Granted, Keepers, Part, Shared},
+    ledger::Exchange,
+    store::{Event, Store},
+};
+
+const NARROW: Limit = Limit::concurrent("narrow", 1);
+const WIDE: Limit = Limit::concurrent("wide", 1);
+const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(3_600));
+const OTHER_RATE: Limit = Limit::rate("other rate", 1, Duration::from_secs(3_600));
+/// Their numbers.
+const N: usize = 0;
+const W: usize = 1;
+const R: usize = 2;
+const O: usize = 3;
+
+type Answer = Result<Granted, AcquireError>;
+
+/// A node that has one part, of a cluster without notices.
+#[derive(Default)]
+struct Node {
+    ledgers: Mutex<Ledgers>,
+    down: AtomicBool,
+}
+
+struct Way {
+    node: Arc<Node>,
+    start: Instant,
+}
+
+impl Store for Way {
+    fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let (node, start) = (self.node.clone(), self.start);
+        async move {
+            if node.down.load(Ordering::Relaxed) {
+                return Err(StoreError {
+                    kind: StoreErrorKind::Outage,
+                    message: "down".to_owned(),
+                });
+            }
+            let now_us = EPOCH_US + start.elapsed().as_micros() as u64;
+            let mut ledgers = node.ledgers.lock().expect("no panic");
+            Ok(ledgers.exchange(&exchange, now_us).0)
+        }
+        .boxed()
+    }
+
+    fn listen(&self, _: mpsc::Sender<Event>) {}
+
+    fn disconnect(&self) {}
+}
+
+fn replica(number: u128, store: impl Fn(Part) -> Option<Arc<dyn Store>>) -> Arc<Keepers> {
+    let keeper = |part: Part| {
+        let settings = Settings {
+            replica: ReplicaId::from_bits(number << 8 | part.number() as u128),
+            namespace: "test".to_owned(),
+            part: Some(part),
+            lease: LEASE,
+            store_timeout: STORE_TIMEOUT,
+            poll_interval: Duration::from_secs(1),
+            waiter_ttl: Duration::from_secs(5),
+            seed: 0,
+        };
+        Shared::new(settings, store(part), None)
+    };
+    let keepers = Keepers::new(Part::all().map(keeper).collect());
+    for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
+        keepers.register(limit).expect("valid");
+    }
+    keepers
+}
+
+fn in_memory() -> Arc<Keepers> {
+    replica(0, |_| None)
+}
+
+fn leg(limit: usize, wait: Duration) -> Leg {
+    let key = match limit {
+        W => Key::SHARED,
+        _ => Key::from("me"),
+    };
+    Leg {
+        limit,
+        key,
+        wait,
+        max: None,
+        cost: 1,
+    }
+}
+
+/// Asks in the background.
+fn ask(keepers: &Arc<Keepers>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
+    let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
+    let mut request = keepers.request(Demand::All(legs)).telling();
+    poll_fn(move |cx| request.poll(cx)).boxed()
+}
+
+async fn take(keepers: &Arc<Keepers>, limits: &[usize]) -> Answer {
+    ask(keepers, limits, Duration::ZERO).await
+}
+
+fn state(keepers: &Keepers) -> (usize, usize) {
+    let status = keepers.status();
+    (status.held, status.waiting)
+}
+
+/// G5: what was taken is back, and was not charged.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_gives_back_what_was_taken_before() {
+    let keepers = in_memory();
+    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let error = take(&keepers, &[W, R, N]).await.err().expect("refused");
+    assert_eq!(
+        (error.limit_name(), error.kind()),
+        ("wide", AcquireErrorKind::Full)
+    );
+    let quotas: Vec<_> = error
+        .quotas
+        .iter()
+        .map(|quota| quota.limit.name())
+        .collect();
+    assert_eq!(quotas, ["wide", "narrow"], "the rate was not charged");
+    assert_eq!(state(&keepers), (1, 0));
+    keepers.release(&holder.taken.leases);
+    assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
+}
+
+/// How long slots are held is learned from those who were let in.
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_is_no_slot_that_was_held() {
+    let keepers = in_memory();
+    let _holder = take(&keepers, &[W]).await.ok().expect("free");
+    assert!(take(&keepers, &[W, N]).await.is_err());
+    let _narrow = take(&keepers, &[N]).await.ok().expect("free");
+    let error = take(&keepers, &[N]).await.err().expect("full");
+    assert_eq!(error.retry_after(), None);
+}
+
+/// G5: dropped before its first step, or while it waits after the others.
+#[tokio::test(start_paused = true)]
+async fn a_dropped_request_gives_back_what_it_had() {
+    let keepers = in_memory();
+    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    drop(ask(&keepers, &[W, R, N], PATIENT));
+    assert_eq!(state(&keepers), (1, 0));
+    let mut request = ask(&keepers, &[W, R, N], PATIENT);
+    assert!((&mut request).now_or_never().is_none());
+    assert_eq!(state(&keepers), (2, 1), "it has the narrow one");
+    assert!(take(&keepers, &[R]).await.is_err(), "it is charged");
+    drop(request);
+    assert_eq!(state(&keepers), (1, 0));
+    keepers.release(&holder.taken.leases);
+    assert!(take(&keepers, &[W, R, N]).await.is_ok(), "all is free");
+}
+
+/// Or two requests could wait for each other.
+#[test]
+fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
+    let keepers = in_memory();
+    let order = |limits: [usize; 4]| {
+        let legs = limits.map(|limit| leg(limit, PATIENT)).into();
+        let ordered = keepers.in_order(Demand::All(legs));
+        let limits = ordered.iter().rev().map(|(_, leg)| leg.limit);
+        limits.collect::<Vec<_>>()
+    };
+    let first = order([W, N, O, R]);
+    assert_eq!(first[2..], [N, W], "rates come first, then narrow ones");
+    for limits in [[N, W, R, O], [R, O, N, W], [O, W, R, N], [W, R, O, N]] {
+        assert_eq!(order(limits), first, "{limits:?}");
+    }
+}
+
+struct Cluster {
+    nodes: Vec<Arc<Node>>,
+    start: Instant,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        Self {
+            nodes: Part::all().map(|_| Arc::default()).collect(),
+            start: Instant::now(),
+        }
+    }
+
+    fn replica(&self, number: u128) -> Arc<Keepers> {
+        replica(number, |part| {
+            let node = self.nodes[part.number()].clone();
+            let start = self.start;
+            Some(Arc::new(Way { node, start }))
+        })
+    }
+
+    /// The node that has the narrow limit is down for longer than a lease.
+    async fn lose_the_narrow_slot(&self) {
+        let node =
+            |limit: &Limit, key: Key| &self.nodes[Part::of(key.digest(limit.name())).number()];
+        let narrow = node(&NARROW, Key::from("me"));
+        assert!(!Arc::ptr_eq(narrow, node(&WIDE, Key::SHARED)));
+        narrow.down.store(true, Ordering::Relaxed);
+        sleep(LEASE + LEASE / 3).await;
+        narrow.down.store(false, Ordering::Relaxed);
+        sleep(Duration::from_secs(3)).await;
+    }
+}
+
+/// G1, G2: a permit has no slot that was lost while it waited for another.
+#[tokio::test(start_paused = true)]
+async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
+    let cluster = Cluster::new();
+    let keepers = cluster.replica(1);
+    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let asked = ask(&keepers, &[N, W, R], PATIENT);
+    let mut asked = pin!(asked);
+    while state(&keepers) != (2, 1) {
+        assert!(asked.as_mut().now_or_never().is_none());
+        sleep(Duration::from_millis(10)).await;
+    }
+    cluster.lose_the_narrow_slot().await;
+    assert_eq!(state(&keepers), (1, 1));
+    keepers.release(&holder.taken.leases);
+    let granted = asked.await.ok().expect("both are free");
+    assert!(!granted.taken.leases.is_lost());
+    assert_eq!(granted.taken.leases.all().len(), 2);
+    assert_eq!(state(&keepers), (2, 0));
+    assert!(take(&keepers, &[R]).await.is_err(), "it was charged");
+    keepers.release(&granted.taken.leases);
+    assert_eq!(state(&keepers), (0, 0));
+}
+
+/// G5, G7: it does not wait longer for that than it would have, and not with the other slot in hand.
+#[tokio::test(start_paused = true)]
+async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the_time() {
+    let cluster = Cluster::new();
+    let (keepers, others) = (cluster.replica(1), cluster.replica(2));
+    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let asked = ask(&keepers, &[N, W, R], PATIENT);
+    let mut asked = pin!(asked);
+    while state(&keepers) != (2, 1) {
+        assert!(asked.as_mut().now_or_never().is_none());
+        sleep(Duration::from_millis(10)).await;
+    }
+    cluster.lose_the_narrow_slot().await;
+    let _other = take(&others, &[N]).await.ok().expect("lost");
+    keepers.release(&holder.taken.leases);
+    for _ in 0..10 {
+        assert!(asked.as_mut().now_or_never().is_none());
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(take(&others, &[W]).await.is_ok(), "it is free meanwhile");
+    let error = asked.await.err().expect("too late");
+    assert_eq!(
+        (error.limit_name(), error.kind()),
+        ("narrow", AcquireErrorKind::TimedOut)
+    );
+    assert!(
+        error.waited() >= PATIENT && error.waited() < PATIENT + STORE_TIMEOUT,
+        "{:?}",
+        error.waited()
+    );
+    sleep(Duration::from_millis(10)).await;
+    assert!(
+        take(&others, &[R]).await.is_ok(),
+        "the charge was given back"
+    );
+}
