@@ -374,6 +374,49 @@ fn a_failover_is_survived_without_a_restart() {
     });
 }
 
+/// G7: while a node is gone, the others send everybody there. They are asked once in each attempt.
+#[test]
+fn a_node_that_is_gone_costs_the_others_few_connections() {
+    alone(async {
+        let mut cluster = RedisCluster::start(3, 0);
+        for node in cluster.nodes() {
+            node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
+        }
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let semaphore = limiter.semaphore(&limit, "a");
+        let permit = semaphore.acquire().await.expect("free");
+        let slot = *ledgers(&cluster).keys().next().expect("it is there");
+        drop(permit);
+        let owner = cluster.owner(slot);
+        cluster.primaries[owner].stop();
+        let connections = || -> u64 {
+            let others = (0..3).filter(|number| *number != owner);
+            let counts = others.map(|number| {
+                let stats = cluster.primaries[number].cli(&["INFO", "stats"]);
+                let count = stats
+                    .lines()
+                    .find_map(|line| line.strip_prefix("total_connections_received:"));
+                count
+                    .expect("it is there")
+                    .parse::<u64>()
+                    .expect("a number")
+            });
+            counts.sum()
+        };
+        let before = connections();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            let error = semaphore.acquire().await.expect_err("it is gone");
+            assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let made = connections() - before;
+        println!("{made} connections in a second");
+        assert!(made < 20, "{made} connections in a second");
+    });
+}
+
 /// G8: the nodes of the URL may be gone when it matters.
 #[test]
 fn dead_nodes_in_the_url_are_passed_over() {

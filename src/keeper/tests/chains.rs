@@ -124,7 +124,7 @@ fn state(keepers: &Keepers) -> (usize, usize) {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_gives_back_what_was_taken_before() {
     let keepers = in_memory();
-    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let holder = take(&keepers, &[W]).await.expect("free");
     let error = take(&keepers, &[W, R, N]).await.err().expect("refused");
     assert_eq!(
         (error.limit_name(), error.kind()),
@@ -145,9 +145,9 @@ async fn a_refusal_gives_back_what_was_taken_before() {
 #[tokio::test(start_paused = true)]
 async fn what_is_given_back_is_no_slot_that_was_held() {
     let keepers = in_memory();
-    let _holder = take(&keepers, &[W]).await.ok().expect("free");
+    let _holder = take(&keepers, &[W]).await.expect("free");
     assert!(take(&keepers, &[W, N]).await.is_err());
-    let _narrow = take(&keepers, &[N]).await.ok().expect("free");
+    let _narrow = take(&keepers, &[N]).await.expect("free");
     let error = take(&keepers, &[N]).await.err().expect("full");
     assert_eq!(error.retry_after(), None);
 }
@@ -156,7 +156,7 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_request_gives_back_what_it_had() {
     let keepers = in_memory();
-    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let holder = take(&keepers, &[W]).await.expect("free");
     drop(ask(&keepers, &[W, R, N], PATIENT));
     assert_eq!(state(&keepers), (1, 0));
     let mut request = ask(&keepers, &[W, R, N], PATIENT);
@@ -225,7 +225,7 @@ impl Cluster {
 async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     let cluster = Cluster::new();
     let keepers = cluster.replica(1);
-    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let holder = take(&keepers, &[W]).await.expect("free");
     let asked = ask(&keepers, &[N, W, R], PATIENT);
     let mut asked = pin!(asked);
     while state(&keepers) != (2, 1) {
@@ -235,7 +235,7 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
     cluster.lose_the_narrow_slot().await;
     assert_eq!(state(&keepers), (1, 1));
     keepers.release(&holder.taken.leases);
-    let granted = asked.await.ok().expect("both are free");
+    let granted = asked.await.expect("both are free");
     assert!(!granted.taken.leases.is_lost());
     assert_eq!(granted.taken.leases.all().len(), 2);
     assert_eq!(state(&keepers), (2, 0));
@@ -249,7 +249,7 @@ async fn a_slot_lost_while_another_is_waited_for_is_taken_again() {
 async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the_time() {
     let cluster = Cluster::new();
     let (keepers, others) = (cluster.replica(1), cluster.replica(2));
-    let holder = take(&keepers, &[W]).await.ok().expect("free");
+    let holder = take(&keepers, &[W]).await.expect("free");
     let asked = ask(&keepers, &[N, W, R], PATIENT);
     let mut asked = pin!(asked);
     while state(&keepers) != (2, 1) {
@@ -257,7 +257,7 @@ async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the
         sleep(Duration::from_millis(10)).await;
     }
     cluster.lose_the_narrow_slot().await;
-    let _other = take(&others, &[N]).await.ok().expect("lost");
+    let _other = take(&others, &[N]).await.expect("lost");
     keepers.release(&holder.taken.leases);
     for _ in 0..10 {
         assert!(asked.as_mut().now_or_never().is_none());

@@ -115,6 +115,10 @@ impl Cluster {
 
     /// How many nodes are worth a try before giving up.
     pub(super) fn attempts(&self) -> usize {
+        if self.to().is_some() {
+            // The others would only send it there again.
+            return 1;
+        }
         self.nodes.seeds.len() + self.nodes.heard_of().len()
     }
 
@@ -275,5 +279,45 @@ fn node_of(addr: &ConnectionAddr) -> Option<Node> {
             Some((host.clone(), *port))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::parse_redis_value;
+
+    use super::*;
+
+    #[test]
+    fn a_redirect_names_a_node_in_many_ways() {
+        let cluster = Cluster::open("redis", "user:canary@here:1,there:2").expect("a URL");
+        let from = cluster.client().expect("a node");
+        for (error, host, port) in [
+            ("MOVED 1 127.0.0.1:7000", "127.0.0.1", 7_000),
+            ("MOVED 1 ::1:7001", "::1", 7_001),
+            ("MOVED 1 [::1]:7002", "::1", 7_002),
+            ("ASK 1 redis-2.shop:7003", "redis-2.shop", 7_003),
+            ("MOVED 1 :7004", "here", 7_004),
+            ("ASK 1 ?:7005", "here", 7_005),
+        ] {
+            let reply = parse_redis_value(format!("-{error}\r\n").as_bytes()).expect("a reply");
+            let answer = reply.extract_error().expect_err("an error");
+            let node = match cluster.redirect(&answer, &from).expect(error) {
+                Redirect::Moved(node) if error.starts_with("MOVED") => node,
+                Redirect::Ask(node) if error.starts_with("ASK") => node,
+                _ => panic!("{error}"),
+            };
+            assert_eq!(node, (host.to_owned(), port));
+        }
+        assert_eq!(cluster.attempts(), 2 + 6);
+    }
+
+    #[test]
+    fn no_more_nodes_are_remembered_than_are_worth_a_try() {
+        let cluster = Cluster::open("redis", "here").expect("a URL");
+        for port in 0..1_000 {
+            cluster.nodes.remember(&("there".to_owned(), port));
+        }
+        assert_eq!(cluster.attempts(), 1 + MAX_HEARD_OF);
     }
 }
