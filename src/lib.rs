@@ -250,7 +250,7 @@
 //! | `turnstile_aborted_total` | counter | `limit`, `reason` | responses that ended with their slot, or were refused before their head: `lost`, `max_hold`, `idle` |
 //! | `turnstile_exchanges_total` | counter | `outcome` | messages to the store: `ok`, `failed`, `timed_out`, `refused` |
 //! | `turnstile_exchange_seconds` | histogram, seconds | | from a message to its answer, or its end without one |
-//! | `turnstile_store_up` | gauge | | 1 if the store answers, 0 if the policies apply |
+//! | `turnstile_store_up` | gauge | | 1 if the store answers, 0 if the policies apply; of a cluster the share that answers |
 //! | `turnstile_breaker_opened_total` | counter | `cause` | how often the store went down: `outage`, `refused` |
 //!
 //! Labels have few values: never a key. The last four are not there in memory.

@@ -16,8 +16,10 @@ use super::{
     claim::Claim,
     clock::StoreClock,
     ctx::{Counts, Ctx},
+    demand::Taken,
     line::Line,
     outage::Breaker,
+    part::PARTS,
     rates::Rates,
     send::InFlight,
 };
@@ -77,7 +79,8 @@ impl Core {
             refunds: Vec::new(),
         };
         let rng = fastrand::Rng::with_seed(settings.seed);
-        let meters = Meters::new(&settings.namespace, shared);
+        let share = settings.part.map(|_| 1.0 / PARTS as f64);
+        let meters = Meters::new(&settings.namespace, shared, share);
         Self {
             ctx: Ctx {
                 settings,
@@ -146,6 +149,18 @@ impl Core {
         let name = limit.name();
         let message = format!("two limits are named `{name}` and have different values");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
+    /// Counts a request as let in by each of these limits that did not just look on. In a cluster none of them knows of
+    /// the others when it lets it in.
+    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
+        for (_, leg) in legs {
+            let limit = &self.limits[leg.limit];
+            let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
+            if limit.current_mode() != Mode::Off && !taken.passed.iter().any(passed) {
+                self.ctx.meters.limit(leg.limit).let_in(taken.waited);
+            }
+        }
     }
 
     /// The part of a cluster that a key's ledger is in.

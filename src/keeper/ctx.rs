@@ -89,11 +89,12 @@ impl Ctx {
         }
     }
 
-    /// A request has got its permit from this limit.
+    /// A request has got its permit from this limit. In a cluster it may still be refused by another one: see
+    /// [`Core::note_admissions`](super::Core::note_admissions).
     pub(super) fn note_admission(&self, limit: usize, waited: Duration) {
-        let meter = self.meters.limit(limit);
-        meter.admitted.increment(1);
-        meter.wait.record(waited);
+        if self.settings.part.is_none() {
+            self.meters.limit(limit).let_in(waited);
+        }
     }
 
     /// The number of this keeper among those of its limiter.

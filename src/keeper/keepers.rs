@@ -67,6 +67,11 @@ impl Keepers {
         Step::new(keeper, Demand::One(leg.clone()))
     }
 
+    /// Counts a request that got all it wanted.
+    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
+        self.first().note_admissions(legs, taken);
+    }
+
     pub(super) fn is_rate(&self, limit: usize) -> bool {
         self.first().is_rate(limit)
     }

@@ -121,7 +121,7 @@ impl Core {
                 "the store is down: each limit's policy applies"
             );
         }
-        self.ctx.meters.store.is_down(refused);
+        self.ctx.meters.store.is_down(self.store_is_up(), refused);
         self.stay_down(refused, now);
         self.refunds.clear();
         for claim in self.claims.values_mut() {

@@ -87,6 +87,9 @@ impl Request {
             };
             let Some(left) = self.left.checked_sub(1) else {
                 let keepers = self.keepers.clone();
+                if !self.legs.is_empty() {
+                    keepers.note_admissions(&self.legs, &taken);
+                }
                 return Poll::Ready(Ok(Granted {
                     keepers,
                     taken,

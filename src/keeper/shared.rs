@@ -128,6 +128,10 @@ impl Shared {
         self.lock().core.part_of(limit, key)
     }
 
+    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
+        self.lock().core.note_admissions(legs, taken);
+    }
+
     pub(super) fn is_rate(&self, limit: usize) -> bool {
         self.lock().core.limits[limit].period().is_some()
     }

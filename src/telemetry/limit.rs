@@ -1,5 +1,7 @@
 //! What is measured of a limit.
 
+use std::time::Duration;
+
 use super::facade::{self, Counter, Gauge, Histogram};
 use crate::error::{AcquireErrorKind, LostErrorKind};
 
@@ -69,6 +71,12 @@ impl LimitMeter {
             aborted_max_hold: aborted("max_hold"),
             aborted_idle: aborted("idle"),
         }
+    }
+
+    /// A request has got its permit.
+    pub(crate) fn let_in(&self, waited: Duration) {
+        self.admitted.increment(1);
+        self.wait.record(waited);
     }
 
     /// A request was refused.

@@ -36,12 +36,12 @@ pub(crate) struct Meters {
 }
 
 impl Meters {
-    /// `shared`: there is a store to measure.
-    pub(crate) fn new(namespace: &str, shared: bool) -> Self {
+    /// `shared`: there is a store to measure. `share`: how much of it is seen from here, if not all.
+    pub(crate) fn new(namespace: &str, shared: bool, share: Option<f64>) -> Self {
         METRICS.iter().for_each(facade::describe);
         let namespace = namespace.to_owned();
         let store = match shared {
-            true => StoreMeter::new(&namespace),
+            true => StoreMeter::new(&namespace, share),
             false => StoreMeter::noop(),
         };
         Self {
@@ -111,7 +111,10 @@ const METRICS: [Metric; 15] = [
     counter(ABORTED, "Responses that were ended with their slot"),
     counter(EXCHANGES, "Exchanges with the store"),
     seconds(EXCHANGE, "Time of an exchange with the store"),
-    gauge(STORE_UP, "1 if the store answers, 0 if the policies apply"),
+    gauge(
+        STORE_UP,
+        "1 if the store answers, 0 if the policies apply; of a cluster the share that answers",
+    ),
     counter(BREAKER_OPENED, "Times that the store was found to be down"),
 ];
 

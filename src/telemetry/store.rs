@@ -9,6 +9,8 @@ use crate::store::StoreError;
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMeter {
     up: Gauge,
+    /// How much of the store this is, if not all of it.
+    share: Option<f64>,
     seconds: Histogram,
     answered: Counter,
     failed: Counter,
@@ -20,13 +22,14 @@ pub(crate) struct StoreMeter {
 
 impl StoreMeter {
     /// The store is taken to be up until it is seen to be down.
-    pub(super) fn new(namespace: &str) -> Self {
+    pub(super) fn new(namespace: &str, share: Option<f64>) -> Self {
         let labels = [("namespace", namespace)];
         let with = |label, value| [labels[0], (label, value)];
         let outcome = |outcome| facade::counter(super::EXCHANGES, &with("outcome", outcome));
         let opened = |cause| facade::counter(super::BREAKER_OPENED, &with("cause", cause));
         let store = Self {
             up: facade::gauge(super::STORE_UP, &labels),
+            share,
             seconds: facade::histogram(super::EXCHANGE, &labels),
             answered: outcome("ok"),
             failed: outcome("failed"),
@@ -42,6 +45,7 @@ impl StoreMeter {
     pub(super) fn noop() -> Self {
         Self {
             up: Gauge::noop(),
+            share: None,
             seconds: Histogram::noop(),
             answered: Counter::noop(),
             failed: Counter::noop(),
@@ -64,16 +68,24 @@ impl StoreMeter {
         outcome.increment(1);
     }
 
-    /// The breaker has opened. `refused`: by the store's own word.
-    pub(crate) fn is_down(&self, refused: bool) {
-        self.up.set(0.0);
+    /// The breaker has opened, or it is now known why: by the store's own word, if `refused`.
+    pub(crate) fn is_down(&self, was_up: bool, refused: bool) {
+        match self.share {
+            None => self.up.set(0.0),
+            Some(share) if was_up => self.up.decrement(share),
+            Some(_) => {}
+        }
         match refused {
             true => self.opened_by_refusal.increment(1),
             false => self.opened_by_outage.increment(1),
         }
     }
 
+    /// It was down, and is back.
     pub(crate) fn is_up(&self) {
-        self.up.set(1.0);
+        match self.share {
+            None => self.up.set(1.0),
+            Some(share) => self.up.increment(share),
+        }
     }
 }

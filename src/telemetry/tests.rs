@@ -11,11 +11,11 @@ use crate::{
 };
 
 /// Handles that tell the snapshotter.
-fn meters(shared: bool) -> (Meters, Snapshotter) {
+fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let meters = metrics::with_local_recorder(&recorder, || {
-        let mut meters = Meters::new("shop", shared);
+        let mut meters = Meters::new("shop", shared, share);
         meters.add("chat");
         meters
     });
@@ -52,7 +52,7 @@ fn assert_told(snapshotter: &Snapshotter, expected: &[(&str, f64)]) {
 
 #[test]
 fn a_limit_has_a_name_for_each_of_its_handles() {
-    let (meters, snapshotter) = meters(false);
+    let (meters, snapshotter) = meters(false, None);
     let chat = meters.limit(0);
     chat.held.increment(3.0);
     chat.held.decrement(1.0);
@@ -78,7 +78,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
 
 #[test]
 fn each_refusal_has_its_reason() {
-    let (meters, snapshotter) = meters(false);
+    let (meters, snapshotter) = meters(false, None);
     for (kind, reason) in [
         (AcquireErrorKind::Full, "full"),
         (AcquireErrorKind::LineFull, "line_full"),
@@ -99,7 +99,7 @@ fn each_refusal_has_its_reason() {
 
 #[test]
 fn each_end_has_its_reason() {
-    let (meters, snapshotter) = meters(false);
+    let (meters, snapshotter) = meters(false, None);
     let expired = "turnstile_expired_total{namespace=shop,limit=chat,bound=";
     let aborted = "turnstile_aborted_total{namespace=shop,limit=chat,reason=";
     for (kind, reason) in [
@@ -121,22 +121,38 @@ fn each_end_has_its_reason() {
 
 #[test]
 fn the_store_is_up_until_it_is_down() {
-    let (meters, snapshotter) = meters(true);
+    let (meters, snapshotter) = meters(true, None);
     let store = meters.store.clone();
     let up = "turnstile_store_up{namespace=shop}";
     let opened = |cause| format!("turnstile_breaker_opened_total{{namespace=shop,cause={cause}}}");
     assert_told(&snapshotter, &[(up, 1.0)]);
     for (refused, cause) in [(false, "outage"), (true, "refused")] {
-        store.is_down(refused);
+        store.is_down(true, refused);
         assert_told(&snapshotter, &[(&opened(cause), 1.0)]);
         store.is_up();
         assert_told(&snapshotter, &[(up, 1.0)]);
     }
 }
 
+/// Each part of a cluster has its share of the gauge, however often it is found to be down.
+#[test]
+fn a_part_of_the_store_counts_for_its_share() {
+    let (meters, snapshotter) = meters(true, Some(0.25));
+    let (one, other) = (meters.store.clone(), meters.store.clone());
+    one.is_down(true, false);
+    one.is_down(false, true);
+    other.is_down(true, false);
+    one.is_up();
+    // The other one is still down.
+    assert_eq!(
+        told(&snapshotter)["turnstile_store_up{namespace=shop}"],
+        0.75
+    );
+}
+
 #[test]
 fn each_exchange_has_its_outcome() {
-    let (meters, snapshotter) = meters(true);
+    let (meters, snapshotter) = meters(true, None);
     let error = |kind| StoreError {
         kind,
         message: "no".to_owned(),
@@ -162,7 +178,7 @@ fn each_exchange_has_its_outcome() {
 
 #[test]
 fn a_store_in_memory_is_not_measured() {
-    let (meters, snapshotter) = meters(false);
+    let (meters, snapshotter) = meters(false, None);
     meters.store.is_up();
     meters.store.exchanged(&Ok(()), Duration::ZERO);
     assert_told(&snapshotter, &[]);
@@ -171,7 +187,7 @@ fn a_store_in_memory_is_not_measured() {
 /// The docs have a row for each metric that is described, and each that is made is described.
 #[test]
 fn all_metrics_are_described() {
-    let (_meters, snapshotter) = meters(true);
+    let (_meters, snapshotter) = meters(true, None);
     let docs = include_str!("../lib.rs");
     let rows = docs
         .lines()

@@ -280,3 +280,34 @@ async fn a_lost_slot_that_somebody_else_has_is_waited_for_in_what_is_left_of_the
         "the charge was given back"
     );
 }
+
+/// A request that is refused in the end was let in by nobody.
+#[cfg(feature = "metrics")]
+#[tokio::test(start_paused = true)]
+async fn admissions_are_counted_once_all_limits_have_let_it_in() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    let recorder = DebuggingRecorder::new();
+    let keepers = metrics::with_local_recorder(&recorder, in_memory);
+    let admitted = || {
+        let all = recorder.snapshotter().snapshot().into_vec();
+        let count = |name: &str| {
+            let is_it = |key: &metrics_util::CompositeKey| {
+                key.key().name() == "turnstile_admitted_total"
+                    && key.key().labels().any(|label| label.value() == name)
+            };
+            let found = all.iter().find(|(key, ..)| is_it(key));
+            match found.map(|(.., value)| value) {
+                Some(DebugValue::Counter(count)) => *count,
+                _ => 0,
+            }
+        };
+        ["narrow", "wide", "rate"].map(count)
+    };
+    let holder = take(&keepers, &[W]).await.expect("free");
+    assert_eq!(admitted(), [0, 1, 0]);
+    assert!(take(&keepers, &[W, N, R]).await.is_err());
+    assert_eq!(admitted(), [0, 0, 0], "since the last look");
+    keepers.release(&holder.taken.leases);
+    let _permit = take(&keepers, &[W, N, R]).await.expect("free");
+    assert_eq!(admitted(), [1, 1, 1]);
+}
