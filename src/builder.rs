@@ -133,7 +133,8 @@ impl LimiterBuilder {
     /// slots, each with a connection of its own, so a node that is gone concerns its own keys only. Slots may move while
     /// they are in use. A request under several limits takes them one after the other, rates first; if one refuses, what
     /// it took of the others is given back. So it takes a round trip for each, and others may see for a moment what it
-    /// gives back.
+    /// gives back. The nodes' clocks should agree (NTP): where a slot has moved to a node whose clock is ahead, leases end
+    /// earlier by as much, as if the clock had been stepped.
     ///
     /// For TLS, the authorities that the system trusts are trusted; the environment variable `SSL_CERT_FILE` names
     /// others. A certificate that is not trusted, or for another name, is an error of the configuration and not an

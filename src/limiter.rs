@@ -36,20 +36,11 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Limiter(Arc<Handed>);
-
-/// What all clones share. The keepers outlive it while permits are held.
-struct Handed(Arc<Keepers>);
-
-impl Drop for Handed {
-    fn drop(&mut self) {
-        self.0.orphan();
-    }
-}
+pub struct Limiter(Arc<Keepers>);
 
 impl Limiter {
     pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
-        Self(Arc::new(Handed(keepers)))
+        Self(keepers)
     }
 
     /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
@@ -80,7 +71,7 @@ impl Limiter {
 
     /// What this process holds and waits for now. No round trip.
     pub fn status(&self) -> Status {
-        self.0.0.status()
+        self.0.status()
     }
 
     /// Refuses newcomers and waiters, waits up to `deadline` for permits to come back, and marks the rest as lost and
@@ -90,7 +81,7 @@ impl Limiter {
     ///
     /// A dropped future leaves the limiter closed; call it again to go on.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        self.0.0.shutdown(deadline).await
+        self.0.shutdown(deadline).await
     }
 
     /// Gives the limit of this name new values while it is in use. They hold from the next exchange with the store on:
@@ -113,38 +104,38 @@ impl Limiter {
 
     /// All of them or none.
     pub(crate) fn update_all(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        self.0.0.update(limits)
+        self.0.update(limits)
     }
 
     /// Gives single keys of a limit new values at once; those that are not listed have the limit's.
     #[cfg(feature = "config")]
     pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
-        self.0.0.set_values(limit_name, values);
+        self.0.set_values(limit_name, values);
     }
 
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
     pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.0.0.check(limit)
+        self.0.check(limit)
     }
 
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
-        self.0.0.register(limit)
+        self.0.register(limit)
     }
 
     /// What is measured of the limit with this number.
     pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
-        self.0.0.meter(limit)
+        self.0.meter(limit)
     }
 
     /// Asks for a permit.
     pub(crate) fn request(&self, demand: Demand) -> Request {
-        self.0.0.request(demand)
+        self.0.request(demand)
     }
 
     pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
-        self.0.0.usage(limit, key).await
+        self.0.usage(limit, key).await
     }
 }
 

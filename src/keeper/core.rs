@@ -284,14 +284,15 @@ impl Core {
         }
     }
 
-    /// No limiter is left to ask for more.
+    /// Nobody is left to ask for more.
     pub(crate) fn orphan(&mut self) {
         self.orphaned = true;
     }
 
-    /// Whether no permit, request or release is left, and none will come.
+    /// Whether no permit, request, release or refund is left, and none will come.
     pub(crate) fn is_over(&self) -> bool {
-        self.orphaned && self.lines.is_empty() && self.claims.is_empty()
+        let refunds = !self.refunds.is_empty() && self.store_is_up();
+        self.orphaned && self.lines.is_empty() && self.claims.is_empty() && !refunds
     }
 
     pub(super) fn each_entry(

@@ -171,11 +171,6 @@ impl Keepers {
         all
     }
 
-    /// The last limiter is gone: the drivers end with the last permit.
-    pub(crate) fn orphan(&self) {
-        self.all.iter().for_each(|keeper| keeper.orphan());
-    }
-
     fn first(&self) -> &Arc<Shared> {
         &self.all[0]
     }
@@ -198,5 +193,12 @@ impl Keepers {
         for leases in leases.all().chunk_by(of_one) {
             visit(&self.all[leases[0].keeper], leases);
         }
+    }
+}
+
+/// Nobody is left who could ask for anything: the drivers end when all is told to the store.
+impl Drop for Keepers {
+    fn drop(&mut self) {
+        self.all.iter().for_each(|keeper| keeper.orphan());
     }
 }

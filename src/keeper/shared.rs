@@ -214,8 +214,8 @@ impl Shared {
         }
     }
 
-    /// The last limiter is gone: the driver ends with the last permit.
-    pub(crate) fn orphan(&self) {
+    /// Nobody is left who could ask for anything: the driver ends when all is told.
+    pub(super) fn orphan(&self) {
         self.with(|core, _| core.orphan());
     }
 

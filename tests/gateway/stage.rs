@@ -134,11 +134,9 @@ impl Stage {
         for (key, content) in self.contents() {
             if self.redis.cli(&["TYPE", &key]) == "string" {
                 // The theoretical arrival time, in us, began at the first charge and grew by 1.5 s with each.
-                let state: Vec<u64> = content
-                    .split(' ')
-                    .map(|number| number.parse().expect("a number"))
-                    .collect();
-                charged.push((state[0] - state[4]) / 1_500_000);
+                let state: Vec<&str> = content.split(' ').collect();
+                let [now, began] = [0, 4].map(|part| state[part].parse::<u64>().expect("a number"));
+                charged.push((now - began) / 1_500_000);
             } else {
                 held.push(content.split(' ').count() as u64);
             }

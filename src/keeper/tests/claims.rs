@@ -376,3 +376,18 @@ fn a_shutdown_gives_back_all_the_times_that_were_reserved() {
     world.settle();
     assert_eq!(world.ledgers.content(), before);
 }
+
+#[test]
+fn what_is_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
+    let mut world = world(1);
+    let asked = world.claim(0, vec![leg(2, PATIENT)]);
+    world.settle();
+    assert!(held(world.look(&asked)));
+    let waits = world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
+    world.settle();
+    world.cancel(&waits);
+    world.keepers[0].orphan();
+    assert!(!world.keepers[0].is_over());
+    world.settle();
+    assert!(world.keepers[0].is_over());
+}

@@ -65,8 +65,8 @@ impl Cluster {
     /// is that of a single server.
     pub(super) fn open(scheme: &str, rest: &str) -> Result<Self, &'static str> {
         const UNREADABLE: &str = "the store's URL cannot be read";
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        let (authority, parameters) = rest.split_at(end);
+        let (rest, fragment) = rest.split_at(rest.find('#').unwrap_or(rest.len()));
+        let (authority, parameters) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (user, hosts) = match authority.rsplit_once('@') {
             Some((user, hosts)) => (format!("{user}@"), hosts),
             None => (String::new(), authority),
@@ -74,7 +74,7 @@ impl Cluster {
         if !matches!(parameters.split('?').next(), Some("" | "/" | "/0")) {
             return Err("a cluster has no databases to choose from");
         }
-        let open = |host| Client::open(format!("{scheme}://{user}{host}{parameters}"));
+        let open = |host| Client::open(format!("{scheme}://{user}{host}{parameters}{fragment}"));
         let clients = hosts.split(',').map(|host| match host {
             "" => Err(UNREADABLE),
             host => open(host).map_err(|_| UNREADABLE),
