@@ -3,9 +3,9 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
-use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 /// Longer keys are kept as their digest, so that a caller cannot make this process hold megabytes.
@@ -24,11 +24,12 @@ const MAX_RAW_LEN: usize = 64;
 /// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Bytes);
+// No bytes are `None`, never an empty list.
+pub struct Key(Option<Arc<[u8]>>);
 
 impl Key {
     /// The one key of a limit that all callers share.
-    pub const SHARED: Key = Key(Bytes::new());
+    pub const SHARED: Key = Key(None);
 
     /// A key of several parts. The parts are kept apart: `["a", "bc"]` and `["ab", "c"]` differ.
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
@@ -51,17 +52,15 @@ impl Key {
         let digest = Sha256::new()
             .chain_update((limit_name.len() as u64).to_be_bytes())
             .chain_update(limit_name)
-            .chain_update((self.0.len() as u64).to_be_bytes())
-            .chain_update(&self.0)
+            .chain_update((self.bytes().len() as u64).to_be_bytes())
+            .chain_update(self.bytes())
             .finalize();
         let bits = digest[..16].iter();
         bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte))
     }
 
-    fn from_raw(raw: &[u8]) -> Option<Self> {
-        // Longer than any raw key, so the two kinds never meet.
-        (raw.len() > MAX_RAW_LEN)
-            .then(|| Self(Bytes::from(format!("sha256:{:064x}", Sha256::digest(raw)))))
+    fn bytes(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
     }
 }
 
@@ -73,13 +72,21 @@ impl fmt::Debug for Key {
 
 impl From<&[u8]> for Key {
     fn from(raw: &[u8]) -> Self {
-        Self::from_raw(raw).unwrap_or_else(|| Self(Bytes::copy_from_slice(raw)))
+        match raw.len() {
+            0 => Self::SHARED,
+            1..=MAX_RAW_LEN => Self(Some(raw.into())),
+            // Longer than any raw key, so the two kinds never meet.
+            _ => {
+                let digest = format!("sha256:{:064x}", Sha256::digest(raw));
+                Self(Some(digest.as_bytes().into()))
+            }
+        }
     }
 }
 
 impl From<Vec<u8>> for Key {
     fn from(raw: Vec<u8>) -> Self {
-        Self::from_raw(&raw).unwrap_or_else(|| Self(Bytes::from(raw)))
+        Self::from(&raw[..])
     }
 }
 
@@ -150,9 +157,8 @@ mod tests {
     #[test]
     fn a_long_key_is_kept_short_and_differs_from_its_own_digest() {
         let long = Key::from(vec![7; 65]);
-        assert!(long.0.len() < 80);
-        let Key(digest) = long.clone();
-        assert_ne!(Key::from(&digest[..]), long);
+        assert!(long.bytes().len() < 80);
+        assert_ne!(Key::from(long.bytes()), long);
     }
 
     #[test]

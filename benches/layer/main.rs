@@ -39,9 +39,15 @@ fn print_allocations(runtime: &Runtime) {
             let region = Region::new(ALLOCATOR);
             runtime.block_on(contender.run(times * REQUESTS));
             let change = region.change();
-            [change.allocations + change.reallocations, change.bytes_allocated]
+            [
+                change.allocations + change.reallocations,
+                change.bytes_allocated,
+            ]
         });
         let [allocations, bytes] = [0, 1].map(|of| (two[of] - one[of]) as f64 / REQUESTS as f64);
-        println!("{:<20}{allocations:>8.2}{bytes:>8.0} bytes", contender.name());
+        println!(
+            "{:<20}{allocations:>8.2}{bytes:>8.0} bytes",
+            contender.name()
+        );
     }
 }

@@ -77,6 +77,10 @@ impl Bounded {
     }
 
     pub(super) fn forget(&mut self, seq: Seq) {
+        // Most layers have no bounds, and a look-up costs something even then.
+        if self.permits.is_empty() {
+            return;
+        }
         if let Some(watch) = self.permits.remove(&seq) {
             self.due.remove(&(watch.due, seq));
         }

@@ -11,7 +11,7 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::{
-    Leg, Part, Settings,
+    Leg, MAX_SPARED, Part, Settings,
     bounds::Bounded,
     claim::Claim,
     clock::StoreClock,
@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(super) lines: Slab<Line>,
     pub(super) by_key: HashMap<(usize, Key), usize>,
     pub(super) by_ledger: HashMap<Arc<str>, usize>,
+    /// Lines of this process's own ledgers that were idle lately, and may be again.
+    spared: VecDeque<usize>,
     /// Lines with work, in the order in which they got it.
     pub(super) ready: VecDeque<usize>,
     pub(super) due: BTreeSet<(Instant, usize)>,
@@ -106,6 +108,7 @@ impl Core {
             lines: Slab::new(),
             by_key: HashMap::new(),
             by_ledger: HashMap::new(),
+            spared: VecDeque::new(),
             ready: VecDeque::new(),
             due: BTreeSet::new(),
             bounded: Bounded::default(),
@@ -287,6 +290,9 @@ impl Core {
     /// Nobody is left to ask for more.
     pub(crate) fn orphan(&mut self) {
         self.orphaned = true;
+        while !self.spared.is_empty() {
+            self.drop_oldest_spared();
+        }
     }
 
     /// Whether no permit, request, release or refund is left, and none will come.
@@ -353,11 +359,40 @@ impl Core {
             line.due = due;
         }
         if idle {
-            let line = self.lines.remove(index);
-            self.by_key.remove(&line.key);
-            self.by_ledger.remove(&line.ledger);
+            self.spare_or_drop(index);
         }
         self.advance_moved();
+    }
+
+    /// A line of an own ledger is kept for a while: its key is likely to come again, and to make it anew costs more than
+    /// all that is done with it.
+    fn spare_or_drop(&mut self, index: usize) {
+        if self.ctx.shared || self.orphaned {
+            return self.drop_line(index);
+        }
+        if !std::mem::replace(&mut self.lines[index].spared, true) {
+            self.spared.push_back(index);
+        }
+        while self.spared.len() > MAX_SPARED {
+            self.drop_oldest_spared();
+        }
+    }
+
+    /// One that is in use leaves the list only, and comes back when it is idle again.
+    fn drop_oldest_spared(&mut self) {
+        if let Some(index) = self.spared.pop_front() {
+            let line = &mut self.lines[index];
+            line.spared = false;
+            if line.is_idle() {
+                self.drop_line(index);
+            }
+        }
+    }
+
+    fn drop_line(&mut self, index: usize) {
+        let line = self.lines.remove(index);
+        self.by_key.remove(&line.key);
+        self.by_ledger.remove(&line.ledger);
     }
 
     /// Takes the claims further of which a leg was decided on. What they do may move others.

@@ -132,7 +132,7 @@ impl Ctx {
     pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
         self.meters.limit(limit).hold.record(held);
         let mean = &mut self.holds[limit];
-        *mean = Some(mean.map_or(held, |mean| mean.mul_f64(0.9) + held.mul_f64(0.1)));
+        *mean = Some(mean.map_or(held, |mean| (mean * 9 + held) / 10));
     }
 
     /// A third of the way from `sent` to the deadline.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    ledger::{Batch, Ledger, Seq},
+    ledger::{Ledger, One, Seq},
     limit::{Limit, MAX_WAIT, Mode},
     status::{Quota, Usage},
 };
@@ -45,6 +45,8 @@ pub(super) struct Line {
     pub(super) listed: bool,
     /// When the keeper will look after it.
     pub(super) due: Option<Instant>,
+    /// Whether it stands in the keeper's list of lines that may be idle.
+    pub(super) spared: bool,
 }
 
 /// What is to be sent. Names are checked again when it is sent: an entry may have gone in the meantime.
@@ -126,6 +128,7 @@ impl Line {
             },
             listed: false,
             due: None,
+            spared: false,
         }
     }
 
@@ -164,7 +167,7 @@ impl Line {
     fn grow(&mut self, ctx: &mut Ctx) {
         self.work.touch |= !self.queue.is_empty();
         if self.local.is_some() {
-            self.run_here(ctx, Batch::default());
+            self.run_here(ctx, Vec::new(), One::Nothing);
         }
     }
 

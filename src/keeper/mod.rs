@@ -85,6 +85,8 @@ const MAX_NAMES: usize = 1_000;
 const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange.
 const MAX_BATCHES: usize = 256;
+/// Lines of this process's own ledgers that are kept although they are idle: about 3 KiB each.
+const MAX_SPARED: usize = 64;
 
 /// What a keeper is told once.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    ledger::{Ask, Batch, Call, Ledger, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
     limit::OnUnavailable,
 };
 
@@ -231,19 +231,9 @@ impl Line {
     pub(super) fn keep_ledger(&mut self, ctx: &mut Ctx) {
         if self.local.is_none() {
             self.local = Some(Box::new(Ledger::default()));
-            let adopt: Vec<Seq> = self
-                .entries
-                .iter()
-                .filter(|(_, entry)| entry.is_held())
-                .map(|(seq, _)| *seq)
-                .collect();
-            self.run_here(
-                ctx,
-                Batch {
-                    adopt,
-                    ..Batch::default()
-                },
-            );
+            let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
+            let adopt = held.map(|(seq, _)| *seq).collect();
+            self.run_here(ctx, adopt, One::Nothing);
         }
     }
 
@@ -255,15 +245,7 @@ impl Line {
             seq,
             wait: entry.wait_until() > ctx.now,
         };
-        let standing = self.run_here(
-            ctx,
-            Batch {
-                acquire: vec![ask],
-                waits: ask.wait,
-                ..Batch::default()
-            },
-        );
-        match standing {
+        match self.run_here(ctx, Vec::new(), One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
                 if let Some(entry) = self.entries.get_mut(&seq) {
@@ -280,18 +262,17 @@ impl Line {
 
     pub(super) fn release_here(&mut self, ctx: &mut Ctx, seq: Seq) {
         if self.local.is_some() {
-            self.run_here(
-                ctx,
-                Batch {
-                    release: vec![seq],
-                    ..Batch::default()
-                },
-            );
+            self.run_here(ctx, Vec::new(), One::Release(seq));
         }
     }
 
-    /// Runs a batch on this process's own ledger. Its clock stands still, so that no lease ends there.
-    pub(super) fn run_here(&mut self, ctx: &mut Ctx, batch: Batch) -> Option<Standing> {
+    /// Runs a step of this process's own ledger. Its clock stands still, so that no lease ends there.
+    pub(super) fn run_here(
+        &mut self,
+        ctx: &mut Ctx,
+        adopt: Vec<Seq>,
+        one: One,
+    ) -> Option<Standing> {
         let limit = match self.limit.policy() {
             // The key's own value counts here too, unless there are fewer for all keys.
             OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
@@ -304,16 +285,18 @@ impl Line {
         let batch = Batch {
             limit,
             max_waiters: self.limit.waiters(),
-            ..batch
+            waits: matches!(one, One::Acquire(ask) if ask.wait),
+            adopt,
+            ..Batch::default()
         };
         let ledger = self.local.as_mut()?;
         let mut call = Call::new(&ctx.here, 0);
-        let reply = ledger.run(&mut call, &batch);
+        let (reply, standing) = ledger.run_one(&mut call, &batch, one);
         (self.heard.in_use, self.heard.waiting) = (reply.in_use, reply.waiting);
         for promotion in reply.promoted {
             self.admit(ctx, promotion.seq);
         }
-        reply.acquired.first().copied()
+        standing
     }
 
     /// Drops releases that are not worth repeating any more.

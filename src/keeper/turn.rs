@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    ledger::Batch,
+    ledger::One,
     status::{Quota, Status, Usage},
 };
 
@@ -185,7 +185,7 @@ impl Core {
         let index = self.line(limit, key, now);
         let line = &mut self.lines[index];
         if line.local.is_some() {
-            line.run_here(&mut self.ctx, Batch::default());
+            line.run_here(&mut self.ctx, Vec::new(), One::Nothing);
             // The receiver is right here.
             let _ = tell.send(line.usage());
         } else if matches!(self.breaker, Breaker::Up { .. }) {

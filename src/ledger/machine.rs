@@ -34,6 +34,16 @@ enum Place {
     Waits { ticket: i64 },
 }
 
+/// What a batch may be run with besides: see [`Ledger::run_one`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum One {
+    Nothing,
+    /// Before all other steps.
+    Release(Seq),
+    /// After them.
+    Acquire(Ask),
+}
+
 /// What a ledger has for a newcomer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Prospect {
@@ -123,10 +133,31 @@ impl Call {
 
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
+    /// Runs one batch. No permit is named twice in one of its lists.
+    #[cfg(test)]
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         let mut reply = self.begin(call, batch);
         self.close(call, batch, &mut reply);
         reply
+    }
+
+    /// Runs a batch, and one thing more, for which no list has to be made.
+    pub(crate) fn run_one(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        one: One,
+    ) -> (BatchReply, Option<Standing>) {
+        if let One::Release(seq) = one {
+            self.remove(call.own(seq));
+        }
+        let mut reply = self.begin(call, batch);
+        let standing = match one {
+            One::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
+            One::Nothing | One::Release(_) => None,
+        };
+        self.close(call, batch, &mut reply);
+        (reply, standing)
     }
 
     /// The steps that come before the claims.
@@ -244,21 +275,29 @@ impl Ledger {
 
     fn acquire(&mut self, call: &mut Call, batch: &Batch) -> Vec<Standing> {
         let mut swept = false;
-        let acquire = |ask: &Ask| {
-            let id = call.own(ask.seq);
-            if let Some(standing) = self.standing(id) {
-                return standing;
-            }
-            if call.is_stale() {
-                return Standing::Stale;
-            }
-            match self.prospect(call, batch, ask.wait, &mut swept) {
-                Prospect::Slot => self.hold(id, call.lease_end_ms()),
-                Prospect::Place => self.queue(call, id),
-                Prospect::None(refusal) => refusal,
-            }
-        };
+        let acquire = |ask: &Ask| self.acquire_one(call, batch, *ask, &mut swept);
         batch.acquire.iter().map(acquire).collect()
+    }
+
+    fn acquire_one(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        ask: Ask,
+        swept: &mut bool,
+    ) -> Standing {
+        let id = call.own(ask.seq);
+        if let Some(standing) = self.standing(id) {
+            return standing;
+        }
+        if call.is_stale() {
+            return Standing::Stale;
+        }
+        match self.prospect(call, batch, ask.wait, swept) {
+            Prospect::Slot => self.hold(id, call.lease_end_ms()),
+            Prospect::Place => self.queue(call, id),
+            Prospect::None(refusal) => refusal,
+        }
     }
 
     pub(super) fn standing(&self, id: PermitId) -> Option<Standing> {

@@ -52,7 +52,7 @@ pub(crate) use id::{PermitId, ReplicaId, Seq};
 pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
 #[cfg(test)]
 pub(crate) use ledgers::Ledgers;
-pub(crate) use machine::{Call, Ledger};
+pub(crate) use machine::{Call, Ledger, One};
 pub(crate) use rate::{Rate, Tat};
 
 /// No lease is longer, so a deadline further ahead can only mean that the store's clock was stepped back.

@@ -1,7 +1,7 @@
 //! Edges: outages, updates and shutdown in every stage of a request.
 
 use super::*;
-use crate::{ledger::LedgerError, limit::Mode};
+use crate::{keeper::MAX_SPARED, ledger::LedgerError, limit::Mode};
 
 const NARROW: Limit = Limit::concurrent("narrow", 1);
 const WIDE: Limit = Limit::concurrent("wide", 1);
@@ -415,4 +415,35 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
         world.settle();
     }
     assert!(!lease.is_over(world.local()));
+}
+
+/// G7: in memory, lines of keys that are likely to come again are kept; as many as they may be, and no longer than
+/// there is a limiter.
+#[test]
+fn a_process_keeps_few_idle_lines_and_none_for_ever() {
+    let now = Instant::now();
+    let mut core = Core::new(settings(0), false, now);
+    let limit = core.register(&WIDE).expect("valid");
+    let ask = |core: &mut Core, number: u64| {
+        let key = Key::from(number);
+        let demand = Demand::One(Leg {
+            key,
+            ..leg(limit, PATIENT)
+        });
+        let asked = core.submit(demand, now).expect("open");
+        assert!(held(core.collect(&asked, Waker::noop(), now)));
+        asked
+    };
+    let stays = ask(&mut core, 0);
+    for number in 1..1_000 {
+        let asked = ask(&mut core, 1 + number % 500);
+        core.cancel(&asked, now);
+        assert!(core.lines.len() <= MAX_SPARED + 1, "after {number}");
+    }
+    assert_eq!(core.lines.len(), MAX_SPARED + 1);
+    core.orphan();
+    assert_eq!(core.lines.len(), 1);
+    assert!(!core.is_over());
+    core.cancel(&stays, now);
+    assert!(core.lines.is_empty() && core.is_over());
 }

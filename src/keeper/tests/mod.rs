@@ -37,6 +37,19 @@ struct World {
 
 type Collected = Option<Result<Taken, AcquireError>>;
 
+fn settings(number: usize) -> Settings {
+    Settings {
+        replica: ReplicaId::from_bits(number as u128),
+        namespace: "test".to_owned(),
+        part: None,
+        lease: LEASE,
+        store_timeout: STORE_TIMEOUT,
+        poll_interval: Duration::from_secs(1),
+        waiter_ttl: Duration::from_secs(5),
+        seed: 0,
+    }
+}
+
 impl World {
     fn new(keepers: usize, limit: &Limit) -> Self {
         Self::under(keepers, &[limit])
@@ -45,17 +58,7 @@ impl World {
     fn under(keepers: usize, limits: &[&Limit]) -> Self {
         let start = Instant::now();
         let keeper = |number: usize| {
-            let settings = Settings {
-                replica: ReplicaId::from_bits(number as u128),
-                namespace: "test".to_owned(),
-                part: None,
-                lease: LEASE,
-                store_timeout: STORE_TIMEOUT,
-                poll_interval: Duration::from_secs(1),
-                waiter_ttl: Duration::from_secs(5),
-                seed: 0,
-            };
-            let mut core = Core::new(settings, true, start);
+            let mut core = Core::new(settings(number), true, start);
             for limit in limits {
                 core.register(limit).expect("valid");
             }

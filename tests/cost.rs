@@ -1,0 +1,248 @@
+//! What things cost may not grow unseen: allocations in this process, commands in the store. No time is taken.
+//!
+//! Who makes something cheaper lowers the number here. `.ci/cost` shows what there is beside it.
+
+#[path = "../benches/layer/contenders.rs"]
+mod contenders;
+#[path = "support/redis_server.rs"]
+mod redis_server;
+
+use std::{
+    alloc::System,
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use contenders::Contender;
+use redis_server::RedisServer;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, sleep},
+};
+use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const MANY: Limit = Limit::concurrent("many", 1_000);
+const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
+
+/// Allocations are counted for the whole process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime")
+}
+
+/// How much is allocated by one of those that `run` runs so many of. What is made once goes by taking the difference.
+fn allocations_of_one(mut run: impl FnMut(usize)) -> f64 {
+    const TIMES: usize = 1_000;
+    let [once, twice] = [1, 2].map(|times| {
+        let region = Region::new(ALLOCATOR);
+        run(times * TIMES);
+        let change = region.change();
+        change.allocations + change.reallocations
+    });
+    (twice as f64 - once as f64) / TIMES as f64
+}
+
+/// Those that acquire a permit and give it back, one after the other.
+async fn pairs(semaphore: &Semaphore, count: usize) {
+    for _ in 0..count {
+        drop(semaphore.acquire().await.expect("free"));
+    }
+}
+
+/// The lease, the permit, and the slot in the request's extensions (three of them, as there is nothing else in them);
+/// the copy of a key; a claim, its legs and its lists.
+#[test]
+fn a_request_allocates_no_more_than_before() {
+    let _alone = alone();
+    let runtime = runtime();
+    let of = |contender: Contender| {
+        let one = allocations_of_one(|count| runtime.block_on(contender.run(count)));
+        one.round() as i64
+    };
+    let bare = of(Contender::Bare);
+    let added = Contender::ALL.map(|contender| (contender.name(), of(contender) - bare));
+    let known = [
+        ("bare", 0),
+        ("concurrency-limit", 0),
+        ("shared", 5),
+        ("by-header", 6),
+        ("policy-of-two", 11),
+    ];
+    assert_eq!(added, known);
+}
+
+/// The lease is all. It is the same for one key and for a few in turn.
+#[test]
+fn a_permit_in_memory_is_one_allocation() {
+    let _alone = alone();
+    let runtime = runtime();
+    for keys in [1, 32] {
+        let limiter = Limiter::in_memory();
+        let semaphores = (0..keys).map(|key| limiter.semaphore(&MANY, key));
+        let semaphores: Vec<Semaphore> = semaphores.collect();
+        let one = allocations_of_one(|count| {
+            runtime.block_on(async {
+                for number in 0..count {
+                    pairs(&semaphores[number % semaphores.len()], 1).await;
+                }
+            });
+        });
+        assert_eq!(one.round(), 1.0, "{keys} keys");
+    }
+}
+
+/// Most are the driver's and the client's of Redis. How often exchanges meet is not the same in each run.
+#[test]
+fn a_permit_of_a_store_allocates_no_more_than_before() {
+    const MOST: f64 = 25.0;
+    let _alone = alone();
+    let runtime = runtime();
+    let server = RedisServer::start();
+    let limiter = runtime.block_on(Limiter::connect(&server.url()));
+    let semaphore = limiter.expect("up").semaphore(&MANY, "k");
+    let one = allocations_of_one(|count| runtime.block_on(pairs(&semaphore, count)));
+    assert!(one <= MOST, "{one} allocations, not {MOST}");
+}
+
+/// How often the server ran each command since the counts were last reset, but for the test's own.
+fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let stats = stats.lines().filter_map(|line| line.split_once(":calls="));
+    let calls = stats.map(|(name, rest)| {
+        let (count, _) = rest.split_once(',').expect("more follows");
+        let name = name.trim_start_matches("cmdstat_").to_owned();
+        (name, count.parse().expect("a number"))
+    });
+    let own = ["config|resetstat", "info", "keys", "zcard"];
+    calls
+        .filter(|(name, _)| !own.contains(&name.as_str()))
+        .collect()
+}
+
+fn times<const N: usize>(times: u64, each: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    each.map(|(name, count)| (name.to_owned(), times * count))
+        .into()
+}
+
+async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
+    let mut held = Vec::new();
+    for _ in 0..count {
+        held.push(semaphore.acquire().await.expect("free"));
+    }
+    held
+}
+
+#[test]
+fn a_permit_is_two_short_exchanges() {
+    const TIMES: usize = 20;
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let limiter = Limiter::connect(&server.url()).await.expect("up");
+        let semaphore = limiter.semaphore(&MANY, "k");
+        // The script is loaded, and the key is there.
+        let first = hold(&semaphore, 1).await;
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let permits = hold(&semaphore, TIMES).await;
+        let acquire = [
+            ("evalsha", 1),
+            ("time", 1),
+            ("zrange", 1),
+            ("zcount", 1),
+            ("zmscore", 1),
+            ("zadd", 1),
+            ("pttl", 1),
+        ];
+        assert_eq!(calls(&server), times(TIMES as u64, acquire));
+
+        let ledger = server.cli(&["KEYS", "*}"]);
+        let held = || server.cli(&["ZCARD", &ledger]);
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        for (number, permit) in permits.into_iter().enumerate() {
+            drop(permit);
+            let left = (TIMES - number).to_string();
+            while held() != left {
+                tokio::task::yield_now().await;
+            }
+        }
+        let release = [
+            ("evalsha", 1),
+            ("time", 1),
+            ("zrem", 1),
+            ("zrange", 1),
+            ("zcount", 1),
+            ("pttl", 1),
+        ];
+        assert_eq!(calls(&server), times(TIMES as u64, release));
+        drop(first);
+    });
+}
+
+/// However many are held: they are renewed together.
+#[test]
+fn a_hundred_permits_are_renewed_in_one_exchange() {
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let builder = Limiter::builder().lease(Duration::from_secs(3));
+        let limiter = builder.connect(&server.url()).await.expect("up");
+        let held = hold(&limiter.semaphore(&MANY, "k"), 100).await;
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let last = held.last().expect("some are held");
+        let until = last.deadline();
+        while last.deadline() == until {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let calls = calls(&server);
+        // The first and the last may have been granted too far apart for one.
+        assert!(calls["evalsha"] <= 2, "{calls:?}");
+        let most = calls["evalsha"];
+        assert!(calls.values().all(|count| *count <= most), "{calls:?}");
+    });
+}
+
+/// However many wait: only their keeper asks, once in a while.
+#[test]
+fn waiting_is_a_poll_for_all() {
+    const POLL: Duration = Duration::from_millis(100);
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let holder = Limiter::connect(&server.url()).await.expect("up");
+        let holder = hold(&holder.semaphore(&ONE, "k"), 1).await;
+        let builder = Limiter::builder().poll_interval(POLL);
+        let limiter = builder.connect(&server.url()).await.expect("up");
+        let semaphore = limiter.semaphore(&ONE, "k");
+        let waiters: Vec<_> = (0..100)
+            .map(|_| tokio::spawn(semaphore.acquire()))
+            .collect();
+        while semaphore.usage().await.expect("up").waiting < 100 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let start = Instant::now();
+        while calls(&server).get("evalsha").is_none_or(|polls| *polls < 5) {
+            sleep(Duration::from_millis(5)).await;
+        }
+        // Polls are a little early, by chance.
+        let least = POLL.mul_f64(0.9) * 4;
+        assert!(start.elapsed() >= least, "{:?}", start.elapsed());
+        let calls = calls(&server);
+        let commands: u64 = calls.values().sum();
+        assert!(commands <= 12 * calls["evalsha"], "{calls:?}");
+        for waiter in waiters {
+            waiter.abort();
+        }
+        drop(holder);
+    });
+}
