@@ -1,0 +1,285 @@
+//! The semaphores that ours grew out of: those of Redis in Action, and tokens in a list.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, Value,
+    aio::MultiplexedConnection, io::tcp::TcpSettings,
+};
+
+use crate::{LEASE, LIMIT, STORE_TIMEOUT, redis_server::RedisServer};
+
+/// A semaphore that sends commands for each step, over one multiplexed connection.
+pub(crate) struct Baseline {
+    redis: MultiplexedConnection,
+    digest: String,
+    pub(crate) keys: Vec<String>,
+    /// The last name given to a permit.
+    names: AtomicU64,
+}
+
+/// Listing 11.8, written anew.
+pub(crate) const LISTING_11_8: &str = "
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('ZADD', KEYS[1], ARGV[3], ARGV[4])
+  return ARGV[4]
+end";
+
+/// Listing 11.9, written anew.
+pub(crate) const LISTING_11_9: &str = "
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+  return redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1]) or true
+end";
+
+/// Ours.
+pub(crate) const EXCHANGE: &str = include_str!("../../src/ledger/exchange.lua");
+
+/// What an exchange asks of one ledger, whose line may be as long as it likes.
+pub(crate) struct Batch<'a> {
+    pub(crate) replica: &'a str,
+    pub(crate) limit: u32,
+    pub(crate) wait: bool,
+    pub(crate) release: &'a [u64],
+    pub(crate) renew: &'a [u64],
+    pub(crate) acquire: &'a [u64],
+}
+
+impl Default for Batch<'_> {
+    fn default() -> Self {
+        Self {
+            replica: "replica-00000000",
+            limit: 1_000_000,
+            wait: false,
+            release: &[],
+            renew: &[],
+            acquire: &[],
+        }
+    }
+}
+
+impl Baseline {
+    pub(crate) async fn new(server: &RedisServer, keys: usize, name: &str, script: &str) -> Self {
+        let url = format!("{}?protocol=resp3", server.url());
+        let address = url.into_connection_info().expect("a URL");
+        let address = address.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let client = Client::open(address).expect("a URL");
+        // As ours: nobody waits for the store without end.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(STORE_TIMEOUT));
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        let mut redis = connection.await.expect("the server is up");
+        let load = redis::cmd("SCRIPT").arg("LOAD").arg(script).to_owned();
+        let digest = load.query_async(&mut redis).await.expect("a script");
+        // As long as ours.
+        let keys = (0..keys).map(|key| format!("{name:-<9.9}:{{{key:032x}}}"));
+        Self {
+            redis,
+            digest,
+            keys: keys.collect(),
+            names: AtomicU64::new(0),
+        }
+    }
+
+    /// Listings 6.12: who is among the first by time has a slot.
+    pub(crate) async fn listing_6_12(&self, key: usize) -> String {
+        let (key, id, (now, ended)) = (&self.keys[key], random_id(), times());
+        let mut acquire = redis::pipe();
+        acquire
+            .atomic()
+            .cmd("ZREMRANGEBYSCORE")
+            .arg(key)
+            .arg("-inf")
+            .arg(ended)
+            .ignore();
+        acquire.cmd("ZADD").arg(key).arg(now).arg(&id).ignore();
+        acquire.cmd("ZRANK").arg(key).arg(&id);
+        assert!(self.rank(acquire).await < LIMIT, "a slot is free");
+        id
+    }
+
+    /// Listing 6.14: who is among the first by a counter has a slot. Times and counts are kept in two sets.
+    pub(crate) async fn listing_6_14(&self, key: usize) -> String {
+        let (key, id, (now, ended)) = (&self.keys[key], random_id(), times());
+        let (owners, counter) = (format!("{key}:owner"), format!("{key}:counter"));
+        let mut count = redis::pipe();
+        count
+            .atomic()
+            .cmd("ZREMRANGEBYSCORE")
+            .arg(key)
+            .arg("-inf")
+            .arg(ended)
+            .ignore();
+        let merge = count.cmd("ZINTERSTORE").arg(&owners).arg(2);
+        merge
+            .arg(&owners)
+            .arg(key)
+            .arg("WEIGHTS")
+            .arg(1)
+            .arg(0)
+            .ignore();
+        count.cmd("INCR").arg(&counter);
+        let mut redis = self.redis.clone();
+        let (count,): (u64,) = count.query_async(&mut redis).await.expect("a reply");
+        let mut acquire = redis::pipe();
+        acquire.atomic();
+        acquire.cmd("ZADD").arg(key).arg(now).arg(&id).ignore();
+        acquire
+            .cmd("ZADD")
+            .arg(&owners)
+            .arg(count)
+            .arg(&id)
+            .ignore();
+        acquire.cmd("ZRANK").arg(&owners).arg(&id);
+        assert!(self.rank(acquire).await < LIMIT, "a slot is free");
+        id
+    }
+
+    /// Listing 6.15.
+    pub(crate) async fn listing_6_15(&self, key: usize, id: &str) {
+        let key = &self.keys[key];
+        let mut release = redis::pipe();
+        release.atomic().cmd("ZREM").arg(key).arg(id);
+        release.cmd("ZREM").arg(format!("{key}:owner")).arg(id);
+        let mut redis = self.redis.clone();
+        let gone: (u32, u32) = release.query_async(&mut redis).await.expect("a reply");
+        assert_eq!(gone, (1, 1), "it was held");
+    }
+
+    /// Listing 6.16, first half: if that adds a member, the permit was lost.
+    pub(crate) async fn listing_6_16(&self, key: usize, id: &str) {
+        let mut renew = redis::cmd("ZADD");
+        renew.arg(&self.keys[key]).arg(times().0).arg(id);
+        assert_eq!(self.send(renew).await, Value::Int(0), "it was held");
+    }
+
+    pub(crate) async fn listing_11_8(&self, key: usize) -> String {
+        let (id, (now, ended)) = (random_id(), times());
+        let mut acquire = self.script(key);
+        acquire.arg(ended).arg(LIMIT).arg(now).arg(&id);
+        assert_ne!(self.send(acquire).await, Value::Nil, "a slot is free");
+        id
+    }
+
+    /// For a script that is listing 11.9.
+    pub(crate) async fn listing_11_9(&self, key: usize, id: &str) {
+        let mut renew = self.script(key);
+        renew.arg(id).arg(times().0);
+        assert_ne!(self.send(renew).await, Value::Nil, "it was held");
+    }
+
+    /// As listings 6.12 and 11.8 leave them.
+    pub(crate) async fn hold_all(&self, key: usize, names: &[u64]) {
+        let mut hold = redis::cmd("ZADD");
+        hold.arg(&self.keys[key]);
+        for name in names {
+            hold.arg(times().0).arg(name);
+        }
+        self.send(hold).await;
+    }
+
+    pub(crate) async fn zrem(&self, key: usize, id: &str) {
+        let mut release = redis::cmd("ZREM");
+        release.arg(&self.keys[key]).arg(id);
+        assert_eq!(self.send(release).await, Value::Int(1), "it was held");
+    }
+
+    /// As many tokens for each key.
+    pub(crate) async fn mint(&self, count: usize) {
+        for keys in self.keys.chunks(100) {
+            let mut mint = redis::pipe();
+            for key in keys {
+                mint.cmd("RPUSH").arg(key).arg(vec!["token"; count]);
+            }
+            let mut redis = self.redis.clone();
+            mint.exec_async(&mut redis).await.expect("a reply");
+        }
+    }
+
+    /// There are as many as tasks, so that none blocks the connection for the others.
+    pub(crate) async fn pop(&self, key: usize) -> String {
+        let mut acquire = redis::cmd("BLPOP");
+        acquire.arg(&self.keys[key]).arg(1);
+        assert_ne!(self.send(acquire).await, Value::Nil, "a token is there");
+        String::new()
+    }
+
+    pub(crate) async fn push(&self, key: usize) {
+        let mut release = redis::cmd("LPUSH");
+        release.arg(&self.keys[key]).arg("token");
+        self.send(release).await;
+    }
+
+    pub(crate) async fn nothing(&self, key: usize) -> String {
+        assert_eq!(self.send(self.script(key)).await, Value::Int(1));
+        String::new()
+    }
+
+    /// One exchange that releases this permit, or acquires a new one.
+    pub(crate) async fn exchange_of(&self, key: usize, held: Option<String>) -> String {
+        let released = held.map(|name| name.parse().expect("a number"));
+        let name = released.unwrap_or_else(|| self.names.fetch_add(1, Ordering::Relaxed));
+        let (release, acquire): (&[u64], &[u64]) = match released {
+            Some(_) => (&[name], &[]),
+            None => (&[], &[name]),
+        };
+        let batch = Batch {
+            release,
+            acquire,
+            ..Batch::default()
+        };
+        self.exchange(key, batch).await;
+        name.to_string()
+    }
+
+    /// One exchange, for a script that is ours.
+    pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
+        let mut exchange = self.script(key);
+        // Leases are long enough for the whole bench.
+        exchange.arg(batch.replica).arg(3_600_000).arg(3_600_000);
+        exchange.arg(600_000).arg(u64::MAX / 2048).arg("wake:");
+        exchange.arg(""); // no claims
+        let waits = u8::from(batch.wait);
+        exchange.arg(batch.limit).arg(1_000_000).arg(waits);
+        exchange
+            .arg(batch.release.len())
+            .arg(batch.renew.len())
+            .arg(0);
+        exchange.arg(waits.to_string().repeat(batch.acquire.len()));
+        for names in [batch.release, batch.renew, batch.acquire] {
+            for name in names {
+                exchange.arg(format!("{name:010}"));
+            }
+        }
+        let Value::Array(reply) = self.send(exchange).await else {
+            panic!("the script's reply is a list");
+        };
+        assert!(matches!(reply[2], Value::Array(_)), "{reply:?}");
+    }
+
+    fn script(&self, key: usize) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.digest).arg(1).arg(&self.keys[key]);
+        cmd
+    }
+
+    async fn rank(&self, acquire: Pipeline) -> u32 {
+        let mut redis = self.redis.clone();
+        let (rank,) = acquire.query_async(&mut redis).await.expect("a reply");
+        rank
+    }
+
+    async fn send(&self, cmd: Cmd) -> Value {
+        let mut redis = self.redis.clone();
+        cmd.query_async(&mut redis).await.expect("a reply")
+    }
+}
+
+fn random_id() -> String {
+    format!("{:032x}", fastrand::u128(..))
+}
+
+/// Now, and when leases began that have ended; by this process's clock, as the listings have it.
+fn times() -> (f64, f64) {
+    let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
+    (now.as_secs_f64(), (now - LEASE).as_secs_f64())
+}

@@ -1,0 +1,192 @@
+//! Those that are compared: ours, and each of the others.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    task::{Context, Poll},
+};
+
+use tokio::sync::SemaphorePermit;
+use tower::{Service, ServiceExt, limit::ConcurrencyLimit};
+use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
+
+use crate::{
+    HOT, LEASE, LIMIT, STORE_TIMEOUT, Work,
+    baseline::{Baseline, EXCHANGE, LISTING_11_8},
+    redis_server::RedisServer,
+};
+
+pub(crate) enum Contestant {
+    Ours(Limiter, Vec<Semaphore>),
+    InMemory(Vec<Semaphore>),
+    /// Listing 6.12 of Redis in Action to acquire, 6.13 (ZREM) to release.
+    Basic(Baseline),
+    /// Listings 6.14 and 6.15.
+    Fair(Baseline),
+    /// Listing 11.8 to acquire, ZREM to release.
+    Seed(Baseline),
+    /// Tokens in a list: BLPOP and LPUSH.
+    Tokens(Baseline),
+    /// A script that does nothing, for each step.
+    Floor(Baseline),
+    /// Our own script, called for each step by itself.
+    OneByOne(Baseline),
+    Tokio(Vec<tokio::sync::Semaphore>),
+    Tower(Vec<ConcurrencyLimit<Nothing>>),
+}
+
+/// A slot of one of the contestants.
+pub(crate) enum Held<'a> {
+    Ours(Permit),
+    Tokio(SemaphorePermit<'a>),
+    /// A service that was made ready.
+    Tower(ConcurrencyLimit<Nothing>),
+    /// By this name, under this key.
+    ByName(usize, String),
+}
+
+/// The first is ours, and the others are compared with it.
+pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str, Contestant)> {
+    let semaphores = |limiter: &Limiter| {
+        let keys = 0..work.keys as u64;
+        keys.map(|key| limiter.semaphore(&HOT, key)).collect()
+    };
+    let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
+    let shared = settings.connect(&server.url()).await.expect("up");
+    let tokio = (0..work.keys).map(|_| tokio::sync::Semaphore::new(LIMIT as usize));
+    let tower = (0..work.keys).map(|_| ConcurrencyLimit::new(Nothing, LIMIT as usize));
+    let baseline = async |name, script| Baseline::new(server, work.keys, name, script).await;
+    let tokens = baseline("tokens", "return 1").await;
+    tokens.mint(work.tasks).await;
+    vec![
+        (
+            "tower-turnstile",
+            Contestant::Ours(shared.clone(), semaphores(&shared)),
+        ),
+        (
+            "its script, a call for each step",
+            Contestant::OneByOne(baseline("one-by-one", EXCHANGE).await),
+        ),
+        (
+            "basic, 6.12 and 6.13",
+            Contestant::Basic(baseline("basic", "return 1").await),
+        ),
+        (
+            "fair, 6.14 and 6.15",
+            Contestant::Fair(baseline("fair", "return 1").await),
+        ),
+        (
+            "Lua 11.8, then ZREM",
+            Contestant::Seed(baseline("seed", LISTING_11_8).await),
+        ),
+        ("tokens, BLPOP and LPUSH", Contestant::Tokens(tokens)),
+        (
+            "EVALSHA 'return 1' for each step",
+            Contestant::Floor(baseline("floor", "return 1").await),
+        ),
+        (
+            "tower-turnstile, in memory",
+            Contestant::InMemory(semaphores(&Limiter::in_memory())),
+        ),
+        ("tokio::sync::Semaphore", Contestant::Tokio(tokio.collect())),
+        (
+            "tower's ConcurrencyLimit",
+            Contestant::Tower(tower.collect()),
+        ),
+    ]
+}
+
+impl Contestant {
+    pub(crate) async fn acquire(&self, key: usize) -> Held<'_> {
+        let id = match self {
+            Self::Ours(_, semaphores) | Self::InMemory(semaphores) => {
+                return Held::Ours(semaphores[key].acquire().await.expect("a slot"));
+            }
+            Self::Tokio(semaphores) => {
+                return Held::Tokio(semaphores[key].acquire().await.expect("open"));
+            }
+            Self::Tower(services) => {
+                let mut service = services[key].clone();
+                service.ready().await.expect("infallible");
+                return Held::Tower(service);
+            }
+            Self::Basic(basic) => basic.listing_6_12(key).await,
+            Self::Fair(fair) => fair.listing_6_14(key).await,
+            Self::Seed(seed) => seed.listing_11_8(key).await,
+            Self::Tokens(tokens) => tokens.pop(key).await,
+            Self::Floor(floor) => floor.nothing(key).await,
+            Self::OneByOne(script) => script.exchange_of(key, None).await,
+        };
+        Held::ByName(key, id)
+    }
+
+    pub(crate) async fn release(&self, held: Held<'_>) {
+        match (self, held) {
+            (Self::Basic(seed) | Self::Seed(seed), Held::ByName(key, id)) => {
+                seed.zrem(key, &id).await;
+            }
+            (Self::Fair(fair), Held::ByName(key, id)) => fair.listing_6_15(key, &id).await,
+            (Self::Tokens(tokens), Held::ByName(key, _)) => tokens.push(key).await,
+            (Self::Floor(floor), Held::ByName(key, _)) => drop(floor.nothing(key).await),
+            (Self::OneByOne(script), Held::ByName(key, name)) => {
+                drop(script.exchange_of(key, Some(name)).await);
+            }
+            (_, Held::Ours(permit)) => drop(permit),
+            (_, Held::Tokio(permit)) => drop(permit),
+            (_, Held::Tower(ready)) => drop(ready),
+            (_, Held::ByName(..)) => unreachable!("these have a command for it"),
+        }
+    }
+
+    /// Until the last release is done.
+    pub(crate) async fn settle(&self) {
+        if let Self::Ours(limiter, _) = self {
+            let last = limiter.semaphore(&Limit::concurrent("last", 1), "");
+            last.usage().await.expect("the store answers");
+        }
+    }
+
+    /// The commands that it sends by itself. What a script calls is counted with the script, and what a transaction
+    /// runs by itself.
+    pub(crate) fn commands(&self) -> &'static [&'static str] {
+        match self {
+            Self::Ours(..) | Self::Floor(_) | Self::OneByOne(_) => &["evalsha", "eval"],
+            Self::Basic(_) => &["multi", "zremrangebyscore", "zadd", "zrank", "zrem"],
+            Self::Fair(_) => &[
+                "multi",
+                "zremrangebyscore",
+                "zinterstore",
+                "incr",
+                "zadd",
+                "zrank",
+                "zrem",
+            ],
+            Self::Seed(_) => &["evalsha", "zrem"],
+            Self::Tokens(_) => &["blpop", "lpush"],
+            Self::InMemory(_) | Self::Tokio(_) | Self::Tower(_) => &[],
+        }
+    }
+
+    /// Else it stays in this process.
+    pub(crate) fn is_remote(&self) -> bool {
+        !self.commands().is_empty()
+    }
+}
+
+/// What stands behind tower's limit.
+#[derive(Clone)]
+pub(crate) struct Nothing;
+
+impl Service<()> for Nothing {
+    type Response = ();
+    type Error = Infallible;
+    type Future = Ready<Result<(), Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, (): ()) -> Self::Future {
+        ready(Ok(()))
+    }
+}

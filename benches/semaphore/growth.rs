@@ -1,0 +1,258 @@
+//! What an exchange costs the server as there is more of everything: holders, waiters, replicas, keys. And what a
+//! renewal costs, beside those of Redis in Action.
+
+use futures_util::{StreamExt, stream};
+use tokio::runtime::Runtime;
+
+use crate::{
+    baseline::{Baseline, Batch, EXCHANGE, LISTING_11_9},
+    cost::Cost,
+    redis_server::RedisServer,
+    spread::Spread,
+};
+
+const MOST: u32 = 1_000_000;
+/// Permits in an exchange, at most.
+const CHUNK: u64 = 1_000;
+/// Steps in a measurement.
+const STEPS: u64 = 500;
+
+/// Of what there is more and more, and the step that is measured in its midst.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Holders,
+    Waiters,
+    Replicas,
+    Keys,
+    Renewal,
+    Renewal11_9,
+    Renewal6_16,
+}
+
+const KINDS: [(Kind, &str, [u64; 3]); 7] = [
+    (Kind::Holders, "hold: a pair", [10, 1_000, 100_000]),
+    (Kind::Waiters, "wait: a handoff", [10, 1_000, 100_000]),
+    (Kind::Replicas, "replicas wait: a handoff", [1, 10, 1_000]),
+    (Kind::Keys, "keys: a pair", [1, 1_000, 100_000]),
+    (Kind::Renewal, "hold: a renewal", [10, 1_000, 100_000]),
+    (Kind::Renewal11_9, "hold: 11.9", [10, 1_000, 100_000]),
+    (Kind::Renewal6_16, "hold: 6.16", [10, 1_000, 100_000]),
+];
+
+struct Crowd {
+    kind: Kind,
+    name: String,
+    size: u64,
+    script: Baseline,
+    /// Of a step, in each round, in microseconds of the server's commands.
+    costs: Vec<f64>,
+}
+
+/// In crowds of up to `most`.
+pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, most: u64) {
+    let mut crowds = runtime.block_on(gather(server, most));
+    for round in 0..rounds as u64 {
+        for crowd in &mut crowds {
+            let before = crowd.cost(server);
+            runtime.block_on(crowd.run(round * STEPS));
+            crowd
+                .costs
+                .push((crowd.cost(server) - before) / STEPS as f64);
+        }
+    }
+    println!();
+    println!("{:<36}{:>18}", "in a crowd", "server: commands");
+    for crowd in &crowds {
+        let cost = Spread::of(crowd.costs.iter().copied());
+        let (median, around) = (cost.median, cost.around);
+        println!("  {:<34}{median:>11.2} us ± {around:.2}", crowd.name);
+    }
+}
+
+async fn gather(server: &RedisServer, most: u64) -> Vec<Crowd> {
+    let mut crowds = Vec::new();
+    for (number, (kind, what, sizes)) in KINDS.into_iter().enumerate() {
+        for size in sizes.into_iter().filter(|size| *size <= most) {
+            let keys = if kind == Kind::Keys { size } else { 1 };
+            let script = match kind {
+                Kind::Renewal11_9 => LISTING_11_9,
+                _ => EXCHANGE,
+            };
+            let key = format!("{number}-{size}");
+            let script = Baseline::new(server, keys as usize, &key, script).await;
+            let crowd = Crowd {
+                kind,
+                name: format!("{size} {what}"),
+                size,
+                script,
+                costs: Vec::new(),
+            };
+            crowd.gather().await;
+            crowds.push(crowd);
+        }
+    }
+    crowds
+}
+
+impl Crowd {
+    /// What its steps have cost the server so far. What a script calls is counted with the script.
+    fn cost(&self, server: &RedisServer) -> f64 {
+        let command = match self.kind {
+            Kind::Renewal6_16 => "zadd",
+            _ => "evalsha",
+        };
+        Cost::read(server, &[command]).commands_us
+    }
+
+    async fn gather(&self) {
+        match self.kind {
+            Kind::Holders | Kind::Renewal => {
+                for acquire in chunks(self.size) {
+                    self.ask(Batch {
+                        acquire: &acquire,
+                        ..Batch::default()
+                    })
+                    .await;
+                }
+            }
+            Kind::Waiters => {
+                self.queue(0, 0).await;
+                for acquire in chunks(self.size) {
+                    let acquire: Vec<u64> = acquire.iter().map(|name| name + 1).collect();
+                    self.ask(Batch {
+                        limit: 1,
+                        wait: true,
+                        acquire: &acquire,
+                        ..Batch::default()
+                    })
+                    .await;
+                }
+            }
+            Kind::Replicas => {
+                for name in 0..=CHUNK {
+                    self.queue(name, name % self.size).await;
+                }
+            }
+            Kind::Keys => {
+                let hold = |key| async move {
+                    let acquire = &[MOST.into()];
+                    let batch = Batch {
+                        acquire,
+                        ..Batch::default()
+                    };
+                    self.script.exchange(key as usize, batch).await;
+                };
+                stream::iter(0..self.size)
+                    .for_each_concurrent(256, hold)
+                    .await;
+            }
+            Kind::Renewal11_9 | Kind::Renewal6_16 => {
+                for names in chunks(self.size) {
+                    self.script.hold_all(0, &names).await;
+                }
+            }
+        }
+    }
+
+    /// So many steps, with names from here on.
+    async fn run(&self, begin: u64) {
+        let steps = begin..begin + STEPS;
+        match self.kind {
+            Kind::Holders => {
+                for step in steps {
+                    self.pair(0, u64::from(MOST) + step).await;
+                }
+            }
+            Kind::Keys => {
+                for step in steps {
+                    let key = fastrand::u64(..self.size);
+                    self.pair(key as usize, step).await;
+                }
+            }
+            Kind::Waiters => {
+                for step in steps {
+                    self.hand_off(step, step + self.size + 1, 1).await;
+                }
+            }
+            Kind::Replicas => {
+                for step in steps {
+                    self.hand_off(step, step + CHUNK + 1, self.size).await;
+                }
+            }
+            // As many as are held, in one exchange.
+            Kind::Renewal => {
+                let most = self.size.min(STEPS);
+                for _ in 0..STEPS / most {
+                    let renew: Vec<u64> = (0..most).collect();
+                    let renew = &renew;
+                    self.ask(Batch {
+                        renew,
+                        ..Batch::default()
+                    })
+                    .await;
+                }
+            }
+            Kind::Renewal11_9 => {
+                for step in steps {
+                    let name = (step % self.size).to_string();
+                    self.script.listing_11_9(0, &name).await;
+                }
+            }
+            Kind::Renewal6_16 => {
+                for step in steps {
+                    let name = (step % self.size).to_string();
+                    self.script.listing_6_16(0, &name).await;
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, batch: Batch<'_>) {
+        self.script.exchange(0, batch).await;
+    }
+
+    async fn pair(&self, key: usize, name: u64) {
+        let name = &[name];
+        for (acquire, release) in [(&name[..], &[][..]), (&[], name)] {
+            let batch = Batch {
+                acquire,
+                release,
+                ..Batch::default()
+            };
+            self.script.exchange(key, batch).await;
+        }
+    }
+
+    /// The holder leaves, the head of the line gets its slot, and another joins the line.
+    async fn hand_off(&self, leaves: u64, joins: u64, replicas: u64) {
+        self.ask(Batch {
+            replica: &replica(leaves % replicas),
+            limit: 1,
+            wait: true,
+            release: &[leaves],
+            ..Batch::default()
+        })
+        .await;
+        self.queue(joins, joins % replicas).await;
+    }
+
+    async fn queue(&self, name: u64, of: u64) {
+        self.ask(Batch {
+            replica: &replica(of),
+            limit: 1,
+            wait: true,
+            acquire: &[name],
+            ..Batch::default()
+        })
+        .await;
+    }
+}
+
+fn replica(number: u64) -> String {
+    format!("replica-{number:08}")
+}
+
+fn chunks(size: u64) -> impl Iterator<Item = Vec<u64>> {
+    let begins = (0..size).step_by(CHUNK as usize);
+    begins.map(move |begin| (begin..size.min(begin + CHUNK)).collect())
+}
