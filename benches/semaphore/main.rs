@@ -14,7 +14,7 @@
 //! Ours gives slots back behind the caller's back, so its slice ends only when the store has answered a question that
 //! was asked after the last release.
 //!
-//! `RESULTS.md` beside this folder has what came out.
+//! `benches/RESULTS.md` has what came out.
 
 mod baseline;
 mod contestant;
