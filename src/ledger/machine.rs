@@ -134,7 +134,7 @@ impl Call {
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
     /// Runs one batch. No permit is named twice in one of its lists.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         let mut reply = self.begin(call, batch);
         self.close(call, batch, &mut reply);
