@@ -28,6 +28,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -43,6 +44,8 @@ use super::{connection::check_tls, store_error, target::prepared};
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
 const SWITCHED: &str = "+switch-master";
+/// Within this time the sentinels make a replica of a primary that they have replaced.
+const DEMOTED_WITHIN: Duration = Duration::from_secs(20);
 const UNREADABLE: &str = "the store's URL cannot be read";
 
 /// The sentinels, and what is the same for all servers that they may name.
@@ -52,6 +55,9 @@ pub(crate) struct Sentinels {
     /// Its address is put in when it is known.
     server: ConnectionInfo,
     notice: Mutex<Option<Notice>>,
+    /// The primary that was replaced last, and when. It may be well and call itself one for a while, and a sentinel that
+    /// has not heard of the change yet may still name it.
+    replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
 }
 
 /// The sentinel that named the primary tells here of another one.
@@ -95,6 +101,7 @@ impl Sentinels {
             service,
             server: prepared(server),
             notice: Mutex::default(),
+            replaced: Arc::default(),
         })
     }
 
@@ -130,15 +137,16 @@ impl Sentinels {
     }
 
     fn notice(&self) -> MutexGuard<'_, Option<Notice>> {
-        self.notice.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.notice)
     }
 
     /// What one sentinel says, if the server agrees.
     async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
         let came = Arc::new(AtomicBool::new(false));
-        let (service, tell) = (self.service.clone(), came.clone());
+        let (service, tell, replaced) = (self.service.clone(), came.clone(), self.replaced.clone());
         let config = config().set_push_sender(move |push: PushInfo| {
-            if names(&push, &service) {
+            if let Some((host, port)) = replaced_by(&push, &service) {
+                *locked(&replaced) = Some((host, port, Instant::now()));
                 tell.store(true, Relaxed);
             }
             Ok::<(), ()>(())
@@ -155,6 +163,10 @@ impl Sentinels {
             let fault = "the sentinels know no service of the name in the store's URL";
             return Err((ErrorKind::InvalidClientConfig, fault).into());
         };
+        if self.was_replaced(&host, port) {
+            let fault = "the sentinels name a server that was replaced";
+            return Err((ErrorKind::Io, fault).into());
+        }
         let server = Client::open(self.server_at(host, port))?;
         if is_primary(&server).await? {
             let notice = Notice {
@@ -169,6 +181,14 @@ impl Sentinels {
             "the sentinels name a server that is no primary",
         )
             .into())
+    }
+
+    fn was_replaced(&self, host: &str, port: u16) -> bool {
+        locked(&self.replaced)
+            .as_ref()
+            .is_some_and(|(old_host, old_port, at)| {
+                old_host == host && *old_port == port && at.elapsed() < DEMOTED_WITHIN
+            })
     }
 
     fn server_at(&self, server: String, port: u16) -> ConnectionInfo {
@@ -199,14 +219,22 @@ async fn connect(
         .await
 }
 
-/// Whether it says that this service has another primary. Its words are the service, the old address and the new one.
-fn names(push: &PushInfo, service: &str) -> bool {
-    let Some(message) = Msg::from_push_info(push.clone()) else {
-        return false;
-    };
-    let words: RedisResult<String> = message.get_payload();
-    message.get_channel_name() == SWITCHED
-        && words.is_ok_and(|words| words.split(' ').next() == Some(service))
+/// The primary that it says was replaced. Its words are the service, the old address and the new one.
+fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
+    let message = Msg::from_push_info(push.clone())?;
+    if message.get_channel_name() != SWITCHED {
+        return None;
+    }
+    let words: String = message.get_payload().ok()?;
+    let mut words = words.split(' ');
+    if words.next() != Some(service) {
+        return None;
+    }
+    Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn is_primary(server: &Client) -> RedisResult<bool> {
