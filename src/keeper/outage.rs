@@ -245,6 +245,7 @@ impl Line {
             seq,
             wait: entry.wait_until() > ctx.now,
         };
+        let has_waited = !entry.wait.is_zero() && !ask.wait;
         match self.run_here(ctx, Vec::new(), One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
@@ -256,6 +257,7 @@ impl Line {
             Some(Standing::LineFull) => {
                 self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull))
             }
+            _ if has_waited => self.set(ctx, seq, State::Refused(AcquireErrorKind::TimedOut)),
             _ => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
         }
     }

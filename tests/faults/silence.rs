@@ -47,8 +47,7 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     assert!(permits.iter().all(Result::is_ok), "G8: {fault}");
     // A store that answers probes and does no work may be asked for the last time when its wait is over.
     let kind = refused(&local).await.0;
-    let is_limited = matches!(kind, AcquireErrorKind::TimedOut | AcquireErrorKind::Full);
-    assert!(is_limited, "G1: {fault}: {kind:?}");
+    assert_eq!(kind, AcquireErrorKind::TimedOut, "G1: {fault}");
     let took = began.elapsed();
     assert!(took < 3 * bound, "G8: {fault}: {took:?}");
     println!("{fault}: refused after {first:?} and {second:?}");

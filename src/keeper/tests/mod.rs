@@ -483,6 +483,22 @@ fn a_cut_connection_costs_a_retry_and_not_the_policy() {
     assert_ne!(lease.seq(), first_name);
 }
 
+/// Who was ready to wait is told so, even if the store took all of its time.
+#[test]
+fn a_wait_that_the_store_used_up_is_told_as_one() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).wait_up_to(PATIENT));
+    let holder = world.ask(0, PATIENT);
+    let lease = world.ask(0, STORE_TIMEOUT / 2);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert!(held(world.collect(0, &holder)));
+    assert_eq!(
+        refused(world.collect(0, &lease)),
+        Some(AcquireErrorKind::TimedOut)
+    );
+}
+
 /// G8: an answer that does not come in time is an outage, and the next request is decided at once.
 #[test]
 fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
