@@ -124,7 +124,10 @@ impl World {
             _ => legs.extend([leg(0, key.clone(), wait), leg(2, key, wait)]),
         }
         self.rng.shuffle(&mut legs);
-        Demand::All(legs)
+        match self.part {
+            None => Demand::All(legs),
+            Some(_) => Demand::One(legs.remove(0)),
+        }
     }
 
     pub(super) fn client_looks(&mut self, client: usize) {

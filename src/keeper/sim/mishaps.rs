@@ -55,10 +55,11 @@ impl World {
         if self.chance(self.faults.poison) {
             let length = self.millis(10..2_000);
             let key = Key::from(self.rng.u64(0..self.keys));
+            let settings = self.replicas[0].core.settings();
             let key = match self.rng.u8(0..3) {
-                0 => key.ledger_name("sim", "sim"),
-                1 => Key::SHARED.ledger_name("sim", "wide"),
-                _ => key.ledger_name("sim", "rate") + ":rate",
+                0 => settings.ledger_name(&key, "sim"),
+                1 => settings.ledger_name(&Key::SHARED, "wide"),
+                _ => settings.rate_name(&key, "rate"),
             };
             self.note(|| format!("{key} is broken for {length:?}"));
             self.poisoned = Some((key, self.now + length));

@@ -43,7 +43,7 @@ impl World {
         let settings = Settings {
             replica: id,
             namespace: "sim".to_owned(),
-            part: None,
+            part: self.part,
             lease: values.lease,
             store_timeout: STORE_TIMEOUT,
             poll_interval: POLL,

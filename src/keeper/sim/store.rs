@@ -7,7 +7,7 @@ use super::{
     agenda::{Event, Happening, Sent},
     world::World,
 };
-use crate::ledger::{Batch, Claim, Exchange, LedgerError, Reply};
+use crate::ledger::{Batch, Claim, ClaimReply, Exchange, LedgerError, Reply, Standing};
 
 impl World {
     pub(super) fn store_us(&self) -> u64 {
@@ -31,6 +31,8 @@ impl World {
                 repeated: true,
                 ..sent.clone()
             };
+            // No two runs have the same time.
+            self.stepped_us += 1;
             let second = self.runs(&again);
             // What the first run has charged may make the second one refuse: a store that repeats charges by itself,
             // and tells of the second run only, would leave slots of the first until their lease ends.
@@ -40,7 +42,7 @@ impl World {
                 .iter()
                 .all(|claim| claim.charges.is_empty());
             let first = charges || self.rng.bool();
-            if first && reply.claims != second.claims {
+            if first && let_in(&reply) != let_in(&second) {
                 // Only the second one found room.
                 self.excuses.note_revival(&sent.exchange);
             }
@@ -155,6 +157,13 @@ impl World {
             self.charges.clear();
         }
     }
+}
+
+/// What came of those who asked.
+fn let_in(reply: &Reply) -> (Vec<&Standing>, &[Result<ClaimReply, LedgerError>]) {
+    let batches = reply.batches.iter().flatten();
+    let single = batches.flat_map(|batch| batch.acquired.iter().chain(&batch.adopted));
+    (single.collect(), &reply.claims)
 }
 
 /// What of an exchange has failed by itself.

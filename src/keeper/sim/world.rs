@@ -20,6 +20,7 @@ use super::{
     replica::Replica,
 };
 use crate::{
+    keeper::Part,
     ledger::{Ledgers, PermitId},
     limit::OnUnavailable,
 };
@@ -34,6 +35,8 @@ pub(super) struct World {
     pub(super) keys: u64,
     /// How many requests want slots under several limits.
     pub(super) claims: f64,
+    /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
+    pub(super) part: Option<Part>,
     /// What the limits do without the store.
     pub(super) policies: [OnUnavailable; 3],
     /// Requests bring values of their own, and costs.
@@ -134,6 +137,7 @@ impl World {
             values,
             keys: rng.u64(1..=2),
             claims: [0.0, 0.3, 1.0][rng.usize(0..3)],
+            part: (rng.u8(0..4) == 0).then(Part::default),
             policies,
             own: rng.u8(0..4) == 0,
             start: Instant::now(),
