@@ -391,3 +391,17 @@ fn what_is_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     world.settle();
     assert!(world.keepers[0].is_over());
 }
+
+#[test]
+fn what_was_charged_is_given_back_once() {
+    let mut world = world(1);
+    world.claim(0, vec![leg(2, PATIENT)]);
+    let waits = world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
+    world.settle();
+    world.cancel(&waits);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.refunds.len(), 1);
+    let reply = world.run(&sent);
+    world.answer(0, &sent, reply);
+    assert!(world.keepers[0].is_quiet());
+}
