@@ -71,11 +71,10 @@ impl Charges {
         let charges = self.keys.entry(key.clone()).or_default();
         let place = charges.iter().position(|one| one.tat == refund.charged);
         match place {
+            _ if repeated => charges.clear(),
             Some(place) => drop(charges.remove(place)),
             // What the store has lost is taken back from others. Nothing excuses a keeper that takes back twice.
-            None if repeated || !self.refunded.contains(&(key.clone(), refund.charged)) => {
-                charges.clear()
-            }
+            None if !self.refunded.contains(&(key.clone(), refund.charged)) => charges.clear(),
             None => {}
         }
         self.refunded.push((key, refund.charged));

@@ -31,8 +31,6 @@ impl World {
                 repeated: true,
                 ..sent.clone()
             };
-            // No two runs have the same time.
-            self.stepped_us += 1;
             let second = self.runs(&again);
             // What the first run has charged may make the second one refuse: a store that repeats charges by itself,
             // and tells of the second run only, would leave slots of the first until their lease ends.
@@ -68,6 +66,8 @@ impl World {
             repeated,
             ..
         } = *sent;
+        // No two exchanges have the same time: the shortest takes some microseconds.
+        self.stepped_us += 1;
         let (exchange, broken) = self.without_poisoned(&sent.exchange);
         let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
