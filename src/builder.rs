@@ -69,7 +69,8 @@ impl LimiterBuilder {
     }
 
     /// How long a request waits for the store's answer before the limit's
-    /// [`on_unavailable`](crate::Limit::on_unavailable) decides. Default: 500 ms.
+    /// [`on_unavailable`](crate::Limit::on_unavailable) decides. Default: 500 ms. A connection is made anew within it, so it
+    /// should be five round trips or more.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
         self
