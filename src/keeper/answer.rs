@@ -228,8 +228,8 @@ impl Line {
 
     /// Before a new head is noted: what the old one tells of those whom the new one has passed.
     fn remember_waiting(&mut self, head: Option<i64>) {
-        let passed = self.queue.range(..head.unwrap_or(0));
-        let passed: Vec<_> = passed.map(|(ticket, seq)| (*ticket, *seq)).collect();
+        let passed = self.queue.range(..(head.unwrap_or(0), 0));
+        let passed: Vec<_> = passed.copied().collect();
         for (ticket, seq) in passed {
             let heard = self.heard;
             if let Some(entry) = self.entries.get_mut(&seq)
@@ -245,12 +245,12 @@ impl Line {
         let Heard {
             head, nearest_ms, ..
         } = self.heard;
-        let left = self.queue.range(..head.unwrap_or(0));
+        let left = self.queue.range(..(head.unwrap_or(0), 0));
         let left: Vec<Seq> = left.map(|(_, seq)| *seq).collect();
         for seq in left {
             self.renew(seq);
         }
-        let Some((first, _)) = self.queue.first_key_value() else {
+        let Some((first, _)) = self.queue.first() else {
             (
                 self.timers.poll,
                 self.timers.handover,

@@ -152,7 +152,7 @@ impl Core {
                     }
                     State::Waiting { ticket, .. } => {
                         hold!(
-                            line.queue.get(&ticket) == Some(seq),
+                            line.queue.contains(&(ticket, *seq)),
                             "{at}: not in the queue"
                         );
                     }

@@ -23,11 +23,8 @@ impl Line {
             State::Refused(kind) if entry.shadow => State::Passed(kind),
             state => state,
         };
-        // A ticket is used again if the line was empty and the store's clock stood still, or was stepped back.
-        if let State::Waiting { ticket, .. } = entry.state
-            && self.queue.get(&ticket) == Some(&seq)
-        {
-            self.queue.remove(&ticket);
+        if let State::Waiting { ticket, .. } = entry.state {
+            self.queue.remove(&(ticket, seq));
         }
         ctx.uncount(self.key.0, entry.state);
         ctx.count(self.key.0, state);
@@ -35,7 +32,7 @@ impl Line {
         match state {
             State::Asking(_) => {}
             State::Waiting { ticket, .. } => {
-                self.queue.insert(ticket, seq);
+                self.queue.insert((ticket, seq));
                 ctx.expiries.insert(expires);
             }
             State::WaitingHere => drop(ctx.expiries.insert(expires)),
@@ -53,10 +50,8 @@ impl Line {
     /// Takes an entry out of the line, without a word to any ledger.
     pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
         let entry = self.entries.remove(&seq)?;
-        if let State::Waiting { ticket, .. } = entry.state
-            && self.queue.get(&ticket) == Some(&seq)
-        {
-            self.queue.remove(&ticket);
+        if let State::Waiting { ticket, .. } = entry.state {
+            self.queue.remove(&(ticket, seq));
         }
         ctx.uncount(self.key.0, entry.state);
         ctx.expiries

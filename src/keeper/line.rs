@@ -1,7 +1,7 @@
 //! A line: what this process knows of one ledger, and what it has to tell it next.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -29,8 +29,9 @@ pub(super) struct Line {
     /// The limit's value for this key, if the latest request gave it one of its own.
     pub(super) own_max: Option<u32>,
     pub(super) entries: BTreeMap<Seq, Entry>,
-    /// Those that wait in the store's ledger, by ticket.
-    pub(super) queue: BTreeMap<i64, Seq>,
+    /// Those that wait in the store's ledger, by ticket. A ticket is used twice if the store has forgotten one who waits,
+    /// and its clock was stepped back.
+    pub(super) queue: BTreeSet<(i64, Seq)>,
     pub(super) work: Work,
     /// Releases to repeat at `timers.release`: what they release might still arrive.
     pub(super) later: Vec<Release>,
@@ -109,7 +110,7 @@ impl Line {
             limit,
             own_max: None,
             entries: BTreeMap::new(),
-            queue: BTreeMap::new(),
+            queue: BTreeSet::new(),
             work: Work::default(),
             later: Vec::new(),
             in_flight: 0,

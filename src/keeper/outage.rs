@@ -167,7 +167,7 @@ impl Line {
             self.local = None;
         }
         self.work.inquiries.clear();
-        let mut waiters: Vec<Seq> = self.queue.values().copied().collect();
+        let mut waiters: Vec<Seq> = self.queue.iter().map(|(_, seq)| *seq).collect();
         let elsewhere = |state| match state {
             State::Checking => true,
             State::WaitingHere => refused,

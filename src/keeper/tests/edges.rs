@@ -1,7 +1,11 @@
 //! Edges: outages, updates and shutdown in every stage of a request.
 
 use super::*;
-use crate::{keeper::MAX_SPARED, ledger::LedgerError, limit::Mode};
+use crate::{
+    keeper::MAX_SPARED,
+    ledger::{LedgerError, Standing},
+    limit::Mode,
+};
 
 const NARROW: Limit = Limit::concurrent("narrow", 1);
 const WIDE: Limit = Limit::concurrent("wide", 1);
@@ -446,4 +450,27 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     assert!(!core.is_over());
     core.cancel(&stays, now);
     assert!(core.lines.is_empty() && core.is_over());
+}
+
+/// A ticket is used twice if the store has forgotten one who waits, and its clock was stepped back.
+#[test]
+fn waiters_with_one_ticket_are_both_seen_to() {
+    let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
+    let limit = limit.on_unavailable(OnUnavailable::Reject);
+    let mut world = World::new(1, &limit);
+    let _holder = world.ask(0, PATIENT);
+    world.settle();
+    let waiters = [world.ask(0, PATIENT), world.ask(0, PATIENT)];
+    let sent = world.send(0);
+    let mut reply = world.run(&sent);
+    let batch = reply.batches[0].as_mut().expect("it is well");
+    batch.acquired.fill(Standing::Waiting { ticket: -5 });
+    world.answer(0, &sent, reply);
+    world.pass(Duration::from_millis(1_100));
+    let asked = world.send(0);
+    world.fail(0, &asked, true);
+    for waiter in &waiters {
+        let kind = refused(world.collect(0, waiter));
+        assert_eq!(kind, Some(AcquireErrorKind::Unavailable));
+    }
 }
