@@ -125,9 +125,9 @@ impl LimiterBuilder {
     /// TLS to the sentinels and to the server. The user is the server's; the sentinels' own is given by
     /// `?sentinel_username=..&sentinel_password=..`. A failover needs no restart: each new connection asks all sentinels
     /// at once, and uses only a server that says of itself that it is a primary. It goes on at the latest a second (the
-    /// longest pause between two attempts) and a `store_timeout` after the sentinels have agreed. What the new primary
-    /// has not heard of is put back by those who hold it. Set `min-replicas-to-write` to 1 on the servers, so that a
-    /// primary that is cut off from its replicas grants nothing.
+    /// longest pause between two attempts) and a `store_timeout` after the sentinels have told of the new primary
+    /// (`+switch-master`). What the new primary has not heard of is put back by those who hold it. Set
+    /// `min-replicas-to-write` to 1 on the servers, so that a primary that is cut off from its replicas grants nothing.
     ///
     /// With the feature `cluster` it may name up to 16 nodes of a Redis Cluster:
     /// `redis+cluster://[user:password@]host[:port],host2[:port]`, or `rediss+cluster://`. Keys are spread over sixteen hash

@@ -446,7 +446,8 @@ fn writes_that_a_failover_loses_are_adopted() {
             extra.len()
         );
         assert!(over < RECOVERED, "{over:?}");
-        assert!(extra.len() <= 1, "G1: by no more than what was lost");
+        // One was lost altogether, and of the other its latest renewal.
+        assert!(extra.len() <= 2, "G1: by no more than what was held");
         assert!(!kept.is_lost() && !lost_there.is_lost(), "G2");
         let error = there.try_acquire().await.expect_err("G1: all is taken");
         assert_eq!(error.kind(), AcquireErrorKind::Full, "{error}");

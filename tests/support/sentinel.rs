@@ -81,21 +81,23 @@ impl Watched {
         url(&ports.collect::<Vec<_>>())
     }
 
-    /// The server that most sentinels name.
+    /// The server that all sentinels have told to be the primary.
     pub(crate) fn primary(&self) -> Option<usize> {
         let names = |server: &RedisServer| {
-            let named = format!("127.0.0.1\n{}", server.port());
+            // Not the address that they give to clients: the leader gives that of the promoted server before it tells
+            // others of the switch.
+            let port = format!("\nport\n{}\n", server.port());
             let sentinels = self.sentinels.iter();
             let agree = sentinels.filter(|sentinel| {
-                let answer = sentinel.ask(&["GET-MASTER-ADDR-BY-NAME", SERVICE]);
-                answer.as_ref() == Some(&named)
+                let about = sentinel.ask(&["MASTER", SERVICE]);
+                about.is_some_and(|about| about.contains(&port))
             });
-            agree.count() >= 2
+            agree.count() == self.sentinels.len()
         };
         self.servers.iter().position(names)
     }
 
-    /// Waits until the sentinels name another server than this one.
+    /// Waits until all sentinels have told of another primary. Until then one of them may lead to the old one.
     pub(crate) fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
         until("there is another primary", || {
