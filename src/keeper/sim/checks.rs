@@ -43,6 +43,10 @@ impl Snapshot {
             .is_some_and(|until_ms| *until_ms > now_ms)
     }
 
+    pub(super) fn has(&self, id: PermitId) -> bool {
+        self.holders.contains_key(&id) || self.line.values().any(|(waiter, _)| *waiter == id)
+    }
+
     /// Those whose replica is alive.
     pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, PermitId)> {
         let line = self.line.iter();

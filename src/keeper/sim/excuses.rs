@@ -129,12 +129,14 @@ impl World {
                 }
             }
         }
-        for ledger in after.values() {
-            let waiters = ledger.line.values().map(|(id, _)| id);
+        for (key, ledger) in &after {
+            let (before, waiters) = (before.get(key), ledger.line.values().map(|(id, _)| id));
             let names = ledger.holders.keys().chain(waiters);
-            let unknown = names.filter(|id| !self.is_known(**id)).copied();
-            let unknown: Vec<_> = unknown.collect();
-            self.excuses.revived.extend(unknown);
+            // A release that was heard before is not repeated.
+            let gone = |id: &PermitId| before.is_none_or(|before| !before.has(*id));
+            let revived = names.filter(|id| gone(id) || !self.is_known(**id)).copied();
+            let revived: Vec<_> = revived.collect();
+            self.excuses.revived.extend(revived);
         }
         self.picture = after;
     }
