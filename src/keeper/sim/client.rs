@@ -62,7 +62,7 @@ impl World {
             Demand::One(leg) => std::slice::from_ref(leg),
             Demand::All(legs) => legs,
         };
-        let until = self.now + legs.iter().map(|leg| leg.wait).sum::<Duration>();
+        let waits = legs.iter().map(|leg| leg.wait).sum::<Duration>();
         let looks_at = match self.rng.u8(0..12) {
             0 => self.now + self.millis(100..ms(PATIENCE)),
             _ => self.now,
@@ -78,7 +78,8 @@ impl World {
             holds: None,
             over: false,
             looks_at,
-            until: until.max(looks_at),
+            // One that was granted and lost before it came begins anew.
+            until: looks_at + waits,
         };
         if looks_at > self.now {
             self.tell(replica, looks_at - self.now, Event::Looks);
