@@ -3,7 +3,8 @@
 -- A ledger is a sorted set. Its scores lie in three bands:
 --   waiting   below 0         permit id     ticket, unique: lower goes first
 --   holding   0 .. 2^51 - 1   permit id     deadline in ms
---   alive     2^51 and above  '@'..replica  2^51 + the time until which its waiters count as alive, in ms
+--   alive     from 2^51 on    '@'..replica  2^51 + the time until which its waiters count as alive, in ms
+--   keeping   from 2^52 on    '~'..replica  2^52 + the time until which it may keep slots that came free, in ms
 -- A permit id is the text of its replica and the text of its number (SEQ_CHARS long).
 --
 -- The state of a rate is a text, 'us rem rate refunded_us since_us' (see rate.rs): the theoretical arrival time is
@@ -12,7 +13,8 @@
 -- KEYS   the ledgers, each once; then the states of rates, each once
 -- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups, and a text:
 --        'ledgers refunds claims', how many of each, or nothing if there are only ledgers; then
---        for each ledger: limit, max_waiters, whether the replica waits here (0 or 1), how many permits to release, to
+--        for each ledger: limit, max_waiters, a digit (1 if the replica waits here; with 2 more others that keep slots
+--        are told if somebody waits, with 4 more it also wants to keep some itself), how many permits to release, to
 --        renew and to adopt, a text with 1 or 0 for each permit to acquire (whether it would wait), and the numbers of
 --        all these permits in this order;
 --        for each refund: the place of its state in KEYS, the rate's count, period_us and burst, the cost, and what
@@ -28,14 +30,17 @@
 --        state: us, rem, refunded_us, since_us; and a standing for each ask.
 --        A standing is a ticket, a deadline, or one of ABSENT, FULL, LINE_FULL, STALE. That of an adopted permit which
 --        was not there is its deadline with a minus.
--- Tells  other replicas of their waiters promoted: 'granted_us until_ms numbers key'
+-- Tells  other replicas of their waiters promoted: 'granted_us until_ms numbers key'; or, without numbers, that somebody
+--        wants the slots that they keep
 --
 -- The functions are few, because Lua makes them anew for each call.
 
 local ABSENT, FULL, LINE_FULL, STALE = 0, 1, 2, 3
 local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112
 local ALIVE, LAST_DEADLINE = 2251799813685248, '2251799813685247'
+local KEEPING = 4503599627370496
 local MAX_LEASE_MS = 3600000
+local RIGHT_MS = 100
 local SWEEP_BUDGET = 1000
 local SEQ_CHARS = 10
 local CHUNK = 2000 -- `unpack` has a limit
@@ -65,6 +70,7 @@ end
 local key, limit, max_waiters
 local existed, in_use, waiting, nearest_ms
 local marks -- the replicas known to be alive or not
+local refused -- whether a newcomer got neither a slot nor a place
 local reply
 
 local function take(count)
@@ -276,6 +282,7 @@ local function admit(id, waits)
     return lease_end_ms
   end
   if not waits then
+    refused = true
     return FULL
   end
   if waiting >= max_waiters and not swept then
@@ -284,6 +291,7 @@ local function admit(id, waits)
     entering, swept = {}, true
   end
   if waiting >= max_waiters then
+    refused = true
     return LINE_FULL
   end
   -- Tickets never go back, so that a ticket below the head's is known to have left the line.
@@ -313,9 +321,35 @@ local function alive(waits)
   end
 end
 
+-- The right to keep slots is over for all replicas. Each is told once; if that is lost, the right ends by itself.
+local function recall()
+  local rights = call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')
+  for _, mark in ipairs(rights) do
+    local owner = sub(mark, 2)
+    if owner ~= replica then
+      redis.pcall('PUBLISH', wake_channel .. owner, string.format('%.0f 0  %s', now_us, key))
+    end
+  end
+  if #rights > 0 then
+    call('ZREMRANGEBYSCORE', key, KEEPING, '+inf')
+  end
+end
+
+-- Rights that have ended go when another comes, so that they cannot pile up.
+local function keep()
+  if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
+    call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)
+  end
+end
+
 -- What comes after the claims: the reply tells how it is then.
-local function close(waits)
+local function close(waits, reuse)
   alive(waits)
+  if reuse > 0 and (refused or waiting > 0) then
+    recall()
+  elseif reuse == 2 and in_use > 0 then
+    keep()
+  end
   if in_use + waiting > 0 then
     -- The key outlives the leases and the mark of this call, and longer ones in it. It gets more than that, so that
     -- it is told once a lease.
@@ -331,8 +365,8 @@ local function close(waits)
   end
 end
 
-local function run(waits, releases, renews, adopts, asks)
-  reply, marks = { 0, 0, 0, 0 }, { [replica] = true }
+local function run(waits, reuse, releases, renews, adopts, asks)
+  reply, marks, refused = { 0, 0, 0, 0 }, { [replica] = true }, false
   if releases > 0 then
     release(take(releases))
   elseif renews + adopts > 0 then
@@ -354,7 +388,7 @@ local function run(waits, releases, renews, adopts, asks)
     reply[#reply + 1] = number
   end
   if claims == 0 then -- else this waits for them
-    close(waits)
+    close(waits, reuse)
   end
   return reply
 end
@@ -363,19 +397,20 @@ local replies = { now_us, 0 }
 local states = claims > 0 and {} or nil -- of the ledgers, for the claims
 for i = 1, ledgers do
   key, limit, max_waiters = KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local waits, asks = ARGV[at + 2] == '1', ARGV[at + 6]
+  local needs, asks = tonumber(ARGV[at + 2]), ARGV[at + 6]
+  local waits, reuse = needs % 2 == 1, math.floor(needs / 2)
   local releases, renews, adopts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
   at = at + 7
   local following = at + releases + renews + adopts + #asks
   -- By pcall: one ledger's error does not stop the others.
-  local ok, result = pcall(run, waits, releases, renews, adopts, asks)
+  local ok, result = pcall(run, waits, reuse, releases, renews, adopts, asks)
   replies[i + 2] = ok and result or type(result) == 'table' and result.err or result
   at = following
   if states then
     states[i] = {
       failed = not ok and replies[i + 2],
-      key = key, limit = limit, max_waiters = max_waiters, waits = waits,
-      existed = existed, in_use = in_use, waiting = waiting, marks = marks, reply = reply,
+      key = key, limit = limit, max_waiters = max_waiters, waits = waits, reuse = reuse,
+      existed = existed, in_use = in_use, waiting = waiting, marks = marks, reply = reply, refused = refused,
       asked = {}, scores = {}, entering = {}, swept = false,
     }
   end
@@ -506,9 +541,10 @@ if refunds + claims > 0 then
   local function queue(state, id)
     key, limit, max_waiters, marks = state.key, state.limit, state.max_waiters, state.marks
     in_use, waiting = state.in_use, state.waiting
-    entering, ticket, swept = state.entering, state.ticket, state.swept
+    entering, ticket, swept, refused = state.entering, state.ticket, state.swept, state.refused
     local standing = admit(id, true)
-    state.waiting, state.entering, state.ticket, state.swept = waiting, entering, ticket, swept
+    state.waiting, state.entering, state.ticket = waiting, entering, ticket
+    state.swept, state.refused = swept, refused
     return standing
   end
 
@@ -531,6 +567,7 @@ if refunds + claims > 0 then
         free[#free + 1] = { i = i, state = state, id = id }
       else
         standing = standing or want == WAIT and queue(state, id) or FULL
+        state.refused = state.refused or standing == FULL
         if (standing == FULL or standing == LINE_FULL) and want ~= IF_FREE then
           standings = fill(asks, ABSENT)
           standings[i] = standing
@@ -642,11 +679,11 @@ if refunds + claims > 0 then
   for i, state in ipairs(states) do
     if not state.failed then
       key, reply, existed = state.key, state.reply, state.existed
-      in_use, waiting = state.in_use, state.waiting
+      in_use, waiting, refused = state.in_use, state.waiting, state.refused
       if not written then
         look()
       end
-      local ok, result = pcall(close, state.waits)
+      local ok, result = pcall(close, state.waits, state.reuse)
       replies[i + 2] = told(ok, ok and reply or result)
     end
   end

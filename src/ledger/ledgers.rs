@@ -77,7 +77,7 @@ impl Ledgers {
             claims.push(Ok(claiming.reply));
         }
         for (batch, reply) in batches.iter().zip(&mut replies) {
-            self.ledger(batch).close(&call, batch, reply);
+            self.ledger(batch).close(&mut call, batch, reply);
         }
         self.ledgers.retain(|_, ledger| !ledger.is_empty());
         self.rates.retain(|_, tat| !tat.is_over(now_us));

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Ask, Batch, BatchReply, Exchange, MAX_LEASE_MS, PermitId, Promotion, ReplicaId, SWEEP_BUDGET,
-    Seq, Standing, Wake,
+    Ask, Batch, BatchReply, Exchange, MAX_LEASE_MS, PermitId, Promotion, RIGHT_MS, ReplicaId,
+    Reuse, SWEEP_BUDGET, Seq, Standing, Wake,
 };
 
 /// Added to the time of queueing, it gives a ticket: negative until the year 2112.
@@ -26,6 +26,10 @@ pub(crate) struct Ledger {
     /// Until when the waiters of a replica count as alive, in store milliseconds. A mark that has ended stays for a
     /// while: it tells that the line may hold dead waiters.
     alive: BTreeMap<ReplicaId, u64>,
+    /// Until when a replica may keep slots that came free, in store milliseconds.
+    rights: BTreeMap<ReplicaId, u64>,
+    /// Within a batch: a newcomer got neither a slot nor a place.
+    refused: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +137,6 @@ impl Call {
 
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
-    /// Runs one batch. No permit is named twice in one of its lists.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         let mut reply = self.begin(call, batch);
@@ -178,8 +181,14 @@ impl Ledger {
     }
 
     /// The steps that come after them: the reply tells how it is then.
-    pub(super) fn close(&mut self, call: &Call, batch: &Batch, reply: &mut BatchReply) {
+    pub(super) fn close(&mut self, call: &mut Call, batch: &Batch, reply: &mut BatchReply) {
         self.alive(call, batch);
+        let refused = std::mem::take(&mut self.refused);
+        if batch.reuse != Reuse::Never && (refused || !self.line.is_empty()) {
+            self.recall(call, batch);
+        } else if batch.reuse == Reuse::Keep && !self.holders.is_empty() {
+            self.keep(call);
+        }
         reply.in_use = self.holders.len() as u32;
         reply.waiting = self.line.len() as u32;
         reply.head = self.line.keys().next().copied();
@@ -320,6 +329,7 @@ impl Ledger {
             return Prospect::Slot;
         }
         if !wait {
+            self.refused = true;
             return Prospect::None(Standing::Full);
         }
         let room = batch.max_waiters as usize;
@@ -328,6 +338,7 @@ impl Ledger {
             *swept = true;
         }
         if self.line.len() >= room {
+            self.refused = true;
             return Prospect::None(Standing::LineFull);
         }
         Prospect::Place
@@ -361,12 +372,36 @@ impl Ledger {
     fn alive(&mut self, call: &Call, batch: &Batch) {
         if self.is_empty() {
             self.alive.clear();
+            self.rights.clear();
         } else if batch.waits && !self.line.is_empty() {
             let until_ms = call.now_ms + call.alive_ms;
             if self.alive.insert(call.replica, until_ms).is_none() {
                 let kept_ms = call.now_ms.saturating_sub(MAX_LEASE_MS);
                 self.alive.retain(|_, until_ms| *until_ms >= kept_ms);
             }
+        }
+    }
+
+    /// The right to keep slots is over for all replicas. Each is told once; if that is lost, the right ends by itself.
+    fn recall(&mut self, call: &mut Call, batch: &Batch) {
+        let told = self.rights.keys().filter(|owner| **owner != call.replica);
+        call.wakes.extend(told.map(|&owner| {
+            let wake = Wake {
+                key: batch.key.to_string(),
+                granted_us: call.now_us,
+                until_ms: 0,
+                seqs: Vec::new(),
+            };
+            (owner, wake)
+        }));
+        self.rights.clear();
+    }
+
+    /// Rights that have ended go when another comes, so that they cannot pile up.
+    fn keep(&mut self, call: &Call) {
+        let until_ms = call.now_ms + RIGHT_MS;
+        if self.rights.insert(call.replica, until_ms).is_none() {
+            self.rights.retain(|_, until_ms| *until_ms >= call.now_ms);
         }
     }
 
@@ -476,7 +511,14 @@ impl Ledger {
                 ((1 << 51) + until_ms) as f64,
             )
         };
-        let mut marks: Vec<_> = self.alive.iter().map(mark).collect();
+        let right = |(replica, until_ms): (&ReplicaId, &u64)| {
+            (
+                format!("~{}", replica.text()),
+                ((1 << 52) + until_ms) as f64,
+            )
+        };
+        let marks = self.alive.iter().map(mark);
+        let mut marks: Vec<_> = marks.chain(self.rights.iter().map(right)).collect();
         marks.sort_by(|one, other| one.1.total_cmp(&other.1));
         line.chain(holders).chain(marks).collect()
     }

@@ -25,6 +25,8 @@
 //! | step | what it does |
 //! | --- | --- |
 //! | `alive` | a replica that has waiters here is marked alive for a while |
+//! | `recall` | somebody waits or was refused: replicas that keep idle slots are told to give them back |
+//! | `keep` | nobody waits: the replica that asks may keep idle slots for a while |
 //!
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
@@ -40,6 +42,8 @@ mod model;
 mod rate;
 #[cfg(test)]
 mod rate_tests;
+#[cfg(all(test, feature = "redis"))]
+mod reuse_rules;
 #[cfg(all(test, feature = "redis"))]
 mod rules;
 #[cfg(all(test, feature = "redis"))]
@@ -59,6 +63,8 @@ pub(crate) use rate::{Rate, Tat};
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
 /// Holders reaped, waiters promoted and dead waiters dropped in one exchange, over all its ledgers.
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
+/// So long may a replica keep slots that came free, unless it is told to give them back.
+pub(crate) const RIGHT_MS: u64 = 100;
 /// The source of the script that runs an exchange in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const EXCHANGE_LUA: &str = include_str!("exchange.lua");
@@ -94,11 +100,23 @@ pub(crate) struct Batch {
     pub(crate) max_waiters: u32,
     /// This replica has waiters here, or is about to.
     pub(crate) waits: bool,
+    pub(crate) reuse: Reuse,
     // No permit is named twice in one list.
     pub(crate) release: Vec<Seq>,
     pub(crate) renew: Vec<Seq>,
     pub(crate) adopt: Vec<Seq>,
     pub(crate) acquire: Vec<Ask>,
+}
+
+/// Whether slots that come free may be kept for a while, to be used again without the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    #[default]
+    Never,
+    /// Other replicas may: if somebody waits or is refused, they are told.
+    Others,
+    /// The same, and this replica asks for the right. It has it if nobody waits and somebody holds.
+    Keep,
 }
 
 /// One permit to acquire.
@@ -249,12 +267,13 @@ pub(crate) struct LedgerError {
     pub(crate) message: String,
 }
 
-/// Told to a replica when another one's exchange has promoted waiters of its own.
+/// Told to a replica when another one's exchange has promoted waiters of its own; or, without permits, when somebody
+/// wants the slots that it keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wake {
     /// The ledger's key.
     pub(crate) key: String,
-    /// Store time of the exchange that promoted.
+    /// Store time of the exchange that tells.
     pub(crate) granted_us: u64,
     pub(crate) until_ms: u64,
     pub(crate) seqs: Vec<Seq>,

@@ -26,7 +26,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use super::{Ask, Batch, BatchReply, Call, Exchange, Ledger, PermitId, ReplicaId, Standing, Wake};
+use super::{
+    Ask, Batch, BatchReply, Call, Exchange, Ledger, PermitId, ReplicaId, Reuse, Standing, Wake,
+};
 
 /// Steps of time. A deadline is told from now on.
 type Steps = i8;
@@ -887,6 +889,7 @@ impl Message {
             limit: bounds.limit,
             max_waiters: bounds.max_waiters,
             waits: self.waits,
+            reuse: Reuse::Never,
             release: seqs(&self.release),
             renew: seqs(self.renew.as_slice()),
             adopt: Vec::new(),

@@ -11,8 +11,8 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 
 use super::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, EXCHANGE_LUA, Exchange,
-    Ledgers, MAX_LEASE_MS, Rate, Refund, ReplicaId, Reply, SWEEP_BUDGET, Seq, Standing, Tat, Wake,
-    Want, ledgers::Content,
+    Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq,
+    Standing, Tat, Wake, Want, ledgers::Content,
 };
 use crate::{
     redis_server::RedisServer,
@@ -43,6 +43,14 @@ pub(super) struct Twins {
     pub(super) more: bool,
     /// Of the latest exchange: replica, key and permits.
     pub(super) woken: Vec<(u128, Seq)>,
+    /// Of the latest exchange: who is to give back what it keeps.
+    pub(super) recalled: Vec<u128>,
+}
+
+/// Those for one replica and one ledger stay in their order; between them it means nothing.
+fn in_order(mut wakes: Vec<(String, Wake)>) -> Vec<(String, Wake)> {
+    wakes.sort_by(|(one, wake), (other, its)| (one, &wake.key).cmp(&(other, &its.key)));
+    wakes
 }
 
 impl Twins {
@@ -59,6 +67,7 @@ impl Twins {
             not_after_us: u64::MAX,
             more: false,
             woken: Vec::new(),
+            recalled: Vec::new(),
         }
     }
 
@@ -115,16 +124,19 @@ impl Twins {
         let (reply, wakes) = self.machine.exchange(exchange, self.now_us);
         let (told, pushed) = self.script.exchange(exchange, self.now_us);
         assert_eq!(told, reply, "script left, machine right, of {exchange:?}");
-        let by_name = |wakes: Vec<(ReplicaId, Wake)>| -> Vec<_> {
-            let name = |(replica, wake): (ReplicaId, Wake)| (replica.text(), wake);
-            wakes.into_iter().map(name).collect()
-        };
         self.more = reply.more;
         self.woken = wakes
             .iter()
             .flat_map(|(replica, wake)| wake.seqs.iter().map(|&seq| (replica.bits(), seq)))
             .collect();
-        assert_eq!(pushed, by_name(wakes), "wake-ups of {exchange:?}");
+        let recalls = wakes.iter().filter(|(_, wake)| wake.seqs.is_empty());
+        self.recalled = recalls.map(|(replica, _)| replica.bits()).collect();
+        let by_name = wakes.into_iter().map(|(to, wake)| (to.text(), wake));
+        assert_eq!(
+            in_order(pushed),
+            in_order(by_name.collect()),
+            "wake-ups of {exchange:?}"
+        );
         assert_eq!(
             self.script.content(self.now_us),
             self.machine.content(),
@@ -280,7 +292,14 @@ struct Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let second = 1_000_000i64;
     // To the millisecond at which something ends, and around it.
-    const ENDS_MS: [u64; 5] = [PROMOTE_MS, ALIVE_MS, LEASE_MS, 2 * LEASE_MS, MAX_LEASE_MS];
+    const ENDS_MS: [u64; 6] = [
+        RIGHT_MS,
+        PROMOTE_MS,
+        ALIVE_MS,
+        LEASE_MS,
+        2 * LEASE_MS,
+        MAX_LEASE_MS,
+    ];
     let end_us = (prop::sample::select(&ENDS_MS[..]), -1..=1i64)
         .prop_map(|(ms, off)| (ms as i64 + off) * 1_000);
     let pass_us = prop_oneof![
@@ -373,9 +392,10 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     let limit = prop_oneof![4 => Just(2), 1 => 0..5u32];
     let max_waiters = prop_oneof![4 => Just(5), 1 => 0..4u32];
     let waits = prop::bool::weighted(0.7);
+    let reuse = prop::sample::select(&[Reuse::Never, Reuse::Others, Reuse::Keep, Reuse::Keep][..]);
     let lists = (seqs(2), seqs(2), seqs(1), seqs(4));
-    let batch = (limit, max_waiters, waits, lists, wait);
-    batch.prop_map(move |(limit, max_waiters, waits, lists, wait)| {
+    let batch = (limit, max_waiters, waits, reuse, lists, wait);
+    batch.prop_map(move |(limit, max_waiters, waits, reuse, lists, wait)| {
         let (release, renew, adopt, acquire) = lists;
         let asks = acquire.into_iter().zip(wait);
         Batch {
@@ -383,6 +403,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
             limit,
             max_waiters,
             waits,
+            reuse,
             release,
             renew,
             adopt,

@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Promotion,
-        Rate, Refund, Reply, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, parse_seq, seq_text,
+        Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, parse_seq, seq_text,
     },
     store::{StoreError, StoreErrorKind},
 };
@@ -120,7 +120,7 @@ fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
     let waits: Vec<u8> = batch.acquire.iter().map(|ask| flag(ask.wait)).collect();
     cmd.arg(batch.limit)
         .arg(batch.max_waiters)
-        .arg(&[flag(batch.waits)])
+        .arg(&[needs(batch)])
         .arg(batch.release.len())
         .arg(batch.renew.len())
         .arg(batch.adopt.len())
@@ -140,6 +140,16 @@ fn counts(exchange: &Exchange, keys: usize) -> String {
         return String::new();
     }
     format!("{ledgers} {refunds} {claims}")
+}
+
+/// One digit: whether the replica waits, and twice what it says of reuse.
+fn needs(batch: &Batch) -> u8 {
+    let reuse = match batch.reuse {
+        Reuse::Never => 0,
+        Reuse::Others => 2,
+        Reuse::Keep => 4,
+    };
+    flag(batch.waits) + reuse
 }
 
 fn flag(flag: bool) -> u8 {
