@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     builder::LimiterBuilder,
     error::{AcquireErrorKind, ConfigError},
-    keeper::{Demand, Keepers, Request},
+    keeper::{BoundPool, Demand, Keepers, Request},
     key::Key,
     limit::Limit,
     status::{ShutdownReport, Status, Usage},
@@ -127,6 +127,11 @@ impl Limiter {
     /// What is measured of the limit with this number.
     pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
         self.0.meter(limit)
+    }
+
+    /// The pool of a key, if its limit has one.
+    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
+        self.0.bind(limit, key)
     }
 
     /// Asks for a permit.

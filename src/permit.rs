@@ -132,7 +132,9 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.keepers.release(&self.leases);
+        if !self.leases.end() {
+            self.keepers.release(&self.leases);
+        }
     }
 }
 

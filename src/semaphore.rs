@@ -5,13 +5,14 @@ use std::{
     future::Future,
     iter,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::{Demand, Leg, Request},
+    keeper::{BoundPool, Demand, Leg, Request},
     key::Key,
     limit::{Limit, check_together},
     limiter::Limiter,
@@ -57,6 +58,8 @@ struct Bound {
     key: Key,
     /// The limit's value for this key, if it has one of its own.
     max: Option<u32>,
+    /// Where its slots wait for their next permits, if they do.
+    pool: Option<Arc<BoundPool>>,
 }
 
 impl Limiter {
@@ -144,7 +147,8 @@ impl Semaphore {
     ///
     /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
     pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
-        let bound = Bound::new(&self.limiter, limit, key.into())?;
+        let mut bound = Bound::new(&self.limiter, limit, key.into())?;
+        (bound.pool, self.first.pool) = (None, None);
         let known = iter::once(&self.first).chain(&self.others);
         check_together(known.map(|bound| &bound.limit).chain([limit]))?;
         self.others.push(bound);
@@ -215,7 +219,10 @@ impl Semaphore {
             [] => Demand::One(leg(&self.first)),
             others => Demand::All(iter::once(&self.first).chain(others).map(leg).collect()),
         };
-        Acquire(self.limiter.request(demand))
+        Acquire {
+            pool: self.first.pool.clone(),
+            request: self.limiter.request(demand),
+        }
     }
 }
 
@@ -225,6 +232,7 @@ impl Bound {
         Ok(Self {
             limit: limit.clone(),
             number,
+            pool: limiter.bind(number, &key),
             key,
             max: None,
         })
@@ -233,16 +241,21 @@ impl Bound {
 
 /// Future of a [`Permit`], from [`Semaphore::acquire`]. It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct Acquire(Request);
+pub struct Acquire {
+    /// Where to look before the request is made.
+    pool: Option<Arc<BoundPool>>,
+    request: Request,
+}
 
 impl Acquire {
     pub(crate) fn new(request: Request) -> Self {
-        Self(request)
+        let pool = None;
+        Self { pool, request }
     }
 
     /// The place in the line when it was joined: 1 at the head. `None` if it is not in line.
     pub fn place(&self) -> Option<u32> {
-        self.0.place()
+        self.request.place()
     }
 }
 
@@ -250,7 +263,13 @@ impl Future for Acquire {
     type Output = Result<Permit, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx).map_ok(Permit::new)
+        let this = &mut *self;
+        if let Some(pool) = this.pool.take()
+            && let Some(granted) = this.request.take_from(&pool)
+        {
+            return Poll::Ready(Ok(Permit::new(granted)));
+        }
+        this.request.poll(cx).map_ok(Permit::new)
     }
 }
 

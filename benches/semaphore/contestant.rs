@@ -11,7 +11,7 @@ use tower::{Service, ServiceExt, limit::ConcurrencyLimit};
 use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
 
 use crate::{
-    HOT, LEASE, LIMIT, STORE_TIMEOUT, Work,
+    HOT, LEASE, LIMIT, REUSED, STORE_TIMEOUT, Work,
     baseline::{Baseline, EXCHANGE, LISTING_11_8},
     redis_server::RedisServer,
 };
@@ -47,9 +47,9 @@ pub(crate) enum Held<'a> {
 
 /// The first is ours, and the others are compared with it.
 pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str, Contestant)> {
-    let semaphores = |limiter: &Limiter| {
+    let semaphores = |limiter: &Limiter, limit: &Limit| {
         let keys = 0..work.keys as u64;
-        keys.map(|key| limiter.semaphore(&HOT, key)).collect()
+        keys.map(|key| limiter.semaphore(limit, key)).collect()
     };
     let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
     let shared = settings.connect(&server.url()).await.expect("up");
@@ -61,7 +61,11 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
     vec![
         (
             "tower-turnstile",
-            Contestant::Ours(shared.clone(), semaphores(&shared)),
+            Contestant::Ours(shared.clone(), semaphores(&shared, &HOT)),
+        ),
+        (
+            "the same with reuse",
+            Contestant::Ours(shared.clone(), semaphores(&shared, &REUSED)),
         ),
         (
             "its script, a call for each step",
@@ -86,7 +90,11 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         ),
         (
             "tower-turnstile, in memory",
-            Contestant::InMemory(semaphores(&Limiter::in_memory())),
+            Contestant::InMemory(semaphores(&Limiter::in_memory(), &HOT)),
+        ),
+        (
+            "in memory, with reuse",
+            Contestant::InMemory(semaphores(&Limiter::in_memory(), &REUSED)),
         ),
         ("tokio::sync::Semaphore", Contestant::Tokio(tokio.collect())),
         (

@@ -39,6 +39,7 @@ use tower_turnstile::Limit;
 /// More than there are tasks: nobody has to wait.
 const LIMIT: u32 = 1_000;
 const HOT: Limit = Limit::concurrent("hot", LIMIT);
+const REUSED: Limit = Limit::concurrent("reused", LIMIT).reuse();
 const LEASE: Duration = Duration::from_secs(30);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 

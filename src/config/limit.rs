@@ -44,6 +44,9 @@ pub struct LimitConfig {
     pub wait: Option<Duration>,
     /// How many may wait for one key. See [`Limit::max_waiters`]. Default: 1,000.
     pub max_waiters: Option<u32>,
+    /// Whether a slot that comes free may serve the next request of the same process without asking the store. See
+    /// [`Limit::reuse`]. Default: no.
+    pub reuse: bool,
     /// `"enforce"`, `"shadow"` or `"off"`. Default: it is enforced.
     pub mode: Mode,
     /// `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::on_unavailable`]. Default (`None`): local,
@@ -84,6 +87,11 @@ impl LimitConfig {
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
         if let Some(class) = self.class.or(by_key) {
             limit = limit.class(class);
+        }
+        if self.reuse && limit.period().is_some() {
+            faults.add(format!("{path}.reuse"), "a rate has no slots to be reused");
+        } else if self.reuse {
+            limit = limit.reuse();
         }
         let mut set = |field: &str, change: &dyn Fn(Limit) -> Limit| {
             faults.take(&format!("{path}.{field}"), change(bare.clone()).validate());

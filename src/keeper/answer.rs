@@ -40,6 +40,7 @@ impl Line {
             nearest_ms,
             seen: at,
         };
+        self.follow_right(ctx, batch, at);
         for release in note.releases.drain(..) {
             if release.not_after_us >= at.store_us {
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);

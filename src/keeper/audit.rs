@@ -1,9 +1,18 @@
 //! For tests: whether a keeper's own books agree.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::atomic::Ordering,
+};
 
 use super::{
-    Core, claim::Stage, ctx::Counts, entry::State, line::Line, outage::Breaker, rates::Paid,
+    Core,
+    claim::Stage,
+    ctx::Counts,
+    entry::{Entry, State},
+    line::Line,
+    outage::Breaker,
+    rates::Paid,
 };
 use crate::ledger::Seq;
 
@@ -63,7 +72,7 @@ impl Core {
         let mut ready: Vec<_> = self.ready.iter().copied().collect();
         ready.sort_unstable();
         let mut listed = Vec::new();
-        let shared = self.ctx.shared;
+        let (shared, mut idle) = (self.ctx.shared, 0);
         for (index, line) in &mut self.lines {
             let name = line.limit.name().to_owned();
             let at = format!("line {index} ({name})");
@@ -175,7 +184,10 @@ impl Core {
                 hold!(asked, "{at}: waits, and never asks");
             }
             check_local(line, &at)?;
+            idle += check_pool(line, &at)?;
         }
+        let all_idle = self.ctx.idle.load(Ordering::Relaxed);
+        hold!(idle == all_idle, "{all_idle} lie idle, not {idle}");
         listed.sort_unstable();
         hold!(listed == ready, "listed {listed:?}, ready {ready:?}");
         hold!(self.by_key.len() == self.lines.len(), "keys without lines");
@@ -274,6 +286,27 @@ impl Core {
             .map(|(name, _)| *name)
             .collect()
     }
+}
+
+/// What lies idle is held, by nobody else, and is looked after. Returns how many those are.
+fn check_pool(line: &Line, at: &str) -> Result<usize, String> {
+    let Some(pool) = &line.pool else {
+        return Ok(0);
+    };
+    let idle = pool.names();
+    for seq in &idle {
+        let held = |entry: &Entry| entry.is_held() && entry.taken && entry.wanted;
+        let entry = line.entries.get(seq);
+        hold!(
+            entry.is_none_or(held),
+            "{at}: {seq} lies idle and is not held"
+        );
+    }
+    let names: BTreeSet<_> = idle.iter().collect();
+    hold!(names.len() == idle.len(), "{at}: lies idle twice: {idle:?}");
+    let tended = line.timers.pool.is_some() || line.local.is_some();
+    hold!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
+    Ok(idle.len())
 }
 
 /// The ledger of this process has exactly those whom the line has.

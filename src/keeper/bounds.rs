@@ -44,6 +44,8 @@ impl Core {
     /// Bounds a permit that its request has got. The bounds go when it is [released](Self::release).
     pub(crate) fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
         self.bounded.forget(lease.seq());
+        // The keeper has to see its end.
+        lease.set_reusable(false);
         let watch = Watch {
             lease: lease.clone(),
             until: bounds.max_hold.map(|max_hold| now + max_hold),

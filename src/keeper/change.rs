@@ -78,7 +78,7 @@ impl Line {
         entry.lease.rename(new);
         (entry.state, entry.renewing, entry.held_since) = (State::Asking(None), false, None);
         // An answer that is still to come is about the old name, and says nothing new: the store has told of it.
-        entry.open = false;
+        (entry.open, entry.alone) = (false, false);
         ctx.count(self.key.0, entry.state);
         self.entries.insert(new, entry);
         Some(new)
@@ -182,11 +182,8 @@ impl Line {
         if entry.wanted {
             ctx.history.given_up(&self.ledger, seq, ctx.now);
         }
-        if entry.taken
-            && entry.wanted
-            && let Some(since) = entry.held_since
-        {
-            ctx.note_hold(self.key.0, ctx.now.saturating_duration_since(since));
+        if entry.taken && entry.wanted && entry.held_since.is_some() {
+            ctx.note_hold(self.key.0, entry.lease.tenure_lasts(ctx.now));
         }
         if entry.open {
             entry.wanted = false;

@@ -61,7 +61,6 @@ pub(crate) struct Core {
     pub(super) rates: Rates,
     pub(super) clock: Option<StoreClock>,
     pub(super) breaker: Breaker,
-    pub(super) closing: bool,
     pub(super) orphaned: bool,
     advancing: bool,
 }
@@ -98,6 +97,8 @@ impl Core {
                 expiries: BTreeSet::new(),
                 wakers: Vec::new(),
                 moved: BTreeSet::new(),
+                idle: Arc::default(),
+                ending: false,
                 holds: Vec::new(),
                 old_wakers: Vec::new(),
                 down: None,
@@ -122,7 +123,6 @@ impl Core {
             rates: Rates::default(),
             clock: None,
             breaker: Breaker::new(),
-            closing: false,
             orphaned: false,
             advancing: false,
         }
@@ -289,10 +289,12 @@ impl Core {
 
     /// Nobody is left to ask for more.
     pub(crate) fn orphan(&mut self) {
-        self.orphaned = true;
+        self.ctx.ending = true;
         while !self.spared.is_empty() {
             self.drop_oldest_spared();
         }
+        self.orphaned = true;
+        self.recall_all();
     }
 
     /// Whether no permit, request, release or refund is left, and none will come.
@@ -339,6 +341,7 @@ impl Core {
         } else {
             self.lines[index].keep_ledger(&mut self.ctx);
         }
+        self.lines[index].follow_reuse(&self.ctx);
         index
     }
 
@@ -390,6 +393,7 @@ impl Core {
     }
 
     fn drop_line(&mut self, index: usize) {
+        self.lines[index].recall(&mut self.ctx);
         let line = self.lines.remove(index);
         self.by_key.remove(&line.key);
         self.by_ledger.remove(&line.ledger);

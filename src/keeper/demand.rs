@@ -5,7 +5,7 @@ use std::{future::pending, slice, sync::Arc, time::Duration};
 use futures_util::future::select_all;
 use tokio::time::Instant;
 
-use super::{Lease, rates::Fee};
+use super::{Lease, lease::Tenure, rates::Fee};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
@@ -80,7 +80,8 @@ impl Taken {
 /// The slots of a permit.
 #[derive(Clone)]
 pub(crate) enum Leases {
-    One(Arc<Lease>),
+    One(Tenure),
+    /// These are not used again: who watches them may do so for ever.
     Many(Arc<[Arc<Lease>]>),
 }
 
@@ -93,19 +94,36 @@ impl Default for Leases {
 impl Leases {
     pub(crate) fn all(&self) -> &[Arc<Lease>] {
         match self {
-            Self::One(lease) => slice::from_ref(lease),
+            Self::One(tenure) => slice::from_ref(tenure.lease()),
             Self::Many(leases) => leases,
         }
     }
 
     /// Whether one of them is lost.
     pub(crate) fn is_lost(&self) -> bool {
-        self.all().iter().any(|lease| lease.is_lost())
+        self.all().iter().any(|lease| lease.is_lost()) && self.last()
     }
 
     /// Whether one of them is over, and why.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        self.all().iter().find_map(|lease| lease.over())
+        let over = self.all().iter().find_map(|lease| lease.over());
+        over.filter(|_| self.last())
+    }
+
+    /// Whether what becomes of them now still concerns the permit that had them.
+    fn last(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.lasts(),
+            Self::Many(_) => true,
+        }
+    }
+
+    /// The permit is dropped. Whether that is all there is to do.
+    pub(crate) fn end(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.end(),
+            Self::Many(_) => false,
+        }
     }
 
     /// As [`Lease::set_unread`], for all.
@@ -119,6 +137,7 @@ impl Leases {
         attend: impl Fn(),
         counts: impl Fn(LostErrorKind) -> bool,
     ) -> LostErrorKind {
+        let counts = |kind| counts(kind) && self.last();
         match self.all() {
             [] => pending().await,
             [lease] => lease.ended(attend, counts).await,

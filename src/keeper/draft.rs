@@ -200,6 +200,7 @@ impl Line {
             key: self.ledger.clone(),
             limit: self.max(),
             max_waiters: self.limit.waiters(),
+            reuse: self.reuse(ctx, now),
             ..Batch::default()
         };
         let touch = std::mem::take(&mut self.work.touch);

@@ -45,6 +45,8 @@ pub(super) struct Entry {
     pub(super) wanted: bool,
     /// Its request has got its permit.
     pub(super) taken: bool,
+    /// That permit has no other slots.
+    pub(super) alone: bool,
     pub(super) asked: Instant,
     /// When it began to ask the store that it asks now: it has `store_timeout` from then.
     pub(super) asking_since: Instant,
@@ -96,6 +98,7 @@ impl Entry {
             renewing: false,
             wanted: true,
             taken: false,
+            alone: false,
             asked: now,
             asking_since: now,
             wait,

@@ -10,7 +10,7 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    Bounds, Demand, Lease, Leases, Leg, Request, Shared,
+    BoundPool, Bounds, Demand, Lease, Leases, Leg, Request, Shared,
     demand::Taken,
     part::{PARTS, Part},
     step::Step,
@@ -79,6 +79,15 @@ impl Keepers {
     /// Bounds a held permit. Without a runtime nobody sees to it.
     pub(crate) fn bound(&self, leases: &Leases, bounds: Bounds) {
         self.each_of(leases, |keeper, leases| keeper.bound(leases, bounds));
+    }
+
+    /// The pool of a key, if its limit has one.
+    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
+        let keeper = match self.only() {
+            Some(keeper) => keeper,
+            None => &self.all[self.first().part_of(limit, key).number()],
+        };
+        keeper.bind(limit, key.clone())
     }
 
     pub(crate) fn release(&self, leases: &Leases) {

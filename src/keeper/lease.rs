@@ -1,12 +1,16 @@
 //! A lease: what a permit and its keeper both know of it, without a lock.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
+use super::pool::Pool;
 use crate::{error::LostErrorKind, ledger::Seq};
 
 /// The deadline of a lease that ended.
@@ -21,6 +25,36 @@ const FOREVER: u64 = u64::MAX;
 /// The time since when a response is unread that somebody reads.
 const READ: u64 = 0;
 
+/// The time for which a permit has a lease. One that is used again serves several permits, one after the other.
+#[derive(Clone)]
+pub(crate) struct Tenure {
+    lease: Arc<Lease>,
+    number: u64,
+}
+
+impl Tenure {
+    /// Of the permit that has it now.
+    pub(super) fn of(lease: Arc<Lease>) -> Self {
+        let number = lease.tenure.load(Ordering::Acquire);
+        Self { lease, number }
+    }
+
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// Whether the permit was not given back yet, or its lease not used again.
+    pub(super) fn lasts(&self) -> bool {
+        self.lease.tenure.load(Ordering::Acquire) == self.number
+    }
+
+    /// The permit is dropped. Whether that is all there is to do: its slot waits for the next one.
+    pub(super) fn end(&self) -> bool {
+        let pool = self.lease.pool.as_ref();
+        pool.is_some_and(|pool| pool.put_unseen(&self.lease))
+    }
+}
+
 /// A local, conservative deadline. It only ever moves forward, until it is over; then it stays over.
 pub(crate) struct Lease {
     /// The number of its keeper.
@@ -34,12 +68,26 @@ pub(crate) struct Lease {
     until_us: AtomicU64,
     /// Since when its response lies unread, as `until_us`, or `READ`.
     unread_us: AtomicU64,
+    /// Where it may wait for its next permit.
+    pool: Option<Arc<Pool>>,
+    /// How many permits it has served.
+    tenure: AtomicU64,
+    /// When the latest of them began, as `until_us`.
+    tenure_us: AtomicU64,
+    /// Whether it may go to the pool behind the keeper's back.
+    reusable: AtomicBool,
     /// Wakes whoever waits for the end.
     told: Notify,
 }
 
 impl Lease {
-    pub(super) fn new(keeper: usize, line: usize, seq: Seq, epoch: Instant) -> Self {
+    pub(super) fn new(
+        keeper: usize,
+        line: usize,
+        seq: Seq,
+        epoch: Instant,
+        pool: Option<Arc<Pool>>,
+    ) -> Self {
         Self {
             keeper,
             line,
@@ -47,8 +95,42 @@ impl Lease {
             epoch,
             until_us: AtomicU64::new(FOREVER),
             unread_us: AtomicU64::new(READ),
+            pool,
+            tenure: AtomicU64::new(0),
+            tenure_us: AtomicU64::new(EARLIEST),
+            reusable: AtomicBool::new(false),
             told: Notify::new(),
         }
+    }
+
+    pub(super) fn begin_tenure(&self, now: Instant) {
+        self.tenure_us.store(self.us(now), Ordering::Relaxed);
+    }
+
+    /// Returns how long it lasted. Whoever watched the permit that had it sees no more of it.
+    pub(super) fn end_tenure(&self, now: Instant) -> Duration {
+        self.set_unread(None);
+        self.tenure.fetch_add(1, Ordering::AcqRel);
+        self.tenure_lasts(now)
+    }
+
+    pub(super) fn tenure_lasts(&self, now: Instant) -> Duration {
+        let since_us = self.tenure_us.load(Ordering::Relaxed);
+        Duration::from_micros(self.us(now).saturating_sub(since_us))
+    }
+
+    /// Whether it serves another permit than its first one.
+    #[cfg(test)]
+    pub(super) fn is_reused(&self) -> bool {
+        self.tenure.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn is_reusable(&self) -> bool {
+        self.reusable.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_reusable(&self, reusable: bool) {
+        self.reusable.store(reusable, Ordering::Relaxed);
     }
 
     /// Read and written under the keeper's lock only.

@@ -9,7 +9,7 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Ctx,
+    Ctx, Pool,
     entry::{Entry, Release, Seen, State},
 };
 use crate::{
@@ -40,6 +40,10 @@ pub(super) struct Line {
     /// The ledger in this process, which decides while there is no store.
     pub(super) local: Option<Box<Ledger>>,
     pub(super) timers: Timers,
+    /// If its slots may be used again without the store.
+    pub(super) pool: Option<Arc<Pool>>,
+    /// When the right to do so was last recalled: what was asked before says nothing of it.
+    pub(super) recalled: Option<Instant>,
     pub(super) introducing: bool,
     pub(super) heard: Heard,
     /// Whether it stands in the keeper's list of lines with work.
@@ -74,6 +78,8 @@ pub(super) struct Timers {
     pub(super) release: Option<Instant>,
     /// Every waiter is asked for by name: one that is not before the head may still have left the line.
     pub(super) roll_call: Option<Instant>,
+    /// The pool is to be tended.
+    pub(super) pool: Option<Instant>,
 }
 
 /// What the last reply told of a ledger.
@@ -116,6 +122,8 @@ impl Line {
             in_flight: 0,
             local: None,
             timers: Timers::default(),
+            pool: None,
+            recalled: None,
             introducing: false,
             heard: Heard {
                 in_use: 0,
@@ -144,12 +152,16 @@ impl Line {
         self.own_max = own_max;
         if self.max() > before {
             self.grow(ctx);
+        } else if self.max() < before {
+            self.recall(ctx);
         }
     }
 
     /// Takes new values of the limit. If it does not make anybody wait any more, those who do go on.
     pub(super) fn change(&mut self, ctx: &mut Ctx, limit: Arc<Limit>) {
         self.limit = limit;
+        self.follow_reuse(ctx);
+        self.recall(ctx);
         self.follow_policy(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
@@ -282,7 +294,7 @@ impl Line {
 
     /// Nothing is known of it that the store would not tell again.
     pub(super) fn is_idle(&mut self) -> bool {
-        self.entries.is_empty()
+        self.is_unused()
             && self.in_flight == 0
             && self.later.is_empty()
             && !self.listed
@@ -296,8 +308,9 @@ impl Line {
             handover,
             release,
             roll_call,
+            pool,
         } = self.timers;
-        [lease, poll, handover, release, roll_call]
+        [lease, poll, handover, release, roll_call, pool]
             .into_iter()
             .flatten()
             .min()

@@ -20,6 +20,7 @@
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
 //! | `outage` | the breaker, policies, and the way back |
+//! | `pool`, `reuse` | slots that are used again without the store |
 //! | `clock`, `lease` | conservative local deadlines |
 //! | `driver` | the task |
 //!
@@ -45,10 +46,12 @@ mod lease;
 mod line;
 mod outage;
 mod part;
+mod pool;
 mod progress;
 mod rates;
 mod receive;
 mod request;
+mod reuse;
 mod send;
 mod shared;
 mod silence;
@@ -70,9 +73,10 @@ pub(crate) use self::{
     lease::Lease,
     part::Part,
     request::{Granted, Request},
+    reuse::BoundPool,
     shared::Shared,
 };
-use self::{core::Core, ctx::Ctx};
+use self::{core::Core, ctx::Ctx, pool::Pool};
 use crate::{key::Key, ledger::ReplicaId};
 
 /// Two may be on their way while the next one fills.

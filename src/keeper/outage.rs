@@ -163,6 +163,7 @@ impl Core {
 impl Line {
     /// Lets the policy decide on everybody who waits. One who is refused by the store is refused here too.
     pub(super) fn leave_store(&mut self, ctx: &mut Ctx, refused: bool) {
+        self.recall(ctx);
         if refused {
             self.local = None;
         }
@@ -246,6 +247,8 @@ impl Line {
             wait: entry.wait_until() > ctx.now,
         };
         let has_waited = !entry.wait.is_zero() && !ask.wait;
+        // What comes free from now on goes by the ledger that is about to decide.
+        self.recall(ctx);
         match self.run_here(ctx, Vec::new(), One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
@@ -294,10 +297,13 @@ impl Line {
         let ledger = self.local.as_mut()?;
         let mut call = Call::new(&ctx.here, 0);
         let (reply, standing) = ledger.run_one(&mut call, &batch, one);
-        (self.heard.in_use, self.heard.waiting) = (reply.in_use, reply.waiting);
+        let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
+        self.heard.in_use = reply.in_use - idle as u32;
+        self.heard.waiting = reply.waiting;
         for promotion in reply.promoted {
             self.admit(ctx, promotion.seq);
         }
+        self.follow_right_here(ctx);
         standing
     }
 

@@ -151,6 +151,9 @@ impl Core {
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };
+        if wake.seqs.is_empty() {
+            self.lines[index].recalled(&mut self.ctx, now);
+        }
         for seq in &wake.seqs {
             self.lines[index].woken(&mut self.ctx, *seq, wake, now);
         }

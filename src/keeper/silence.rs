@@ -49,6 +49,7 @@ impl Line {
         now: Instant,
     ) {
         let pause = ctx.settings.poll_interval;
+        self.recall(ctx);
         for release in note.releases.drain(..) {
             match fate {
                 Fate::Unknown => self.work.release.push(release),

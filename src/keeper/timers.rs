@@ -59,6 +59,9 @@ impl Line {
         }
         self.work.touch |= due(&mut self.timers.poll);
         self.work.touch |= due(&mut self.timers.handover);
+        if due(&mut self.timers.pool) {
+            self.tend_pool(ctx, now);
+        }
         if due(&mut self.timers.release) {
             self.work.release.append(&mut self.later);
         }

@@ -1,6 +1,10 @@
 //! A permit's way through the state machine: asked for, collected, released.
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::Waker,
+    time::Duration,
+};
 
 use tokio::{sync::oneshot, time::Instant};
 
@@ -8,6 +12,7 @@ use super::{
     Core, Ctx, Lease,
     demand::{Asked, Demand, Leases, Leg, Taken},
     entry::{Entry, State},
+    lease::Tenure,
     line::Line,
     outage::Breaker,
 };
@@ -23,7 +28,7 @@ impl Core {
     /// [`cancel`](Self::cancel).
     pub(crate) fn submit(&mut self, demand: Demand, now: Instant) -> Result<Asked, AcquireError> {
         self.ctx.now = now;
-        if self.closing {
+        if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
         match demand {
@@ -38,6 +43,9 @@ impl Core {
     fn submit_slot(&mut self, leg: Leg, now: Instant) -> Arc<Lease> {
         let index = self.line(leg.limit, leg.key, now);
         self.lines[index].set_own_max(&mut self.ctx, leg.max);
+        if let Some(lease) = self.take_kept(index) {
+            return lease;
+        }
         // For a key that has no slots at all it would wait for nothing.
         let wait = if leg.max == Some(0) {
             Duration::ZERO
@@ -64,7 +72,9 @@ impl Core {
         prepare: impl FnOnce(&mut Entry),
     ) -> Arc<Lease> {
         let seq = self.ctx.next_seq();
-        let lease = Arc::new(Lease::new(self.ctx.keeper(), line, seq, self.ctx.epoch));
+        let pool = self.lines[line].pool.clone();
+        let (keeper, epoch) = (self.ctx.keeper(), self.ctx.epoch);
+        let lease = Arc::new(Lease::new(keeper, line, seq, epoch, pool));
         let mut entry = Entry::new(lease.clone(), wait, now);
         prepare(&mut entry);
         self.ctx.count(self.lines[line].key.0, entry.state);
@@ -141,10 +151,13 @@ impl Core {
     }
 
     /// A slot is no longer wanted.
-    pub(crate) fn release(&mut self, lease: &Lease, now: Instant) {
+    pub(crate) fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
-        lease.return_at(now);
         self.bounded.forget(lease.seq());
+        if self.keep(lease) {
+            return;
+        }
+        lease.return_at(now);
         if let Some(line) = self.lines.get_mut(lease.line) {
             line.give_up(&mut self.ctx, lease.seq());
             self.settle(lease.line);
@@ -152,7 +165,7 @@ impl Core {
     }
 
     /// A slot is not used after all: nothing is learned from it of how long slots are held.
-    pub(crate) fn untake(&mut self, lease: &Lease, now: Instant) {
+    pub(crate) fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         let line = self.lines.get_mut(lease.line);
         if let Some(entry) = line.and_then(|line| line.entries.get_mut(&lease.seq())) {
             entry.taken = false;
@@ -197,7 +210,7 @@ impl Core {
 
     pub(crate) fn status(&self) -> Status {
         Status {
-            held: self.ctx.counts.held,
+            held: self.ctx.counts.held - self.ctx.idle.load(Ordering::Relaxed),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.store_is_up(),
         }
@@ -205,7 +218,8 @@ impl Core {
 
     /// Refuses newcomers from now on, and everybody who waits. Returns how many waited.
     pub(crate) fn close(&mut self) -> usize {
-        self.closing = true;
+        self.ctx.ending = true;
+        self.recall_all();
         let claims = self.refuse_claims(AcquireErrorKind::ShutDown);
         claims
             + self.each_entry(|line, ctx, seq| {
@@ -234,7 +248,7 @@ impl Core {
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing
+        self.ctx.ending
     }
 
     /// Whether nothing is left to be told to the store, or to be expected from it.
@@ -265,9 +279,16 @@ impl Line {
         match entry.state {
             State::Held { .. } if !lease.is_over(now) => {
                 entry.taken = true;
-                ctx.history.taken(&self.ledger, lease.seq(), now);
+                if !std::mem::replace(&mut entry.alone, true) {
+                    ctx.history.taken(&self.ledger, lease.seq(), now);
+                    lease.begin_tenure(now);
+                    lease.set_reusable(entry.in_store || !ctx.shared);
+                }
                 ctx.note_admission(self.key.0, waited);
-                Some(Ok(taken(Leases::One(lease.clone()), Vec::new())))
+                Some(Ok(taken(
+                    Leases::One(Tenure::of(lease.clone())),
+                    Vec::new(),
+                )))
             }
             State::Refused(kind) => {
                 let error = self.error(ctx, kind, place, waited);

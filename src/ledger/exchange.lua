@@ -321,18 +321,18 @@ local function alive(waits)
   end
 end
 
--- The right to keep slots is over for all replicas. Each is told once; if that is lost, the right ends by itself.
+-- The right to keep slots is over for the other replicas. Each is told once; if that is lost, the right ends by itself.
+-- The one that asks sees it in the reply.
 local function recall()
-  local rights = call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')
-  for _, mark in ipairs(rights) do
+  local told = {}
+  for _, mark in ipairs(call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
     local owner = sub(mark, 2)
     if owner ~= replica then
       redis.pcall('PUBLISH', wake_channel .. owner, string.format('%.0f 0  %s', now_us, key))
+      told[#told + 1] = mark
     end
   end
-  if #rights > 0 then
-    call('ZREMRANGEBYSCORE', key, KEEPING, '+inf')
-  end
+  in_chunks('ZREM', told)
 end
 
 -- Rights that have ended go when another comes, so that they cannot pile up.
@@ -347,7 +347,7 @@ local function close(waits, reuse)
   alive(waits)
   if reuse > 0 and (refused or waiting > 0) then
     recall()
-  elseif reuse == 2 and in_use > 0 then
+  elseif reuse == 2 and in_use > 0 and in_use <= limit then
     keep()
   end
   if in_use + waiting > 0 then
@@ -678,7 +678,7 @@ if refunds + claims > 0 then
   end
   for i, state in ipairs(states) do
     if not state.failed then
-      key, reply, existed = state.key, state.reply, state.existed
+      key, limit, reply, existed = state.key, state.limit, state.reply, state.existed
       in_use, waiting, refused = state.in_use, state.waiting, state.refused
       if not written then
         look()

@@ -186,7 +186,7 @@ impl Ledger {
         let refused = std::mem::take(&mut self.refused);
         if batch.reuse != Reuse::Never && (refused || !self.line.is_empty()) {
             self.recall(call, batch);
-        } else if batch.reuse == Reuse::Keep && !self.holders.is_empty() {
+        } else if batch.reuse == Reuse::Keep && !self.holders.is_empty() && !self.is_over(batch) {
             self.keep(call);
         }
         reply.in_use = self.holders.len() as u32;
@@ -382,7 +382,8 @@ impl Ledger {
         }
     }
 
-    /// The right to keep slots is over for all replicas. Each is told once; if that is lost, the right ends by itself.
+    /// The right to keep slots is over for the other replicas. Each is told once; if that is lost, the right ends by
+    /// itself. The one that asks sees it in the reply.
     fn recall(&mut self, call: &mut Call, batch: &Batch) {
         let told = self.rights.keys().filter(|owner| **owner != call.replica);
         call.wakes.extend(told.map(|&owner| {
@@ -394,7 +395,7 @@ impl Ledger {
             };
             (owner, wake)
         }));
-        self.rights.clear();
+        self.rights.retain(|owner, _| *owner == call.replica);
     }
 
     /// Rights that have ended go when another comes, so that they cannot pile up.
@@ -409,6 +410,11 @@ impl Ledger {
     fn is_alive(&self, call: &Call, replica: ReplicaId) -> bool {
         let marked = || self.alive.get(&replica);
         replica == call.replica || marked().is_some_and(|&until_ms| until_ms >= call.now_ms)
+    }
+
+    /// More hold than the limit allows, as it was higher before or some were adopted.
+    fn is_over(&self, batch: &Batch) -> bool {
+        self.holders.len() > batch.limit as usize
     }
 
     fn free(&self, batch: &Batch) -> usize {

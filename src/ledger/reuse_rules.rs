@@ -43,8 +43,10 @@ fn who_keeps_is_told_when_somebody_waits() {
     // Both may keep now. B's own newcomer ends the right of both; B is told by the answer.
     let reply = twins.run(B, batch(Reuse::Keep, &[], &[2], true));
     assert_eq!((reply.waiting, &twins.recalled[..]), (1, &[A][..]));
-    // Nobody is told twice.
+    // Nobody is told twice; B is told once more, as the answer may have been lost.
     twins.run(C, batch(Reuse::Keep, &[], &[1], true));
+    assert_eq!(twins.recalled, [B]);
+    twins.run(C, batch(Reuse::Keep, &[], &[2], false));
     assert!(twins.recalled.is_empty());
 }
 
@@ -55,6 +57,17 @@ fn who_keeps_is_told_when_somebody_is_refused() {
     assert!(twins.recalled.is_empty());
     let reply = twins.run(B, batch(Reuse::Others, &[], &[2], false));
     assert_eq!(reply.acquired, [Standing::Full]);
+    assert_eq!(twins.recalled, [A]);
+}
+
+/// It was told `Full`, and goes on with what it keeps.
+#[test]
+fn who_is_refused_is_still_told() {
+    let mut twins = kept();
+    twins.run(B, batch(Reuse::Never, &[], &[1], false));
+    let reply = twins.run(A, batch(Reuse::Others, &[], &[2], false));
+    assert_eq!(reply.acquired, [Standing::Full]);
+    twins.run(B, batch(Reuse::Others, &[], &[2], true));
     assert_eq!(twins.recalled, [A]);
 }
 
@@ -99,6 +112,21 @@ fn nobody_may_keep_while_somebody_waits() {
     twins.run(A, batch(Reuse::Keep, &[], &[], false));
     twins.run(A, batch(Reuse::Never, &[], &[1], false));
     assert!(!is_recalled(&mut twins));
+}
+
+#[test]
+fn nobody_may_keep_while_more_hold_than_the_limit() {
+    let mut twins = Twins::start();
+    let with_limit = |limit| Batch {
+        limit,
+        ..batch(Reuse::Keep, &[], &[1, 2], false)
+    };
+    twins.run(A, with_limit(2));
+    twins.run(B, batch(Reuse::Others, &[], &[1], false));
+    assert_eq!(twins.recalled, [A]);
+    twins.run(A, with_limit(1));
+    twins.run(B, batch(Reuse::Others, &[], &[1], false));
+    assert!(twins.recalled.is_empty());
 }
 
 #[test]

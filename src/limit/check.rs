@@ -61,6 +61,7 @@ impl Limit {
                 limit.on_unavailable,
                 limit.mode,
                 limit.class,
+                limit.reuse,
             )
         };
         ledger(self) == ledger(other)

@@ -56,6 +56,7 @@ pub struct Limit {
     on_unavailable: OnUnavailable,
     mode: Mode,
     class: Option<Class>,
+    reuse: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +171,7 @@ impl Limit {
             on_unavailable: OnUnavailable::Local(max),
             mode: Mode::Enforce,
             class: None,
+            reuse: false,
         }
     }
 
@@ -194,6 +196,27 @@ impl Limit {
     #[must_use]
     pub const fn class(mut self, class: Class) -> Self {
         self.class = Some(class);
+        self
+    }
+
+    /// Lets a slot that comes free serve the next request of the same process without asking the store. Default: no.
+    ///
+    /// A process may do so while nobody waits for a slot of the key, by a right that the store gives for 100 ms at a time
+    /// and takes back with a message. Slots that are kept count as held, so the cap is as exact as ever. Fairness
+    /// is not: somebody who waits in another process may be overtaken until the message is there, or if it is lost
+    /// until the right ends. A request that does not wait may be refused while another process keeps a slot that it has
+    /// no use for; its refusal calls that back.
+    ///
+    /// This is for short requests under a limit that is rarely reached. Requests under several limits at once do not take
+    /// part.
+    ///
+    /// # Panics
+    ///
+    /// If this is a rate, which has no slots.
+    #[must_use]
+    pub const fn reuse(mut self) -> Self {
+        assert!(self.refill.is_none(), "a rate has no slots to be reused");
+        self.reuse = true;
         self
     }
 
@@ -255,6 +278,10 @@ impl Limit {
             refill.period,
             refill.burst.unwrap_or(count),
         ))
+    }
+
+    pub(crate) fn is_reused(&self) -> bool {
+        self.reuse
     }
 
     pub(crate) fn current_mode(&self) -> Mode {

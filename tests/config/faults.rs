@@ -72,6 +72,7 @@ fn each_fault_is_told_by_its_path() {
         (limit("rate = 1\nper = '1s'\nburst = 0"), "limits.a.burst", "burst of 0"),
         (limit("concurrent = 1\nper = '1s'"), "limits.a.per", "belongs to a `rate`"),
         (limit("concurrent = 1\nburst = 2"), "limits.a.burst", "belongs to a `rate`"),
+        (limit("rate = 1\nper = '1s'\nreuse = true"), "limits.a.reuse", "no slots to be reused"),
         (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
         (limit("concurrent = 1\nmax_waiters = 100_001"), "limits.a.max_waiters", "at most 100000"),
         (limit("concurrent = 1\non_unavailable = { local = 0 }"), "limits.a.on_unavailable", "must be 1 to"),

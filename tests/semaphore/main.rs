@@ -7,6 +7,7 @@ mod support;
 mod backend;
 mod live;
 mod rates;
+mod reuse;
 mod together;
 
 use std::{

@@ -1,9 +1,20 @@
 //! What is checked after each exchange, against the ledgers themselves: G1 to G4.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use super::world::World;
-use crate::ledger::{Batch, Exchange, Ledger, PermitId};
+use super::{replica::Replica, world::World};
+use crate::{
+    keeper::{Lease, pool::RIGHT},
+    ledger::{Batch, Exchange, Ledger, PermitId},
+};
+
+/// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
+const LONGEST_RECALL: Duration = Duration::from_millis(3);
+/// The store's clock ticks once more for each exchange.
+const CLOCK_RUNS_AHEAD: Duration = Duration::from_millis(1);
 
 /// The ledgers after the latest change.
 pub(super) type Picture = BTreeMap<String, Snapshot>;
@@ -174,6 +185,35 @@ impl World {
         }
         if !stuck.is_empty() {
             self.fail(&format!("G4: requests wait for each other: {stuck:?}"));
+        }
+    }
+}
+
+impl World {
+    /// G3: a slot that is kept may go on past those who wait elsewhere until its replica hears of them, and in no case for
+    /// longer than the right lasts.
+    pub(super) fn check_reuse(&mut self, replica: usize, lease: &Lease) {
+        let Replica { id, core, .. } = &self.replicas[replica];
+        let (replica, seq) = (*id, lease.seq());
+        self.excuses.note_reuse(PermitId { replica, seq }, self.now);
+        if self.faults.failover > 0.0 || self.faults.step > 0.0 {
+            // Those who wait may have come back, or the time at which they came is not known.
+            return;
+        }
+        let longest = match self.mix {
+            "clean" => LONGEST_RECALL,
+            _ => RIGHT + CLOCK_RUNS_AHEAD,
+        };
+        let (now_ms, store_us) = (self.now_ms(), self.store_us() as i64);
+        let ledger = self.picture.get(core.ledger_of(lease));
+        let waiting = ledger.into_iter().flat_map(|ledger| ledger.waiting(now_ms));
+        for (ticket, waiter) in waiting.filter(|(_, waiter)| waiter.replica != replica) {
+            let waited = store_us - (ticket + (1 << 52));
+            if waited > longest.as_micros() as i64 {
+                self.fail(&format!(
+                    "G3: a kept slot went past {waiter:?}, who waits for {waited} us"
+                ));
+            }
         }
     }
 }

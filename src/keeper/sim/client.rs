@@ -70,6 +70,12 @@ impl World {
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
         let now = self.local();
         let asked = self.replicas[replica].core.submit(demand, now);
+        if let Ok(Asked::Slot(lease)) = &asked
+            && lease.is_reused()
+        {
+            self.totals.reused += 1;
+            self.check_reuse(replica, lease);
+        }
         let life = self.replicas[replica].life;
         self.clients[client] = Client {
             replica,

@@ -68,6 +68,11 @@ impl Excuses {
         self.excused.entry(id).or_insert(now);
     }
 
+    /// A slot of which the store has told since then that it is held serves somebody else.
+    pub(super) fn note_reuse(&mut self, id: PermitId, now: Duration) {
+        self.excused.entry(id).and_modify(|since| *since = now);
+    }
+
     /// An exchange runs when its sender is done with it: names that it lets in may be there when nobody wants them any more.
     pub(super) fn note_revival(&mut self, exchange: &Exchange) {
         let batches = exchange.batches.iter();

@@ -78,7 +78,10 @@ impl World {
             _ => Limit::try_rate("rate", max.map_or(7, |max| 2 * max), second)
                 .map(|limit| limit.burst(3)),
         };
-        let limit = limit.expect("valid");
+        let mut limit = limit.expect("valid");
+        if values.reuse && number < 2 {
+            limit = limit.reuse();
+        }
         limit.on_unavailable(self.policies[number])
     }
 

@@ -92,6 +92,7 @@ fn report(all: &BTreeMap<u64, Totals>) {
         for (_, totals) in of_mix {
             worlds += 1;
             sum.permits += totals.permits;
+            sum.reused += totals.reused;
             sum.exchanges += totals.exchanges;
             sum.charges += totals.charges;
             sum.over.peak = sum.over.peak.max(totals.over.peak);

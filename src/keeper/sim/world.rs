@@ -85,12 +85,16 @@ pub(super) struct Values {
     pub(super) limit: u32,
     pub(super) wide: u32,
     pub(super) lease: Duration,
+    /// Slots that come free are kept for the next request.
+    pub(super) reuse: bool,
 }
 
 /// What came of a world.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub(super) permits: u64,
+    /// Of these, on slots that were kept.
+    pub(super) reused: u64,
     pub(super) exchanges: u64,
     pub(super) charges: u64,
     pub(super) over: Overshoot,
@@ -99,14 +103,21 @@ pub(super) struct Totals {
 impl Values {
     /// `differ`: replicas may have leases of half the length, or twice.
     pub(super) fn draw(rng: &mut fastrand::Rng, differ: bool) -> Self {
-        let limit = rng.u32(1..=4);
+        let reuse = rng.bool();
+        // Where somebody waits all the time, nothing is reused.
+        let limit = rng.u32(1..=if reuse { 8 } else { 4 });
         let wide = rng.u32(1..=5);
         let lease = match rng.u8(0..3) {
             0 if differ => LEASE / 2,
             1 if differ => LEASE * 2,
             _ => LEASE,
         };
-        Self { limit, wide, lease }
+        Self {
+            limit,
+            wide,
+            lease,
+            reuse,
+        }
     }
 }
 

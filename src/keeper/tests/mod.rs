@@ -113,7 +113,7 @@ impl World {
         self.keepers[keeper].collect(&asked, Waker::noop(), now)
     }
 
-    fn release(&mut self, keeper: usize, lease: &Lease) {
+    fn release(&mut self, keeper: usize, lease: &Arc<Lease>) {
         let now = self.local();
         self.keepers[keeper].release(lease, now);
     }
@@ -615,7 +615,7 @@ fn a_refusal_after_an_outage_closes_the_gate_again() {
 fn a_lease_ends_once() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let lease = Lease::new(0, 0, 1, start);
+    let lease = Lease::new(0, 0, 1, start, None);
     lease.hold(Some(at(10)));
     assert!(lease.extend(at(20), at(9)));
     assert!(lease.extend(at(15), at(9)), "held, and not shortened");
@@ -623,16 +623,16 @@ fn a_lease_ends_once() {
     assert!(!lease.extend(at(40), at(21)));
     assert!(lease.is_over(at(9)));
 
-    let unseen = Lease::new(0, 0, 4, start);
+    let unseen = Lease::new(0, 0, 4, start, None);
     unseen.hold(Some(at(10)));
     assert!(!unseen.extend(at(20), at(10)), "nobody has looked since");
     assert!(unseen.is_over(at(10)));
 
-    let given_back = Lease::new(0, 0, 2, start);
+    let given_back = Lease::new(0, 0, 2, start, None);
     given_back.hold(Some(at(10)));
     given_back.return_at(at(9));
     assert!(!given_back.is_over(at(11)));
-    let too_late = Lease::new(0, 0, 3, start);
+    let too_late = Lease::new(0, 0, 3, start, None);
     too_late.hold(Some(at(10)));
     too_late.return_at(at(11));
     assert!(too_late.is_over(at(11)));

@@ -1,0 +1,206 @@
+//! When slots go to the pool of their line, and when they leave it.
+
+use std::{fmt, sync::Arc};
+
+use tokio::time::Instant;
+
+use super::{
+    Core, Ctx, Lease, Pool, Shared,
+    entry::{Entry, Seen},
+    line::Line,
+    pool::RIGHT,
+};
+use crate::{
+    key::Key,
+    ledger::{Batch, Reuse},
+    limit::Mode,
+};
+
+/// The pool of one key, for a semaphore that is bound to it. The line stays for as long as this does.
+pub(crate) struct BoundPool {
+    keeper: Arc<Shared>,
+    /// The index of its line there.
+    line: usize,
+    pool: Arc<Pool>,
+}
+
+impl BoundPool {
+    /// A slot that lies idle, if there is one that may be used now.
+    pub(super) fn take(&self) -> Option<Arc<Lease>> {
+        self.pool.take_unseen()
+    }
+}
+
+impl fmt::Debug for BoundPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BoundPool")
+    }
+}
+
+impl Drop for BoundPool {
+    fn drop(&mut self) {
+        self.keeper
+            .with(|core, _| core.unbind(self.line, &self.pool));
+    }
+}
+
+impl Shared {
+    /// The pool of a key, if its limit has one.
+    pub(super) fn bind(self: &Arc<Self>, limit: usize, key: Key) -> Option<Arc<BoundPool>> {
+        let (line, pool) = self.with(|core, now| core.bind(limit, key, now))?;
+        let keeper = self.clone();
+        Some(Arc::new(BoundPool { keeper, line, pool }))
+    }
+}
+
+impl Core {
+    fn bind(&mut self, limit: usize, key: Key, now: Instant) -> Option<(usize, Arc<Pool>)> {
+        if !self.limits[limit].is_reused() {
+            return None;
+        }
+        let index = self.line(limit, key, now);
+        let pool = self.lines[index].pool.clone()?;
+        pool.bind();
+        Some((index, pool))
+    }
+
+    fn unbind(&mut self, line: usize, pool: &Pool) {
+        pool.unbind();
+        self.settle(line);
+    }
+
+    /// A slot that lies idle, for a request that has just come.
+    pub(super) fn take_kept(&mut self, index: usize) -> Option<Arc<Lease>> {
+        let line = &mut self.lines[index];
+        let pool = line.pool.as_ref()?;
+        if let Some(lease) = pool.take(self.ctx.now)
+            && let Some(entry) = line.entries.get_mut(&lease.seq())
+        {
+            (entry.asked, entry.place, entry.taken) = (self.ctx.now, 0, false);
+            return Some(lease);
+        }
+        None
+    }
+
+    /// Keeps the slot of a permit that was dropped, if that is allowed.
+    pub(super) fn keep(&mut self, lease: &Arc<Lease>) -> bool {
+        let Some(line) = self.lines.get(lease.line) else {
+            return false;
+        };
+        let Some(pool) = &line.pool else {
+            return false;
+        };
+        let may = |entry: &Entry| {
+            let is_counted = entry.in_store || !self.ctx.shared;
+            entry.taken && entry.wanted && entry.is_held() && entry.alone && is_counted
+        };
+        if !line.entries.get(&lease.seq()).is_some_and(may) || !pool.put(lease, self.ctx.now) {
+            return false;
+        }
+        lease.set_reusable(true);
+        self.settle(lease.line);
+        true
+    }
+
+    /// Nothing is kept any more.
+    pub(super) fn recall_all(&mut self) {
+        self.each_line(|line, ctx| line.recall(ctx));
+    }
+}
+
+impl Line {
+    /// Makes its pool, if its limit is one to be reused.
+    pub(super) fn follow_reuse(&mut self, ctx: &Ctx) {
+        if self.limit.is_reused() && self.pool.is_none() {
+            let meter = ctx.meters.limit(self.key.0).clone();
+            self.pool = Some(Arc::new(Pool::new(ctx.idle.clone(), meter)));
+        }
+    }
+
+    fn may_keep(&self, ctx: &Ctx) -> bool {
+        let enforced = self.limit.current_mode() == Mode::Enforce;
+        self.limit.is_reused() && enforced && !ctx.ending
+    }
+
+    /// What the store is told of it.
+    pub(super) fn reuse(&self, ctx: &Ctx, now: Instant) -> Reuse {
+        match &self.pool {
+            Some(pool) if self.may_keep(ctx) && pool.wants_right(now) => Reuse::Keep,
+            Some(_) => Reuse::Others,
+            None => Reuse::Never,
+        }
+    }
+
+    /// The store has answered: what this means to the right to keep slots.
+    pub(super) fn follow_right(&mut self, ctx: &mut Ctx, batch: &Batch, at: Seen) {
+        if self.pool.is_none() {
+            return;
+        }
+        if self.heard.waiting > 0 || self.heard.in_use > self.max() {
+            return self.recalled(ctx, at.sent);
+        }
+        let old = self.recalled.is_some_and(|recalled| at.sent <= recalled);
+        let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.heard.in_use);
+        if given && !old && self.may_keep(ctx) {
+            let until = at.sent + RIGHT.min(ctx.settings.lease);
+            self.pool.iter().for_each(|pool| pool.open(until));
+            self.timers.pool = self.timers.pool.or(Some(at.sent + RIGHT / 2));
+        }
+    }
+
+    /// The ledger of this process has decided: it gives the right for as long as nobody waits.
+    pub(super) fn follow_right_here(&mut self, ctx: &mut Ctx) {
+        if ctx.shared || self.pool.is_none() {
+            return;
+        }
+        if self.heard.waiting > 0 || self.heard.in_use > self.max() || !self.may_keep(ctx) {
+            return self.recall(ctx);
+        }
+        self.pool.iter().for_each(|pool| pool.open_here());
+    }
+
+    /// Somebody wants what is kept, or an answer to what was sent `at` that moment tells so.
+    pub(super) fn recalled(&mut self, ctx: &mut Ctx, at: Instant) {
+        self.recalled = self.recalled.max(Some(at));
+        self.recall(ctx);
+    }
+
+    /// Gives back what lies idle. What is in use goes back when it comes free.
+    pub(super) fn recall(&mut self, ctx: &mut Ctx) {
+        self.timers.pool = None;
+        let idle = self.pool.as_ref().map(|pool| pool.close());
+        self.give_back(ctx, idle.unwrap_or_default());
+    }
+
+    /// Gives back what was not needed lately, and asks for the right again if something was.
+    pub(super) fn tend_pool(&mut self, ctx: &mut Ctx, now: Instant) {
+        let Some(pool) = self.pool.clone() else {
+            return;
+        };
+        let idle = pool.tend(now);
+        self.give_back(ctx, idle);
+        if pool.is_open() {
+            self.timers.pool = Some(now + RIGHT / 2);
+            self.work.touch |= pool.wants_right(now);
+        }
+    }
+
+    fn give_back(&mut self, ctx: &mut Ctx, idle: Vec<Arc<Lease>>) {
+        for lease in idle {
+            if let Some(entry) = self.entries.get_mut(&lease.seq()) {
+                // Nothing is learned from it of how long slots are held.
+                entry.taken = false;
+                self.give_up(ctx, lease.seq());
+            }
+        }
+    }
+
+    /// Nobody holds or wants anything, but for what is kept in a ledger of this process.
+    pub(super) fn is_unused(&self) -> bool {
+        let Some(pool) = &self.pool else {
+            return self.entries.is_empty();
+        };
+        let kept = if self.local.is_some() { pool.idle() } else { 0 };
+        self.entries.len() == kept && !pool.is_bound()
+    }
+}

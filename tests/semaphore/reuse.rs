@@ -1,0 +1,253 @@
+//! Slots that are used again without the store.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tower_turnstile::{
+    AcquireErrorKind, ConfigErrorKind, Key, Limit, Limiter, Mode, Permit, Semaphore,
+};
+
+use crate::backend::{Backend, PATIENT, queue, soon, until, until_free, usage};
+
+const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(PATIENT).reuse();
+const FEW: Limit = Limit::concurrent("few", 3).wait_up_to(PATIENT).reuse();
+
+conformance! {
+    a_slot_is_used_again_at_once,
+    a_kept_slot_returns_by_itself,
+    a_kept_slot_goes_to_who_waits_elsewhere,
+    a_refusal_calls_back_what_is_kept,
+    the_cap_holds_with_reuse,
+    waiters_of_one_process_are_served_in_order,
+    a_lowered_limit_is_reached,
+    nothing_is_kept_for_a_limit_that_is_not_enforced,
+    nothing_is_kept_after_a_shutdown,
+    nothing_is_kept_for_nobody,
+    several_limits_take_what_is_kept,
+}
+
+/// Its permit, if there was no need to ask or wait.
+fn at_once(semaphore: &Semaphore) -> Option<Permit> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(semaphore.acquire()).poll(&mut context) {
+        Poll::Ready(permit) => Some(permit.expect("a slot")),
+        Poll::Pending => None,
+    }
+}
+
+/// A slot that lies idle, until it goes back. It takes an exchange or two until there is a right to keep it.
+async fn keep(semaphore: &Semaphore) {
+    soon(async {
+        loop {
+            drop(semaphore.acquire().await.expect("a slot"));
+            if let Some(permit) = at_once(semaphore) {
+                return drop(permit);
+            }
+        }
+    })
+    .await;
+}
+
+async fn a_slot_is_used_again_at_once(backend: Backend) {
+    let semaphore = backend.semaphore(&ONE).await;
+    keep(&semaphore).await;
+    let permit = at_once(&semaphore).expect("it lies idle");
+    assert_eq!((permit.place(), permit.waited()), (0, Duration::ZERO));
+    assert!(!permit.is_lost());
+    assert_eq!(permit.deadline().is_some(), backend.is_shared());
+    assert_eq!(
+        semaphore
+            .try_acquire()
+            .await
+            .expect_err("it is in use")
+            .kind(),
+        AcquireErrorKind::Full
+    );
+}
+
+async fn a_kept_slot_returns_by_itself(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&ONE, "key");
+    keep(&semaphore).await;
+    assert_eq!(limiter.status().held, 0);
+    until_free(&semaphore).await;
+}
+
+async fn a_kept_slot_goes_to_who_waits_elsewhere(backend: Backend) {
+    let (one, other) = (backend.semaphore(&ONE).await, backend.semaphore(&ONE).await);
+    for _ in 0..20 {
+        keep(&one).await;
+        drop(soon(other.acquire()).await.expect("its turn"));
+        let holder = one.acquire().await.expect("its turn");
+        let waiter = queue(&other, 1).await;
+        drop(holder);
+        drop(soon(waiter).await.expect("no panic"));
+    }
+}
+
+async fn a_refusal_calls_back_what_is_kept(backend: Backend) {
+    let (one, other) = (backend.semaphore(&FEW).await, backend.semaphore(&FEW).await);
+    let all = [&one, &one, &one].map(|semaphore| semaphore.acquire());
+    drop(join_all(all).await);
+    // One is in use all the time, so that the others are kept for longer than it takes to ask.
+    let busy = tokio::spawn(async move {
+        loop {
+            drop(one.acquire().await);
+            tokio::task::yield_now().await;
+        }
+    });
+    soon(async {
+        while let Err(error) = other.try_acquire().await {
+            assert_eq!(error.kind(), AcquireErrorKind::Full);
+        }
+    })
+    .await;
+    busy.abort();
+}
+
+async fn the_cap_holds_with_reuse(backend: Backend) {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for replica in 0..3 {
+        let semaphore = backend.semaphore(&FEW).await;
+        // Fewer than there are slots, then more.
+        for _ in 0..=replica {
+            let (semaphore, inside) = (semaphore.clone(), inside.clone());
+            tasks.push(tokio::spawn(async move {
+                for round in 0..200 {
+                    let permit = semaphore.acquire().await.expect("a slot comes free");
+                    let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= 3, "{now} are inside");
+                    if round % 3 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    drop(permit);
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        soon(task).await.expect("no panic");
+    }
+    until_free(&backend.semaphore(&FEW).await).await;
+}
+
+async fn waiters_of_one_process_are_served_in_order(backend: Backend) {
+    let semaphore = backend.semaphore(&ONE).await;
+    keep(&semaphore).await;
+    let mut holder = semaphore.acquire().await.expect("free");
+    let mut waiters = Vec::new();
+    for place in 1..=5 {
+        waiters.push(queue(&semaphore, place).await);
+    }
+    for (waiter, place) in waiters.into_iter().zip(1..) {
+        drop(holder);
+        assert!(at_once(&semaphore).is_none());
+        holder = soon(waiter).await.expect("no panic");
+        assert_eq!(holder.place(), place);
+    }
+}
+
+async fn a_lowered_limit_is_reached(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&FEW, "key");
+    keep(&semaphore).await;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(semaphore.acquire().await.expect("free"));
+    }
+    let lowered = Limit::concurrent("few", 1).wait_up_to(PATIENT).reuse();
+    limiter.update(&lowered).expect("it may become that");
+    // Used again and again, they would stay more than the limit.
+    while all.len() > 1 {
+        all.pop();
+        assert!(at_once(&semaphore).is_none());
+    }
+    until(&semaphore, |in_use, _| in_use == 1).await;
+    drop(all);
+    keep(&semaphore).await;
+    let permit = at_once(&semaphore).expect("it lies idle");
+    let error = semaphore.try_acquire().await.expect_err("it is in use");
+    assert_eq!(error.kind(), AcquireErrorKind::Full);
+    drop(permit);
+}
+
+async fn nothing_is_kept_for_a_limit_that_is_not_enforced(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&ONE, "key");
+    for mode in [Mode::Shadow, Mode::Off] {
+        keep(&semaphore).await;
+        limiter.update(&ONE.mode(mode)).expect("it may become that");
+        until_free(&semaphore).await;
+        drop(semaphore.acquire().await.expect("it looks on"));
+        until_free(&semaphore).await;
+        limiter.update(&ONE).expect("it may become that");
+    }
+}
+
+async fn nothing_is_kept_after_a_shutdown(backend: Backend) {
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(&ONE, "key");
+    keep(&semaphore).await;
+    let held = semaphore.acquire().await.expect("free");
+    let shutdown = limiter.shutdown(PATIENT);
+    let give_back = async { drop(held) };
+    let (report, ()) = tokio::join!(shutdown, give_back);
+    assert_eq!((report.refused, report.returned, report.lost), (0, 1, 0));
+    let error = semaphore.acquire().await.expect_err("it is shut down");
+    assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
+    assert!(backend.contents().is_empty());
+}
+
+async fn nothing_is_kept_for_nobody(backend: Backend) {
+    let semaphore = backend.semaphore(&ONE).await;
+    keep(&semaphore).await;
+    let permit = at_once(&semaphore).expect("it lies idle");
+    drop(semaphore);
+    drop(permit);
+    let other = backend.semaphore(&ONE).await;
+    until_free(&other).await;
+    drop(at_once(&other));
+    drop(soon(other.acquire()).await.expect("free"));
+}
+
+/// They do not take from the pool, and do not have to wait for it either.
+async fn several_limits_take_what_is_kept(backend: Backend) {
+    const WIDE: Limit = Limit::concurrent("wide", 2).wait_up_to(PATIENT).reuse();
+    let limiter = backend.replica().await;
+    let one = limiter.semaphore(&ONE, "key");
+    let both = one.clone().and(&WIDE, Key::SHARED);
+    for _ in 0..5 {
+        keep(&one).await;
+        let permit = soon(both.acquire()).await.expect("both");
+        assert_eq!(usage(&one).await.0, 1);
+        drop(permit);
+    }
+}
+
+#[test]
+fn a_rate_has_nothing_to_reuse() {
+    let rate = || Limit::rate("opens", 1, Duration::from_secs(1)).reuse();
+    assert!(std::panic::catch_unwind(rate).is_err());
+}
+
+#[tokio::test]
+async fn one_limit_is_reused_or_not() {
+    let limiter = Limiter::in_memory();
+    let _reused = limiter.semaphore(&ONE, "key");
+    let error = limiter.try_semaphore(&Limit::concurrent("one", 1), "key");
+    assert_eq!(
+        error.expect_err("they differ").kind(),
+        ConfigErrorKind::Conflict
+    );
+}
