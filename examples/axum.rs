@@ -53,6 +53,9 @@ struct Options {
     /// Requests, streams and WebSockets at a time, for each x-api-key
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LIMIT)))]
     limit: u32,
+    /// Slots that come free serve the next request of this replica without the store
+    #[arg(long)]
+    reuse: bool,
     /// How long a request may wait for a slot; 0s refuses at once
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     max_wait: Duration,
@@ -169,6 +172,7 @@ fn layer(limiter: &Limiter, options: &Options) -> Result<LimitLayer, String> {
         .wait_up_to(options.max_wait)
         .max_waiters(options.max_waiters)
         .on_unavailable(options.on_unavailable());
+    let limit = if options.reuse { limit.reuse() } else { limit };
     let layer = limiter
         .try_layer(limit.by_header("x-api-key"))
         .map_err(|error| format!("--max-wait, --max-waiters: {error}"))?;

@@ -125,6 +125,10 @@
 //! **Values for single keys**, such as customers who have paid for more: from a table, a closure that sees the request,
 //! or a lookup whose answers are kept ([`Scope::values`], [`Scope::values_by`], [`Scope::values_by_async`]).
 //!
+//! **Short requests** that rarely reach their limit need not pay a round trip each: under [`Limit::reuse`] a slot that
+//! comes free serves the next request of its process without the store, for as long as nobody waits for it elsewhere.
+//! The cap stays exact; who waits in another process may be overtaken for a moment.
+//!
 //! **A new limit** is best tried in [`Mode::Shadow`] first: it decides, logs and counts, and admits all the same.
 //! [`Limiter::update`] changes values and modes while the service runs.
 //!
@@ -170,8 +174,8 @@
 //! | --- | --- | --- |
 //! | **G1** cap | The leases of a key that are alive are at most the limit. | Replicas that disagree on the limit, as in a rollout: then the largest holds. Data that the store has lost. A store whose clock is stepped forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
 //! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process. | What the server had taken before may still be sent. Lost data, clock steps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
-//! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas, under each limit. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. |
-//! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
+//! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas, under each limit. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. Under [`reuse`](Limit::reuse), the time that a message takes to another process; 100 ms if it is lost. |
+//! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. One that a process keeps under [`reuse`](Limit::reuse) is free when that hears of the waiter. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
 //! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). |
 //! | **G6** no ghosts | A message that is late or lost or repeated leaves no holder or waiter behind that its process does not know of. | |
 //! | **G7** bounded | Lines, waits, key lengths, messages, the store's work in one call: everything has a limit. All keys in the store expire. | How long a response takes is not limited by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
@@ -199,6 +203,7 @@
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 a key | at most 100,000; without a wait there is no line |
 //! | [`on_unavailable`](Limit::on_unavailable) | limit | `Local(limit)` | |
+//! | [`reuse`](Limit::reuse) | limit, of slots | no | kept for 100 ms at a time, and less than a lease; idle ones return after 50 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 refuses a key always; of a rate at least 1 |
 //! | [`cost`](Scope::cost) | scope, of a rate | 1 | at most the burst |
@@ -237,7 +242,7 @@
 //!
 //! | metric | kind | labels | what it says |
 //! | --- | --- | --- | --- |
-//! | `turnstile_held` | gauge | `limit` | permits that are held |
+//! | `turnstile_held` | gauge | `limit` | permits that are held; slots that are kept to be reused are not counted |
 //! | `turnstile_waiting` | gauge | `limit` | requests that wait |
 //! | `turnstile_admitted_total` | counter | `limit` | requests that got their permits |
 //! | `turnstile_wait_seconds` | histogram, seconds | `limit` | from the request to its permit |

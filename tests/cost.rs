@@ -15,6 +15,7 @@ use std::{
 };
 
 use contenders::Contender;
+use futures_util::future::join_all;
 use redis_server::RedisServer;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tokio::{
@@ -99,6 +100,16 @@ fn a_permit_in_memory_is_one_allocation() {
         });
         assert_eq!(one.round(), 1.0, "{keys} keys");
     }
+}
+
+#[test]
+fn a_reused_permit_is_no_allocation() {
+    const REUSED: Limit = Limit::concurrent("reused", 64).reuse();
+    let _alone = alone();
+    let runtime = runtime();
+    let semaphore = Limiter::in_memory().semaphore(&REUSED, "k");
+    let one = allocations_of_one(|count| runtime.block_on(pairs(&semaphore, count)));
+    assert_eq!(one.round(), 0.0);
 }
 
 /// Most are the driver's and the client's of Redis. How often exchanges meet is not the same in each run.
@@ -188,6 +199,42 @@ fn a_permit_is_two_short_exchanges() {
     });
 }
 
+/// The right to use slots again is asked for by time, however many permits there are.
+#[test]
+fn reused_permits_cost_the_store_nothing_by_themselves() {
+    const REUSED: Limit = Limit::concurrent("reused", 64).reuse();
+    const EVERY: Duration = Duration::from_millis(45);
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let limiter = Limiter::connect(&server.url()).await.expect("up");
+        let semaphore = limiter.semaphore(&REUSED, "k");
+        drop(hold(&semaphore, 64).await);
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let start = Instant::now();
+        let tasks = (0..64).map(|_| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move {
+                for _ in 0..1_000 {
+                    let permit = semaphore.acquire().await.expect("free");
+                    tokio::task::yield_now().await;
+                    drop(permit);
+                }
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.expect("no panic");
+        }
+        // On a busy machine a right may end before it is asked for again, and then the slots are, once.
+        let most = 8 + 2 * (start.elapsed().as_micros() / EVERY.as_micros()) as u64;
+        let calls = calls(&server);
+        let asked = calls.get("evalsha").copied().unwrap_or_default();
+        assert!(asked <= most, "more than {most} calls: {calls:?}");
+        let commands: u64 = calls.values().sum();
+        assert!(commands <= 12 * asked, "{calls:?}");
+    });
+}
+
 /// However many are held: they are renewed together.
 #[test]
 fn a_hundred_permits_are_renewed_in_one_exchange() {
@@ -196,7 +243,12 @@ fn a_hundred_permits_are_renewed_in_one_exchange() {
     runtime().block_on(async {
         let builder = Limiter::builder().lease(Duration::from_secs(3));
         let limiter = builder.connect(&server.url()).await.expect("up");
-        let held = hold(&limiter.semaphore(&MANY, "k"), 100).await;
+        let semaphore = limiter.semaphore(&MANY, "k");
+        let held = join_all((0..100).map(|_| semaphore.acquire())).await;
+        let held: Vec<Permit> = held
+            .into_iter()
+            .map(|permit| permit.expect("free"))
+            .collect();
         server.cli(&["CONFIG", "RESETSTAT"]);
         let last = held.last().expect("some are held");
         let until = last.deadline();

@@ -40,7 +40,7 @@ struct Slots {
     idle: Vec<Arc<Lease>>,
     /// How many lay idle all the time since the pool was last tended.
     surplus: usize,
-    /// Whether one went on since then.
+    /// Whether one came or went since then.
     used: bool,
     /// How many semaphores are bound to it.
     bound: usize,
@@ -112,6 +112,7 @@ impl Pool {
         }
         self.meter.hold.record(lease.end_tenure(now));
         slots.idle.push(lease.clone());
+        slots.used = true;
         self.all_idle.fetch_add(1, Ordering::Relaxed);
         self.meter.held.decrement(1.0);
         true

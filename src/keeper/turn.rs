@@ -210,7 +210,8 @@ impl Core {
 
     pub(crate) fn status(&self) -> Status {
         Status {
-            held: self.ctx.counts.held - self.ctx.idle.load(Ordering::Relaxed),
+            // One that was lost while it lay idle is noticed there later.
+            held: (self.ctx.counts.held).saturating_sub(self.ctx.idle.load(Ordering::Relaxed)),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.store_is_up(),
         }

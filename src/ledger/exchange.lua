@@ -347,7 +347,8 @@ local function close(waits, reuse)
   alive(waits)
   if reuse > 0 and (refused or waiting > 0) then
     recall()
-  elseif reuse == 2 and in_use > 0 and in_use <= limit then
+  end
+  if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= limit then
     keep()
   end
   if in_use + waiting > 0 then

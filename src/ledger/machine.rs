@@ -186,7 +186,8 @@ impl Ledger {
         let refused = std::mem::take(&mut self.refused);
         if batch.reuse != Reuse::Never && (refused || !self.line.is_empty()) {
             self.recall(call, batch);
-        } else if batch.reuse == Reuse::Keep && !self.holders.is_empty() && !self.is_over(batch) {
+        }
+        if batch.reuse == Reuse::Keep && self.line.is_empty() && self.may_keep(batch) {
             self.keep(call);
         }
         reply.in_use = self.holders.len() as u32;
@@ -412,9 +413,9 @@ impl Ledger {
         replica == call.replica || marked().is_some_and(|&until_ms| until_ms >= call.now_ms)
     }
 
-    /// More hold than the limit allows, as it was higher before or some were adopted.
-    fn is_over(&self, batch: &Batch) -> bool {
-        self.holders.len() > batch.limit as usize
+    /// More may hold than the limit allows, if it was higher before or some were adopted: these are to become less.
+    fn may_keep(&self, batch: &Batch) -> bool {
+        (1..=batch.limit as usize).contains(&self.holders.len())
     }
 
     fn free(&self, batch: &Batch) -> usize {

@@ -115,8 +115,8 @@ pub(crate) enum Reuse {
     Never,
     /// Other replicas may: if somebody waits or is refused, they are told.
     Others,
-    /// The same, and this replica asks for the right. It has it if somebody holds, no more than the limit, and nobody
-    /// waits.
+    /// The same, and this replica asks for the right. By the reply it has it if somebody holds, no more than the limit,
+    /// and nobody waits.
     Keep,
 }
 

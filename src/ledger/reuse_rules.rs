@@ -72,6 +72,16 @@ fn who_is_refused_is_still_told() {
 }
 
 #[test]
+fn who_is_refused_may_keep_what_it_has() {
+    let mut twins = Twins::start();
+    twins.run(A, batch(Reuse::Never, &[], &[1, 2], false));
+    let reply = twins.run(A, batch(Reuse::Keep, &[], &[3], false));
+    assert_eq!(reply.acquired, [Standing::Full]);
+    twins.run(B, batch(Reuse::Others, &[], &[1], true));
+    assert_eq!(twins.recalled, [A]);
+}
+
+#[test]
 fn who_keeps_is_told_when_a_claim_waits_or_is_refused() {
     for (want, told) in [(Want::Wait, true), (Want::Now, true), (Want::IfFree, true)] {
         let mut twins = kept();

@@ -3,6 +3,7 @@
 mod chains;
 mod claims;
 mod edges;
+mod reuse;
 
 use std::{sync::Arc, task::Waker, time::Duration};
 

@@ -1,0 +1,214 @@
+//! Slots that are used again without the store: when a keeper may do so, and when it must not.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{PATIENT, STORE_TIMEOUT, World, held};
+use crate::{
+    keeper::{Lease, Leases, lease::Tenure, pool::RIGHT},
+    limit::Limit,
+};
+
+const TWO: Limit = Limit::concurrent("a", 2).reuse();
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// A keeper has used one slot, and keeps it.
+fn keeping(keepers: usize) -> (World, Arc<Lease>) {
+    let mut world = World::new(keepers, &TWO);
+    let lease = take(&mut world, 0);
+    world.release(0, &lease);
+    assert!(is_silent(&mut world));
+    assert_eq!(
+        (world.ledger(), world.keepers[0].status().held),
+        ((1, 0), 0)
+    );
+    (world, lease)
+}
+
+fn take(world: &mut World, keeper: usize) -> Arc<Lease> {
+    let lease = world.ask(keeper, PATIENT);
+    world.settle();
+    assert!(held(world.collect(keeper, &lease)));
+    lease
+}
+
+fn is_silent(world: &mut World) -> bool {
+    let now = world.local();
+    world.keepers[0].next_exchange(now).is_none()
+}
+
+/// Whether a request gets the slot that lies idle.
+fn is_reused(world: &mut World, kept: &Arc<Lease>) -> bool {
+    let lease = world.ask(0, PATIENT);
+    let same = Arc::ptr_eq(&lease, kept);
+    assert!(held(world.collect(0, &lease)) || !same);
+    world.release(0, &lease);
+    same
+}
+
+#[test]
+fn a_kept_slot_serves_the_next_request() {
+    let (mut world, kept) = keeping(1);
+    for _ in 0..3 {
+        assert!(is_reused(&mut world, &kept));
+    }
+    assert!(is_silent(&mut world));
+}
+
+#[test]
+fn a_right_ends_by_itself() {
+    let (mut world, kept) = keeping(1);
+    world.now += RIGHT - MOMENT;
+    assert!(is_reused(&mut world, &kept));
+    world.now += MOMENT;
+    assert!(!is_reused(&mut world, &kept));
+}
+
+#[test]
+fn a_right_counts_from_the_sending() {
+    let mut world = World::new(1, &TWO);
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.now += RIGHT / 2;
+    let reply = world.run(&sent);
+    world.now += RIGHT / 2;
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &lease)));
+    world.release(0, &lease);
+    assert!(!is_reused(&mut world, &lease));
+}
+
+#[test]
+fn what_is_not_used_goes_back() {
+    let (mut world, _) = keeping(1);
+    world.pass(RIGHT / 2);
+    // It was used since it was kept, so the right is asked for once more.
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0));
+    world.pass(RIGHT / 2);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    assert!(world.keepers[0].next_due().is_none());
+}
+
+#[test]
+fn what_is_used_stays_for_longer_than_the_right() {
+    let (mut world, kept) = keeping(1);
+    for _ in 0..20 {
+        assert!(is_reused(&mut world, &kept));
+        world.pass(RIGHT / 4);
+        world.settle();
+    }
+    assert!(is_reused(&mut world, &kept));
+}
+
+#[test]
+fn only_as_many_stay_as_are_used() {
+    let (mut world, kept) = keeping(1);
+    let (one, other) = (take(&mut world, 0), take(&mut world, 0));
+    world.release(0, &one);
+    world.release(0, &other);
+    assert_eq!(world.ledger(), (2, 0));
+    for _ in 0..2 {
+        let lease = world.ask(0, PATIENT);
+        assert!(held(world.collect(0, &lease)));
+        world.pass(RIGHT / 2);
+        world.release(0, &lease);
+        world.settle();
+    }
+    assert_eq!(world.ledger(), (1, 0));
+    drop(kept);
+}
+
+/// The other one waits, and is let in as soon as this one hears of it.
+#[test]
+fn a_recall_gives_back_what_lies_idle() {
+    let (mut world, kept) = keeping(2);
+    let busy = take(&mut world, 1);
+    let waiter = world.ask(1, PATIENT);
+    world.settle();
+    assert!(!held(world.collect(1, &waiter)));
+    // It is not known here yet.
+    assert!(is_reused(&mut world, &kept));
+    world.deliver_wakes();
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(1, &waiter)));
+    drop(busy);
+}
+
+#[test]
+fn what_is_in_use_when_it_is_recalled_goes_back_at_its_end() {
+    let (mut world, kept) = keeping(2);
+    let _busy = take(&mut world, 1);
+    let lease = world.ask(0, PATIENT);
+    assert!(held(world.collect(0, &lease)));
+    let waiter = world.ask(1, PATIENT);
+    world.settle();
+    world.deliver_wakes();
+    world.release(0, &kept);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(1, &waiter)));
+}
+
+/// The answer that gives the right comes behind the message that takes it.
+#[test]
+fn a_right_from_before_its_recall_is_none() {
+    let mut world = World::new(2, &TWO);
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    let _busy = take(&mut world, 1);
+    let _waiter = world.ask(1, PATIENT);
+    world.settle();
+    world.now += MOMENT;
+    world.deliver_wakes();
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &lease)));
+    world.release(0, &lease);
+    world.settle();
+    assert!(!is_reused(&mut world, &lease));
+}
+
+#[test]
+fn a_waiter_of_its_own_ends_the_right_too() {
+    let (mut world, _) = keeping(1);
+    let (one, _other) = (take(&mut world, 0), take(&mut world, 0));
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    world.release(0, &one);
+    let newcomer = world.ask(0, PATIENT);
+    assert!(!held(world.collect(0, &newcomer)));
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+}
+
+#[test]
+fn a_failed_exchange_ends_the_right() {
+    let (mut world, kept) = keeping(1);
+    assert!(is_reused(&mut world, &kept));
+    world.pass(RIGHT / 2);
+    let renewal = world.send(0);
+    world.now += STORE_TIMEOUT;
+    world.fail(0, &renewal, true);
+    assert_eq!(world.keepers[0].status().held, 0);
+    assert!(!is_reused(&mut world, &kept));
+}
+
+/// A slot that was handed on is no concern of who had it before.
+#[test]
+fn who_had_it_does_not_see_it_lost() {
+    let (mut world, kept) = keeping(1);
+    let (first, lease) = (Leases::One(Tenure::of(kept.clone())), world.ask(0, PATIENT));
+    let second = match world.collect(0, &lease) {
+        Some(Ok(taken)) => taken.leases,
+        other => panic!("{:?}", other.map(|outcome| outcome.err())),
+    };
+    world.release(0, &kept);
+    let lease = world.ask(0, PATIENT);
+    let third = Leases::One(Tenure::of(lease.clone()));
+    assert!(held(world.collect(0, &lease)));
+    world.keepers[0].lose_all();
+    assert!(third.is_lost());
+    assert!(!first.is_lost() && !second.is_lost());
+}
