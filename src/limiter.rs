@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     builder::LimiterBuilder,
     error::{AcquireErrorKind, ConfigError},
-    keeper::{BoundPool, Demand, Keepers, Request},
+    keeper::{BoundPool, Demand, Granted, Keepers, Request},
     key::Key,
     limit::Limit,
     status::{ShutdownReport, Status, Usage},
@@ -132,6 +132,11 @@ impl Limiter {
     /// The pool of a key, if its limit has one.
     pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
         self.0.bind(limit, key)
+    }
+
+    /// A slot that lies idle there, if there is one that may be used now.
+    pub(crate) fn take_from(&self, pool: &BoundPool) -> Option<Granted> {
+        pool.take(&self.0)
     }
 
     /// Asks for a permit.

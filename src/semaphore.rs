@@ -42,8 +42,11 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
-pub struct Semaphore {
+#[derive(Clone)]
+pub struct Semaphore(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
     limiter: Limiter,
     first: Bound,
     /// Taken together with it.
@@ -84,11 +87,11 @@ impl Limiter {
         limit: &Limit,
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
-        Ok(Semaphore {
+        Ok(Semaphore(Arc::new(Inner {
             limiter: self.clone(),
             first: Bound::new(self, limit, key.into())?,
             others: Vec::new(),
-        })
+        })))
     }
 }
 
@@ -104,7 +107,8 @@ impl Semaphore {
     /// ```
     #[must_use]
     pub fn value(mut self, max: u32) -> Self {
-        self.others.last_mut().unwrap_or(&mut self.first).max = Some(max);
+        let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
+        others.last_mut().unwrap_or(first).max = Some(max);
         self
     }
 
@@ -147,11 +151,11 @@ impl Semaphore {
     ///
     /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
     pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
-        let mut bound = Bound::new(&self.limiter, limit, key.into())?;
-        (bound.pool, self.first.pool) = (None, None);
-        let known = iter::once(&self.first).chain(&self.others);
-        check_together(known.map(|bound| &bound.limit).chain([limit]))?;
-        self.others.push(bound);
+        let inner = Arc::make_mut(&mut self.0);
+        let mut bound = Bound::new(&inner.limiter, limit, key.into())?;
+        check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
+        (bound.pool, inner.first.pool) = (None, None);
+        inner.others.push(bound);
         Ok(self)
     }
 
@@ -169,7 +173,7 @@ impl Semaphore {
     ///
     /// First come, first served, by the order in which the store receives the requests.
     pub fn acquire(&self) -> Acquire {
-        self.ask(|bound| bound.limit.wait())
+        self.ask(true)
     }
 
     /// Acquires a permit if a slot is free and nobody waits for it. Takes one round trip.
@@ -182,7 +186,7 @@ impl Semaphore {
     ///
     /// As [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Acquire {
-        self.ask(|_| Duration::ZERO)
+        self.ask(false)
     }
 
     /// What all replicas together hold and wait for, under the first limit. Takes one round trip.
@@ -197,31 +201,49 @@ impl Semaphore {
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
         let Bound {
             limit, number, key, ..
-        } = &self.first;
-        let usage = self.limiter.usage(*number, key.clone()).await;
+        } = &self.0.first;
+        let usage = self.0.limiter.usage(*number, key.clone()).await;
         usage.map_err(|kind| AcquireError::new(kind, limit))
     }
 
     /// The limit; of several the first.
     pub fn limit(&self) -> &Limit {
-        &self.first.limit
+        &self.0.first.limit
     }
 
-    fn ask(&self, wait: impl Fn(&Bound) -> Duration) -> Acquire {
+    fn ask(&self, waits: bool) -> Acquire {
+        Acquire(Stage::New(self.0.clone(), waits))
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("limit", self.limit())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn all(&self) -> impl Iterator<Item = &Bound> {
+        iter::once(&self.first).chain(&self.others)
+    }
+
+    fn demand(&self, waits: bool) -> Demand {
         let leg = |bound: &Bound| Leg {
             limit: bound.number,
             key: bound.key.clone(),
-            wait: wait(bound),
+            wait: if waits {
+                bound.limit.wait()
+            } else {
+                Duration::ZERO
+            },
             max: bound.max,
             cost: 1,
         };
-        let demand = match &self.others[..] {
+        match &self.others[..] {
             [] => Demand::One(leg(&self.first)),
-            others => Demand::All(iter::once(&self.first).chain(others).map(leg).collect()),
-        };
-        Acquire {
-            pool: self.first.pool.clone(),
-            request: self.limiter.request(demand),
+            _ => Demand::All(self.all().map(leg).collect()),
         }
     }
 }
@@ -241,21 +263,27 @@ impl Bound {
 
 /// Future of a [`Permit`], from [`Semaphore::acquire`]. It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct Acquire {
-    /// Where to look before the request is made.
-    pool: Option<Arc<BoundPool>>,
-    request: Request,
+pub struct Acquire(Stage);
+
+enum Stage {
+    /// Of a semaphore; whether it would wait.
+    New(Arc<Inner>, bool),
+    Asked(Request),
 }
 
 impl Acquire {
-    pub(crate) fn new(request: Request) -> Self {
-        let pool = None;
-        Self { pool, request }
-    }
-
     /// The place in the line when it was joined: 1 at the head. `None` if it is not in line.
     pub fn place(&self) -> Option<u32> {
-        self.request.place()
+        match &self.0 {
+            Stage::New(..) => None,
+            Stage::Asked(request) => request.place(),
+        }
+    }
+}
+
+impl From<Request> for Acquire {
+    fn from(request: Request) -> Self {
+        Self(Stage::Asked(request))
     }
 }
 
@@ -263,13 +291,20 @@ impl Future for Acquire {
     type Output = Result<Permit, AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        if let Some(pool) = this.pool.take()
-            && let Some(granted) = this.request.take_from(&pool)
-        {
-            return Poll::Ready(Ok(Permit::new(granted)));
+        loop {
+            let request = match &mut self.0 {
+                Stage::Asked(request) => return request.poll(cx).map_ok(Permit::new),
+                Stage::New(semaphore, waits) => {
+                    let Inner { limiter, first, .. } = &**semaphore;
+                    let pool = first.pool.as_ref();
+                    if let Some(granted) = pool.and_then(|pool| limiter.take_from(pool)) {
+                        return Poll::Ready(Ok(Permit::new(granted)));
+                    }
+                    limiter.request(semaphore.demand(*waits))
+                }
+            };
+            self.0 = Stage::Asked(request);
         }
-        this.request.poll(cx).map_ok(Permit::new)
     }
 }
 

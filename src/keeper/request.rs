@@ -4,13 +4,11 @@ use std::{
     mem,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use super::{
-    BoundPool, Keepers, Leases,
+    Keepers,
     demand::{Demand, Leg, Taken},
-    lease::Tenure,
     part::Part,
     step::Step,
 };
@@ -66,23 +64,6 @@ impl Request {
     pub(crate) fn telling(mut self) -> Self {
         self.tells = true;
         self
-    }
-
-    /// What a slot from a pool makes, if one lies idle there.
-    pub(crate) fn take_from(&self, pool: &BoundPool) -> Option<Granted> {
-        let lease = pool.take()?;
-        let taken = Taken {
-            leases: Leases::One(Tenure::of(lease)),
-            waited: Duration::ZERO,
-            place: 0,
-            passed: Vec::new(),
-            fees: Vec::new(),
-        };
-        Some(Granted {
-            keepers: self.keepers.clone(),
-            taken,
-            quotas: Vec::new(),
-        })
     }
 
     pub(crate) fn place(&self) -> Option<u32> {

@@ -1,12 +1,14 @@
 //! When slots go to the pool of their line, and when they leave it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Core, Ctx, Lease, Pool, Shared,
+    Core, Ctx, Granted, Keepers, Lease, Leases, Pool, Shared,
+    demand::Taken,
     entry::{Entry, Seen},
+    lease::Tenure,
     line::Line,
     pool::RIGHT,
 };
@@ -25,9 +27,21 @@ pub(crate) struct BoundPool {
 }
 
 impl BoundPool {
-    /// A slot that lies idle, if there is one that may be used now.
-    pub(super) fn take(&self) -> Option<Arc<Lease>> {
-        self.pool.take_unseen()
+    /// What a permit is made of, if a slot lies idle that may be used now.
+    pub(crate) fn take(&self, keepers: &Arc<Keepers>) -> Option<Granted> {
+        let lease = self.pool.take_unseen()?;
+        let taken = Taken {
+            leases: Leases::One(Tenure::of(lease)),
+            waited: Duration::ZERO,
+            place: 0,
+            passed: Vec::new(),
+            fees: Vec::new(),
+        };
+        Some(Granted {
+            keepers: keepers.clone(),
+            taken,
+            quotas: Vec::new(),
+        })
     }
 }
 

@@ -121,7 +121,7 @@ impl Gate {
             Some(demand) => {
                 let request = self.limiter.request(demand);
                 let tells = self.rate_limit_fields;
-                Turn::Slot(Acquire::new(if tells {
+                Turn::Slot(Acquire::from(if tells {
                     request.telling()
                 } else {
                     request
