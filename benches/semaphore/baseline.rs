@@ -235,25 +235,34 @@ impl Baseline {
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
-        exchange.arg(batch.replica).arg(3_600_000).arg(3_600_000);
-        exchange.arg(600_000).arg(u64::MAX / 2048).arg("wake:");
-        exchange.arg(""); // no claims
-        let waits = u8::from(batch.wait);
-        exchange.arg(batch.limit).arg(1_000_000).arg(waits);
-        exchange
-            .arg(batch.release.len())
-            .arg(batch.renew.len())
-            .arg(0);
-        exchange.arg(waits.to_string().repeat(batch.acquire.len()));
+        let mut call = Vec::new();
+        for number in [3_600_000.0, 3_600_000.0, 600_000.0, 2f64.powi(52)] {
+            call.extend(f64::to_le_bytes(number));
+        }
+        for number in [1, 0, 0, batch.replica.len() as u32] {
+            call.extend(number.to_le_bytes());
+        }
+        call.extend(batch.replica.bytes().chain("wake:".bytes()));
+        let waits = u32::from(batch.wait);
+        let mut asked = Vec::new();
+        let lists = [batch.release.len() as u32, batch.renew.len() as u32, 0];
+        for number in [batch.limit, 1_000_000, waits].into_iter().chain(lists) {
+            asked.extend(number.to_le_bytes());
+        }
+        asked.extend(waits.to_string().repeat(batch.acquire.len()).bytes());
+        exchange.arg(call).arg(asked);
         for names in [batch.release, batch.renew, batch.acquire] {
             for name in names {
-                exchange.arg(format!("{name:010}"));
+                exchange.arg(format!("{}{name:010}", batch.replica));
             }
         }
         let Value::Array(reply) = self.send(exchange).await else {
             panic!("the script's reply is a list");
         };
-        assert!(matches!(reply[2], Value::Array(_)), "{reply:?}");
+        assert!(
+            matches!(reply[2], Value::Array(_) | Value::Int(_)),
+            "{reply:?}"
+        );
     }
 
     fn script(&self, key: usize) -> Cmd {

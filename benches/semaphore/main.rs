@@ -4,6 +4,7 @@
 //! ```sh
 //! cargo bench --bench semaphore              # the table: about two minutes
 //! cargo bench --bench semaphore -- 25        # the same with more rounds
+//! cargo bench --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
 //! cargo bench --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
 //! ```
 //!
@@ -20,6 +21,7 @@ mod baseline;
 mod contestant;
 mod cost;
 mod growth;
+mod handoff;
 #[path = "../../tests/support/redis_server.rs"]
 mod redis_server;
 mod spread;
@@ -85,6 +87,9 @@ fn main() {
 
     let server = RedisServer::start();
     let runtime = Runtime::new().expect("a runtime");
+    if arguments.iter().any(|argument| argument == "handoff") {
+        return handoff::report(&server, &runtime, rounds, slice);
+    }
     if arguments.iter().any(|argument| argument == "growth") {
         return growth::report(&server, &runtime, rounds, 100_000);
     }
@@ -107,6 +112,7 @@ fn main() {
         report(work, &contenders);
     }
     alone(&server, &runtime, rounds);
+    handoff::report(&server, &runtime, rounds, slice);
     if !benching {
         growth::report(&server, &runtime, rounds, 10);
     }

@@ -77,7 +77,10 @@ pub(crate) use self::{
     shared::Shared,
 };
 use self::{core::Core, ctx::Ctx, pool::Pool};
-use crate::{key::Key, ledger::ReplicaId};
+use crate::{
+    key::Key,
+    ledger::{MAX_PERMITS, ReplicaId},
+};
 
 /// Two may be on their way while the next one fills.
 const MAX_IN_FLIGHT: usize = 2;
@@ -85,6 +88,8 @@ const MAX_IN_FLIGHT: usize = 2;
 const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 /// Names in one exchange: about two milliseconds of the store's time.
 const MAX_NAMES: usize = 1_000;
+// The last claim may go over it by its legs.
+const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
 /// Refunds in one exchange: about a millisecond.
 const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange.

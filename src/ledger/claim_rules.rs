@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, Rate, Seq,
-    Standing, Want,
+    Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
+    Rate, Seq, Standing, Want,
     twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of},
 };
 
@@ -210,7 +210,7 @@ fn dead_waiters_leave_a_line_that_is_full_for_a_claim() {
 
 #[test]
 fn a_claim_does_not_overtake() {
-    let mut twins = Twins::with(Some(1), None);
+    let mut twins = Twins::with(1);
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.all(B, acquired(1, [1, 2]), Vec::new());
     // Two slots come free, and the budget is enough for one waiter.
@@ -403,11 +403,12 @@ fn the_key_of_a_rate_ends_when_its_state_is_over() {
 }
 
 #[test]
-fn more_claims_than_lua_unpacks_may_come_at_once() {
+fn as_many_claims_as_lua_unpacks_may_come_at_once() {
     let mut twins = Twins::start();
     let mut batch = batches(1);
-    (batch[0].limit, batch[0].max_waiters) = (5_000, 10_000);
-    let all = (1..=9_000).map(|seq| claim([Want::Wait], seq)).collect();
+    (batch[0].limit, batch[0].max_waiters) = (2_000, 10_000);
+    let all = 1..=u64::from(MAX_PERMITS);
+    let all = all.map(|seq| claim([Want::Wait], seq)).collect();
     let reply = twins.all(A, batch, all).0.remove(0);
-    assert_eq!((reply.in_use, reply.waiting), (5_000, 4_000));
+    assert_eq!((reply.in_use, reply.waiting), (2_000, MAX_PERMITS - 2_000));
 }

@@ -11,20 +11,22 @@
 -- us + rem / count.
 --
 -- KEYS   the ledgers, each once; then the states of rates, each once
--- ARGV   replica, lease_ms, promote_ms, alive_ms, not_after_us, prefix of the channels for wake-ups, and a text:
---        'ledgers refunds claims', how many of each, or nothing if there are only ledgers; then
---        for each ledger: limit, max_waiters, a digit (1 if the replica waits here; with 2 more others that keep slots
---        are told if somebody waits, with 4 more it also wants to keep some itself), how many permits to release, to
---        renew and to adopt, a text with 1 or 0 for each permit to acquire (whether it would wait), and the numbers of
---        all these permits in this order;
+-- ARGV   CALL packed: lease_ms, promote_ms, alive_ms, not_after_us, how many ledgers, refunds and claims there are, and
+--        the replica with its length before it; behind it the prefix of the channels for wake-ups; then
+--        for each ledger: LEDGER packed: limit, max_waiters, needs (1 if the replica waits here; with 2 more others that
+--        keep slots are told if somebody waits, with 4 more it also wants to keep some itself), how many permits to
+--        release, to renew and to adopt; behind it 1 or 0 for each permit to acquire (whether it would wait); then all
+--        these permits in this order;
 --        for each refund: the place of its state in KEYS, the rate's count, period_us and burst, the cost, and what
 --        the charge made of the state: us, rem, refunded_us, since_us;
 --        for each claim: how many charges and asks; for each charge the place of its state in KEYS, the rate's count,
 --        period_us and burst, the cost, wait_us and whether it only looks on (0 or 1); for each ask the place of its
---        ledger in KEYS, what to do if there is no slot (0: refuse the claim, 1: wait, 2: go on without it), and the number of the permit
+--        ledger in KEYS, what to do if there is no slot (0: refuse the claim, 1: wait, 2: go on without it), and the permit
 -- Reply  now_us, whether there is more to sweep (0 or 1), then for each ledger the text of its error, or a list: in
 --        use, waiting, ticket of the head (0: none), nearest deadline in ms (0: nobody holds or nobody waits), a
---        standing for each permit renewed, adopted and acquired, the numbers of own waiters promoted;
+--        standing for each permit renewed, adopted and acquired, the numbers of own waiters promoted. In place of the
+--        list there is only how many are in use if nobody waits, nothing was adopted, and all permits renewed or
+--        acquired hold for a lease from now;
 --        then for each claim the text of its error, or a list: for each charge 0 (not charged), or the time from which
 --        on the rate would allow it, in us with a minus, or the time from which on it may begin, in us, and the new
 --        state: us, rem, refunded_us, since_us; and a standing for each ask.
@@ -33,75 +35,124 @@
 -- Tells  other replicas of their waiters promoted: 'granted_us until_ms numbers key'; or, without numbers, that somebody
 --        wants the slots that they keep
 --
--- The functions are few, because Lua makes them anew for each call.
+-- Lua makes functions anew for each call, which takes longer than what most of them do. Most ledgers need only `short`,
+-- which sees little around it; what comes behind it is made for the others.
 
-local ABSENT, FULL, LINE_FULL, STALE = 0, 1, 2, 3
-local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112
+local CALL, LEDGER, LEDGER_CHARS = '<ddddI4I4I4I4c0', '<I4I4I4I4I4I4', 24
 local ALIVE, LAST_DEADLINE = 2251799813685248, '2251799813685247'
-local KEEPING = 4503599627370496
-local MAX_LEASE_MS = 3600000
-local RIGHT_MS = 100
-local SWEEP_BUDGET = 1000
-local SEQ_CHARS = 10
-local CHUNK = 2000 -- `unpack` has a limit
 
-local call, min, max, sub = redis.call, math.min, math.max, string.sub
+local call, sub = redis.call, string.sub
 
-local replica, wake_channel = ARGV[1], ARGV[6]
-local lease_ms, promote_ms, alive_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local lease_ms, promote_ms, alive_ms, not_after_us, ledgers, refunds, claims, replica, call_chars =
+  struct.unpack(CALL, ARGV[1])
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
 local lease_end_ms = now_ms + lease_ms
-local lease_end_text = string.format('%.0f', lease_end_ms)
-local latest_end_ms = now_ms + MAX_LEASE_MS -- a deadline beyond it was set before the clock was stepped back
-local stale = now_us > tonumber(ARGV[5])
+local lease_end_text = lease_end_ms .. '' -- numbers are slow to pass, and this one is frequent
+local stale = now_us > not_after_us
 
-local budget, more = SWEEP_BUDGET, 0
-local ledgers, refunds, claims = #KEYS, 0, 0
-local at = 8 -- the next of ARGV
-if ARGV[7] ~= '' then
-  ledgers, refunds, claims = string.match(ARGV[7], '(%d+) (%d+) (%d+)')
-  ledgers, refunds, claims = tonumber(ledgers), tonumber(refunds), tonumber(claims)
+-- What is to last is to last for the leases and the mark of this call. The key gets more than that, so that it is told
+-- once a lease.
+local ttl_ms = lease_ms + alive_ms
+
+-- `release`, and if there are only leases that go on, and slots for all who come: `acquire`, and how many are in use
+-- then. False if that is not all there is to do; nil if nobody has looked.
+local function short(key, limit, releases, extends, acquires, more_is_asked, first)
+  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does: so leases are
+  -- renewed and adopted even then. Newcomers are refused, unless they come with these.
+  if releases > 0 then
+    call('ZREM', key, unpack(ARGV, first, first + releases - 1))
+  elseif extends then
+    call('ZREM', key, '')
+  end
+  if extends or more_is_asked or stale and acquires > 0 then
+    return nil
+  end
+  local in_use, size = 0, call('ZCARD', key)
+  if size > 0 then
+    in_use = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE) -- beyond this second
+  end
+  if in_use < size or in_use >= limit or in_use + acquires > limit then
+    return false
+  end
+  if acquires > 0 then
+    first = first + releases
+    local entering = { 'NX' }
+    for i = 1, acquires do
+      entering[2 * i], entering[2 * i + 1] = lease_end_text, ARGV[first + i - 1]
+    end
+    local entered = call('ZADD', key, unpack(entering))
+    if size == 0 or call('PTTL', key) < ttl_ms then
+      call('PEXPIRE', key, ttl_ms + lease_ms)
+    end
+    in_use = in_use + entered
+    if entered < acquires then -- this is a repeated exchange
+      return false
+    end
+  end
+  return in_use
 end
 
--- The ledger at work.
-local key, limit, max_waiters
-local existed, in_use, waiting, nearest_ms
+local replies, at = { now_us, 0 }, 2 -- the next of ARGV
+local longer, seen = refunds + claims > 0, {}
+for i = 1, ledgers do
+  local asked = ARGV[at]
+  local limit, _, needs, releases, renews, adopts = struct.unpack(LEDGER, asked)
+  local acquires = #asked - LEDGER_CHARS
+  -- By pcall: one ledger's error does not stop the others.
+  local extends, more_is_asked = renews + adopts > 0, claims > 0 or needs >= 4
+  local ok, result = pcall(short, KEYS[i], limit, releases, extends, acquires, more_is_asked, at + 1)
+  replies[i + 2] = not ok and (type(result) == 'table' and result.err or result) or result or false
+  longer, seen[i] = longer or not result, result ~= nil
+  at = at + 1 + releases + renews + adopts + acquires
+end
+if not longer then
+  return replies
+end
+
+local ABSENT, FULL, LINE_FULL, STALE = 0, 1, 2, 3
+local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112
+local KEEPING = 4503599627370496
+local MAX_LEASE_MS = 3600000
+local RIGHT_MS = 100
+local SWEEP_BUDGET = 1000
+local SEQ_CHARS = 10
+
+local min, max = math.min, math.max
+
+local wake_channel = sub(ARGV[1], call_chars)
+local latest_end_ms = now_ms + MAX_LEASE_MS -- a deadline beyond it was set before the clock was stepped back
+local budget, more = SWEEP_BUDGET, 0
+
+-- The ledger at work, and what is asked of it.
+local key, limit, max_waiters, waits, reuse
+local renews, adopts, acquires
+local in_use, waiting
+local ended -- of those in use, the leases that have ended
 local marks -- the replicas known to be alive or not
 local refused -- whether a newcomer got neither a slot nor a place
 local reply
 
-local function take(count)
-  local ids = {}
-  for i = 1, count do
-    ids[i] = replica .. ARGV[at]
-    at = at + 1
-  end
-  return ids
-end
-
-local function in_chunks(command, list)
-  for first = 1, #list, CHUNK do
-    call(command, key, unpack(list, first, min(first + CHUNK - 1, #list)))
+-- No list is too long for `unpack`: see MAX_PERMITS and the budget.
+local function on_all(command, list)
+  if #list > 0 then
+    call(command, key, unpack(list))
   end
 end
 
--- Adds to a list for ZADD. Numbers are slow to pass, so the frequent one goes as text.
+-- Adds to a list for ZADD.
 local function push(scored, score, member)
   local size = #scored
   scored[size + 1], scored[size + 2] = score == lease_end_ms and lease_end_text or score, member
 end
 
 -- In the order of the ids; false for one that is not there.
-local function scores_of(ids)
-  local scores = {}
-  for first = 1, #ids, CHUNK do
-    local chunk = call('ZMSCORE', key, unpack(ids, first, min(first + CHUNK - 1, #ids)))
-    for i = 1, #chunk do
-      scores[#scores + 1] = tonumber(chunk[i]) or false
-    end
+local function scores_of(...)
+  local scores = call('ZMSCORE', key, ...)
+  for i = 1, #scores do
+    scores[i] = tonumber(scores[i]) or false
   end
   return scores
 end
@@ -119,57 +170,66 @@ local function is_alive(owner)
   return marks[owner]
 end
 
--- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does. This is why
--- `run` begins with it: leases are renewed and adopted even then. Newcomers are refused, unless they come with these.
-local function release(ids)
-  in_chunks('ZREM', ids)
-end
-
 -- A renewal never shortens a lease, since another replica may have granted a longer one. A lease that has ended comes
 -- back to life if it was not reaped: its slot was not given away.
 local function renewed(deadline)
   return max(min(deadline, latest_end_ms), lease_end_ms)
 end
 
-local function renew(ids)
+local function renew(first)
+  local last, size = first + renews - 1, #reply
+  -- If nobody waits, those that are there hold. If all of them get later deadlines, all of them are there.
+  if call('ZCOUNT', key, '-inf', '-1') == 0 then
+    local scored = { 'XX', 'GT', 'CH' }
+    for i = first, last do
+      push(scored, lease_end_ms, ARGV[i])
+    end
+    if call('ZADD', key, unpack(scored)) == renews then
+      for i = 1, renews do
+        reply[size + i] = lease_end_ms
+      end
+      return true
+    end
+  end
   local scored = {}
-  for i, score in ipairs(scores_of(ids)) do
+  for i, score in ipairs(scores_of(unpack(ARGV, first, last))) do
     if score and score >= 0 then
       score = renewed(score)
-      push(scored, score, ids[i])
+      push(scored, score, ARGV[first + i - 1])
     end
-    reply[#reply + 1] = score or ABSENT
+    reply[size + i] = score or ABSENT
   end
-  in_chunks('ZADD', scored)
+  on_all('ZADD', scored)
+  return false
 end
 
 -- Comes before `promote`, so that the line gets what the true holders leave. May exceed the limit.
-local function adopt(ids)
+local function adopt(first)
   local scored = {}
-  for i, score in ipairs(scores_of(ids)) do
+  for i, score in ipairs(scores_of(unpack(ARGV, first, first + adopts - 1))) do
     local holds = score and score >= 0
     local standing = STALE
     if holds or not stale then
       local deadline = holds and renewed(score) or lease_end_ms
-      push(scored, deadline, ids[i])
+      push(scored, deadline, ARGV[first + i - 1])
       standing = holds and deadline or -deadline
     end
     reply[#reply + 1] = standing
   end
-  in_chunks('ZADD', scored)
+  on_all('ZADD', scored)
 end
 
 -- The line comes first in the set, then the holders, nearest deadline first.
-local function look()
-  in_use, waiting, nearest_ms = 0, 0, score_at('0')
-  existed = nearest_ms ~= nil
-  if existed and nearest_ms < 0 then
-    waiting = call('ZCOUNT', key, '-inf', '-1')
-    nearest_ms = score_at(waiting)
+local function look(was_seen)
+  if not was_seen then
+    in_use, waiting, ended = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE), 0, 0
+    if in_use == call('ZCARD', key) then
+      return
+    end
   end
-  if nearest_ms and nearest_ms < ALIVE then
-    in_use = call('ZCOUNT', key, '0', LAST_DEADLINE)
-  end
+  waiting = call('ZCOUNT', key, '-inf', '-1')
+  in_use = call('ZCOUNT', key, '0', LAST_DEADLINE)
+  ended = in_use > 0 and call('ZCOUNT', key, '0', now_ms) or 0
 end
 
 -- Takes as much as there is from the budget, and notes whether there is more to do.
@@ -181,12 +241,10 @@ local function spend(wanted)
 end
 
 local function reap()
-  if in_use > 0 and nearest_ms <= now_ms then
-    local reaped = spend(call('ZCOUNT', key, 0, now_ms))
-    if reaped > 0 then
-      call('ZREMRANGEBYRANK', key, waiting, waiting + reaped - 1)
-      in_use = in_use - reaped
-    end
+  local reaped = spend(ended)
+  if reaped > 0 then
+    call('ZREMRANGEBYRANK', key, waiting, waiting + reaped - 1)
+    in_use = in_use - reaped
   end
   if in_use < limit then
     return
@@ -198,7 +256,7 @@ local function reap()
     for _, id in ipairs(call('ZRANGE', key, last - far + 1, last)) do
       push(scored, latest_end_ms, id)
     end
-    in_chunks('ZADD', scored)
+    on_all('ZADD', scored)
   end
 end
 
@@ -232,8 +290,8 @@ local function promote()
         dead[#dead + 1] = id
       end
     end
-    in_chunks('ZADD', scored)
-    in_chunks('ZREM', dead)
+    on_all('ZADD', scored)
+    on_all('ZREM', dead)
     window = budget -- some were dead, and so may be many
   end
   for _, owner in ipairs(owners) do
@@ -262,7 +320,7 @@ local function sweep()
       dead[#dead + 1] = id
     end
   end
-  in_chunks('ZREM', dead)
+  on_all('ZREM', dead)
   waiting = waiting - #dead
   if #dead == 0 then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - 1)
@@ -286,7 +344,7 @@ local function admit(id, waits)
     return FULL
   end
   if waiting >= max_waiters and not swept then
-    in_chunks('ZADD', entering)
+    on_all('ZADD', entering)
     sweep()
     entering, swept = {}, true
   end
@@ -302,17 +360,18 @@ local function admit(id, waits)
   return ticket
 end
 
-local function acquire(ids, waits)
+local function acquire(first, wishes)
   entering, ticket, swept = {}, nil, false
-  for i, score in ipairs(scores_of(ids)) do
-    reply[#reply + 1] = score or admit(ids[i], sub(waits, i, i) == '1')
+  local size = #reply
+  for i, score in ipairs(scores_of(unpack(ARGV, first, first + acquires - 1))) do
+    reply[size + i] = score or admit(ARGV[first + i - 1], sub(wishes, i, i) == '1')
   end
-  in_chunks('ZADD', entering)
+  on_all('ZADD', entering)
 end
 
 -- Marks matter to a line only. One that ended long ago goes when another comes, so that they cannot pile up.
-local function alive(waits)
-  if existed and waiting == 0 and in_use == 0 then
+local function alive()
+  if waiting == 0 and in_use == 0 then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
   elseif waits and waiting > 0 then
     if call('ZADD', key, ALIVE + now_ms + alive_ms, '@' .. replica) == 1 then
@@ -332,7 +391,7 @@ local function recall()
       told[#told + 1] = mark
     end
   end
-  in_chunks('ZREM', told)
+  on_all('ZREM', told)
 end
 
 -- Rights that have ended go when another comes, so that they cannot pile up.
@@ -343,8 +402,8 @@ local function keep()
 end
 
 -- What comes after the claims: the reply tells how it is then.
-local function close(waits, reuse)
-  alive(waits)
+local function close()
+  alive()
   if reuse > 0 and (refused or waiting > 0) then
     recall()
   end
@@ -352,9 +411,6 @@ local function close(waits, reuse)
     keep()
   end
   if in_use + waiting > 0 then
-    -- The key outlives the leases and the mark of this call, and longer ones in it. It gets more than that, so that
-    -- it is told once a lease.
-    local ttl_ms = lease_ms + alive_ms
     if call('PTTL', key) < ttl_ms then
       call('PEXPIRE', key, ttl_ms + lease_ms)
     end
@@ -366,52 +422,51 @@ local function close(waits, reuse)
   end
 end
 
-local function run(waits, reuse, releases, renews, adopts, asks)
+-- The steps behind `release`.
+local function run(first, wishes, was_seen)
   reply, marks, refused = { 0, 0, 0, 0 }, { [replica] = true }, false
-  if releases > 0 then
-    release(take(releases))
-  elseif renews + adopts > 0 then
-    release({ '' })
-  end
+  local brief = adopts + acquires == 0
   if renews > 0 then
-    renew(take(renews))
+    brief = renew(first) and brief
   end
   if adopts > 0 then
-    adopt(take(adopts))
+    adopt(first + renews)
   end
-  look()
+  look(was_seen)
   reap()
   local promoted = promote()
-  if #asks > 0 then
-    acquire(take(#asks), asks)
+  if acquires > 0 then
+    acquire(first + renews + adopts, wishes)
   end
   for _, number in ipairs(promoted) do
     reply[#reply + 1] = number
   end
   if claims == 0 then -- else this waits for them
-    close(waits, reuse)
+    close()
   end
-  return reply
+  return brief and waiting == 0 and #promoted == 0 and in_use or reply
 end
 
-local replies = { now_us, 0 }
-local states = claims > 0 and {} or nil -- of the ledgers, for the claims
+-- As the text of an error, if it is one.
+local function told(ok, result)
+  return ok and result or type(result) == 'table' and result.err or result
+end
+
+local states = {} -- of the ledgers, for the claims
+at = 2
 for i = 1, ledgers do
-  key, limit, max_waiters = KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local needs, asks = tonumber(ARGV[at + 2]), ARGV[at + 6]
-  local waits, reuse = needs % 2 == 1, math.floor(needs / 2)
-  local releases, renews, adopts = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
-  at = at + 7
-  local following = at + releases + renews + adopts + #asks
-  -- By pcall: one ledger's error does not stop the others.
-  local ok, result = pcall(run, waits, reuse, releases, renews, adopts, asks)
-  replies[i + 2] = ok and result or type(result) == 'table' and result.err or result
-  at = following
-  if states then
+  local asked, needs, releases = ARGV[at], 0, 0
+  key, limit, max_waiters, needs, releases, renews, adopts = KEYS[i], struct.unpack(LEDGER, asked)
+  waits, reuse, acquires = needs % 2 == 1, math.floor(needs / 2), #asked - LEDGER_CHARS
+  if not replies[i + 2] then
+    replies[i + 2] = told(pcall(run, at + 1 + releases, sub(asked, LEDGER_CHARS + 1), seen[i]))
+  end
+  at = at + 1 + releases + renews + adopts + acquires
+  if claims > 0 then
     states[i] = {
-      failed = not ok and replies[i + 2],
+      failed = type(replies[i + 2]) == 'string' and replies[i + 2],
       key = key, limit = limit, max_waiters = max_waiters, waits = waits, reuse = reuse,
-      existed = existed, in_use = in_use, waiting = waiting, marks = marks, reply = reply, refused = refused,
+      in_use = in_use, waiting = waiting, marks = marks, reply = reply, refused = refused,
       asked = {}, scores = {}, entering = {}, swept = false,
     }
   end
@@ -419,16 +474,10 @@ end
 
 -- These functions are made only for those who need them.
 if refunds + claims > 0 then
-  states = states or {}
   local WAIT, IF_FREE = '1', '2'
   local MAX_WAIT_US, MAX_EXACT = 86400000000, 4503599627370496
   -- The server reckons from a time a little before ours, and rounds.
   local TTL_SPARE_MS = 2
-
-  -- As the text of an error, if it is one.
-  local function told(ok, result)
-    return ok and result or type(result) == 'table' and result.err or result
-  end
 
   local tats = {} -- the states of rates by their place in KEYS; false: there is none
   local changed = {} -- those to be written
@@ -562,7 +611,7 @@ if refunds + claims > 0 then
   local function walk(from, asks)
     local standings, free = fill(asks, ABSENT), {}
     for i = 1, asks do
-      local state, want, id = states[tonumber(ARGV[from])], ARGV[from + 1], replica .. ARGV[from + 2]
+      local state, want, id = states[tonumber(ARGV[from])], ARGV[from + 1], ARGV[from + 2]
       local standing = state.scores[id]
       if not standing and state.waiting == 0 and state.in_use < state.limit then
         free[#free + 1] = { i = i, state = state, id = id }
@@ -641,7 +690,7 @@ if refunds + claims > 0 then
     end
     for _, state in ipairs(states) do
       key = state.key
-      in_chunks('ZADD', state.entering)
+      on_all('ZADD', state.entering)
     end
   end
 
@@ -655,14 +704,14 @@ if refunds + claims > 0 then
     local asks = tonumber(ARGV[from + 1])
     from = from + 2 + 7 * tonumber(ARGV[from])
     for _ = 1, asks do
-      table.insert(states[tonumber(ARGV[from])].asked, replica .. ARGV[from + 2])
+      table.insert(states[tonumber(ARGV[from])].asked, ARGV[from + 2])
       from = from + 3
     end
   end
   for _, state in ipairs(states) do
     if not state.failed and #state.asked > 0 then
       key = state.key
-      for i, score in ipairs(scores_of(state.asked)) do
+      for i, score in ipairs(scores_of(unpack(state.asked))) do
         state.scores[state.asked[i]] = score
       end
     end
@@ -679,12 +728,13 @@ if refunds + claims > 0 then
   end
   for i, state in ipairs(states) do
     if not state.failed then
-      key, limit, reply, existed = state.key, state.limit, state.reply, state.existed
+      key, limit, reply = state.key, state.limit, state.reply
+      waits, reuse = state.waits, state.reuse
       in_use, waiting, refused = state.in_use, state.waiting, state.refused
       if not written then
         look()
       end
-      local ok, result = pcall(close, state.waits, state.reuse)
+      local ok, result = pcall(close)
       replies[i + 2] = told(ok, ok and reply or result)
     end
   end

@@ -20,6 +20,8 @@ pub(crate) struct PermitId {
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
+#[cfg(feature = "redis")]
+pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
 impl ReplicaId {
     /// Keeps the low 96 bits.

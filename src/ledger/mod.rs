@@ -51,9 +51,9 @@ mod twins;
 
 use std::sync::Arc;
 
-pub(crate) use id::{PermitId, ReplicaId, Seq};
 #[cfg(feature = "redis")]
-pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
+pub(crate) use id::{ID_CHARS, SEQ_CHARS, parse_seq, seq_text};
+pub(crate) use id::{PermitId, ReplicaId, Seq};
 #[cfg(test)]
 pub(crate) use ledgers::Ledgers;
 pub(crate) use machine::{Call, Ledger, One};
@@ -65,6 +65,8 @@ pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 /// So long may a replica keep slots that came free, unless it is told to give them back.
 pub(crate) const RIGHT_MS: u64 = 100;
+/// Permits of one ledger in an exchange, at most: the script's language has a limit for the length of a list.
+pub(crate) const MAX_PERMITS: u32 = 3_900;
 /// The source of the script that runs an exchange in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const EXCHANGE_LUA: &str = include_str!("exchange.lua");

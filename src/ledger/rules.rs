@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Ask, Batch, BatchReply, MAX_LEASE_MS, Promotion, SWEEP_BUDGET, Seq, Standing,
+    Ask, Batch, BatchReply, MAX_LEASE_MS, MAX_PERMITS, Promotion, SWEEP_BUDGET, Seq, Standing,
     twins::{A, ALIVE_MS, B, C, LEASE_MS, PROMOTE_MS, Twins},
 };
 
@@ -240,7 +240,7 @@ fn many_dead_heads_are_dropped_within_the_budget() {
 
 #[test]
 fn the_budget_is_shared_by_the_ledgers_of_an_exchange() {
-    let mut twins = Twins::with(Some(3), None);
+    let mut twins = Twins::with(3);
     let both = |batch: Batch| {
         let other = Batch {
             key: Arc::from("t:{two}"),
@@ -404,7 +404,7 @@ fn dead_waiters_leave_a_line_that_is_full() {
 
 #[test]
 fn a_line_beyond_the_budget_is_swept_in_part() {
-    let mut twins = Twins::with(Some(4), None);
+    let mut twins = Twins::with(4);
     let ten = |seqs| Batch {
         max_waiters: 10,
         ..acquire(1, seqs)
@@ -505,18 +505,22 @@ fn the_largest_limit_holds_while_replicas_differ() {
 }
 
 #[test]
-fn a_batch_may_be_larger_than_what_lua_unpacks() {
+fn a_batch_may_name_as_many_as_lua_unpacks() {
+    const MOST: usize = MAX_PERMITS as usize;
     let mut twins = Twins::start();
-    let all = 1..=9_000;
+    let all = 1..=u64::from(MAX_PERMITS);
     let reply = twins.run(A, acquire(10_000, all.clone()));
-    assert_eq!(reply.in_use, 9_000);
-    assert_eq!(
-        twins.run(A, renew(10_000, all.clone())).renewed,
-        [twins.held(); 9_000]
-    );
+    assert_eq!(reply.in_use, MAX_PERMITS);
+    for pass_ms in [0, 1] {
+        twins.pass_ms(pass_ms);
+        assert_eq!(
+            twins.run(A, renew(10_000, all.clone())).renewed,
+            [twins.held(); MOST]
+        );
+    }
     assert_eq!(
         twins.run(A, adopt(10_000, all.clone())).adopted,
-        [twins.held(); 9_000]
+        [twins.held(); MOST]
     );
     assert_eq!(twins.run(A, release(10_000, all)).in_use, 0);
 }

@@ -55,13 +55,13 @@ fn in_order(mut wakes: Vec<(String, Wake)>) -> Vec<(String, Wake)> {
 
 impl Twins {
     pub(super) fn start() -> Self {
-        Self::with(None, None)
+        Self::with(SWEEP_BUDGET)
     }
 
-    pub(super) fn with(budget: Option<usize>, chunk: Option<usize>) -> Self {
+    pub(super) fn with(budget: u32) -> Self {
         Self {
-            machine: Ledgers::with_budget(budget.unwrap_or(SWEEP_BUDGET as usize)),
-            script: Script::start(budget, chunk),
+            machine: Ledgers::with_budget(budget as usize),
+            script: Script::start(budget),
             now_us: START_MS * 1_000,
             lease_ms: LEASE_MS,
             not_after_us: u64::MAX,
@@ -155,7 +155,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn start(budget: Option<usize>, chunk: Option<usize>) -> Self {
+    fn start(budget: u32) -> Self {
         let mut text = replace_once(
             EXCHANGE_LUA,
             "redis.call('TIME')",
@@ -167,17 +167,8 @@ impl Script {
             "local TTL_SPARE_MS = 2\n",
             &format!("local TTL_SPARE_MS = {TTL_SPARE_MS}\n"),
         );
-        if let Some(budget) = budget {
-            let new = format!("local SWEEP_BUDGET = {budget}\n");
-            text = replace_once(&text, "local SWEEP_BUDGET = 1000\n", &new);
-        }
-        if let Some(chunk) = chunk {
-            text = replace_once(
-                &text,
-                "local CHUNK = 2000",
-                &format!("local CHUNK = {chunk}"),
-            );
-        }
+        let new = format!("local SWEEP_BUDGET = {budget}\n");
+        text = replace_once(&text, "local SWEEP_BUDGET = 1000\n", &new);
         let server = RedisServer::start();
         let info: ConnectionInfo = server.url().into_connection_info().unwrap();
         let settings = info.redis_settings().clone();
@@ -467,5 +458,5 @@ fn random_exchanges_have_one_outcome() {
 
 #[test]
 fn random_exchanges_on_a_small_budget_have_one_outcome() {
-    random_runs(Twins::with(Some(2), Some(2)));
+    random_runs(Twins::with(2));
 }

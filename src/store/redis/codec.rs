@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisWrite, Value};
 
 use crate::{
     ledger::{
-        Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Promotion,
-        Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want, parse_seq, seq_text,
+        Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, ID_CHARS, LedgerError,
+        Promotion, Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake, Want,
+        parse_seq, seq_text,
     },
     store::{StoreError, StoreErrorKind},
 };
@@ -21,10 +22,7 @@ pub(crate) fn encode(
     idle_key: Option<&str>,
     exchange: &Exchange,
 ) -> Cmd {
-    let seqs = |batch: &Batch| {
-        batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
-    };
-    let seqs: usize = exchange.batches.iter().map(seqs).sum();
+    let permits = exchange.batches.iter().map(permits).sum::<usize>();
     let (ledgers, rates) = (exchange.batches.len(), Rates::of(exchange));
     let claims = exchange.claims.iter();
     let claims: usize = claims
@@ -32,8 +30,8 @@ pub(crate) fn encode(
         .sum();
     let more = rates.keys.len() + 9 * exchange.refunds.len() + claims;
     let mut cmd = Cmd::with_capacity(
-        10 + 8 * ledgers + seqs + more,
-        200 + script.len() + 80 * (ledgers + rates.keys.len()) + SEQ_CHARS * (seqs + more),
+        5 + 2 * ledgers + permits + more,
+        200 + script.len() + 100 * (ledgers + rates.keys.len()) + ID_CHARS * (permits + more),
     );
     let keys = ledgers + rates.keys.len();
     let idle_key = idle_key.filter(|_| keys == 0);
@@ -43,23 +41,38 @@ pub(crate) fn encode(
         cmd.arg(&*batch.key);
     }
     cmd.arg(&rates.keys);
-    cmd.arg(exchange.replica.text())
-        .arg(exchange.lease_ms)
-        .arg(exchange.promote_ms)
-        .arg(exchange.alive_ms)
-        .arg(exchange.not_after_us)
-        .arg(wake_prefix)
-        .arg(counts(exchange, keys));
+    let replica = exchange.replica.text();
+    encode_call(&mut cmd, &replica, wake_prefix, exchange);
     for batch in &exchange.batches {
-        encode_batch(&mut cmd, batch);
+        encode_batch(&mut cmd, &replica, batch);
     }
     for refund in &exchange.refunds {
         rates.encode_refund(&mut cmd, refund);
     }
     for claim in &exchange.claims {
-        rates.encode_claim(&mut cmd, claim);
+        rates.encode_claim(&mut cmd, &replica, claim);
     }
     cmd
+}
+
+fn permits(batch: &Batch) -> usize {
+    batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+}
+
+fn encode_call(cmd: &mut Cmd, replica: &str, wake_prefix: &str, exchange: &Exchange) {
+    let mut call = Vec::with_capacity(48 + replica.len() + wake_prefix.len());
+    let times = [exchange.lease_ms, exchange.promote_ms, exchange.alive_ms];
+    for time in times.into_iter().chain([exchange.not_after_us]) {
+        // The script's numbers.
+        call.extend((time as f64).to_le_bytes());
+    }
+    let (ledgers, refunds) = (exchange.batches.len(), exchange.refunds.len());
+    for count in [ledgers, refunds, exchange.claims.len(), replica.len()] {
+        call.extend((count as u32).to_le_bytes());
+    }
+    call.extend(replica.bytes());
+    call.extend(wake_prefix.bytes());
+    cmd.arg(call);
 }
 
 /// The keys of rates in an exchange, and their places among its keys.
@@ -91,7 +104,7 @@ impl<'a> Rates<'a> {
             .arg(charged.since_us);
     }
 
-    fn encode_claim(&self, cmd: &mut Cmd, claim: &Claim) {
+    fn encode_claim(&self, cmd: &mut Cmd, replica: &str, claim: &Claim) {
         cmd.arg(claim.charges.len()).arg(claim.asks.len());
         for charge in &claim.charges {
             self.encode_rate(cmd, &charge.key, charge.rate, charge.cost);
@@ -103,7 +116,8 @@ impl<'a> Rates<'a> {
                 Want::Wait => b"1",
                 Want::IfFree => b"2",
             };
-            cmd.arg(ask.batch + 1).arg(want).arg(&seq_text(ask.seq));
+            cmd.arg(ask.batch + 1).arg(want);
+            encode_id(cmd, replica, ask.seq);
         }
     }
 
@@ -116,40 +130,38 @@ impl<'a> Rates<'a> {
     }
 }
 
-fn encode_batch(cmd: &mut Cmd, batch: &Batch) {
-    let waits: Vec<u8> = batch.acquire.iter().map(|ask| flag(ask.wait)).collect();
-    cmd.arg(batch.limit)
-        .arg(batch.max_waiters)
-        .arg(&[needs(batch)])
-        .arg(batch.release.len())
-        .arg(batch.renew.len())
-        .arg(batch.adopt.len())
-        .arg(waits);
+fn encode_batch(cmd: &mut Cmd, replica: &str, batch: &Batch) {
+    let mut asked = Vec::with_capacity(24 + batch.acquire.len());
+    let lists = [&batch.release, &batch.renew, &batch.adopt].map(|list| list.len() as u32);
+    let numbers = [batch.limit, batch.max_waiters, needs(batch)];
+    for number in numbers.into_iter().chain(lists) {
+        asked.extend(number.to_le_bytes());
+    }
+    asked.extend(batch.acquire.iter().map(|ask| flag(ask.wait)));
+    cmd.arg(asked);
     let listed = batch.release.iter().chain(&batch.renew).chain(&batch.adopt);
-    let asked = batch.acquire.iter().map(|ask| &ask.seq);
-    for &seq in listed.chain(asked) {
-        cmd.arg(&seq_text(seq));
+    let acquired = batch.acquire.iter().map(|ask| &ask.seq);
+    for &seq in listed.chain(acquired) {
+        encode_id(cmd, replica, seq);
     }
 }
 
-/// In most exchanges all keys are ledgers: these say nothing here.
-fn counts(exchange: &Exchange, keys: usize) -> String {
-    let (ledgers, refunds) = (exchange.batches.len(), exchange.refunds.len());
-    let claims = exchange.claims.len();
-    if ledgers == keys && refunds + claims == 0 {
-        return String::new();
-    }
-    format!("{ledgers} {refunds} {claims}")
+fn encode_id(cmd: &mut Cmd, replica: &str, seq: Seq) {
+    let mut id = [0; ID_CHARS];
+    let (of_replica, number) = id.split_at_mut(replica.len());
+    of_replica.copy_from_slice(replica.as_bytes());
+    number.copy_from_slice(&seq_text(seq));
+    cmd.write_arg(&id);
 }
 
-/// One digit: whether the replica waits, and twice what it says of reuse.
-fn needs(batch: &Batch) -> u8 {
+/// Whether the replica waits, and twice what it says of reuse.
+fn needs(batch: &Batch) -> u32 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
         Reuse::Others => 2,
         Reuse::Keep => 4,
     };
-    flag(batch.waits) + reuse
+    u32::from(batch.waits) + reuse
 }
 
 fn flag(flag: bool) -> u8 {
@@ -165,11 +177,15 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     let mut parts = items(value).ok_or_else(unreadable)?;
     let now_us = integer(parts.next()).ok_or_else(unreadable)? as u64;
     let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
+    let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
+    let promoted_until_ms = now_us / 1_000 + exchange.promote_ms;
     let mut batches = Vec::with_capacity(exchange.batches.len());
     for batch in &exchange.batches {
-        let promoted_until_ms = now_us / 1_000 + exchange.promote_ms;
         batches.push(match parts.next() {
             Some(Value::BulkString(words)) => Err(ledger_error(&words)?),
+            Some(Value::Int(in_use)) => {
+                Ok(brief(batch, in_use, lease_end_ms).ok_or_else(unreadable)?)
+            }
             Some(value) => {
                 Ok(decode_batch(batch, value, promoted_until_ms).ok_or_else(unreadable)?)
             }
@@ -189,6 +205,18 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
         more,
         batches,
         claims,
+    })
+}
+
+/// Nobody waits, and all hold that were asked for.
+fn brief(batch: &Batch, in_use: i64, until_ms: u64) -> Option<BatchReply> {
+    let held = |count| vec![Standing::Held { until_ms }; count];
+    batch.adopt.is_empty().then_some(())?;
+    Some(BatchReply {
+        in_use: in_use.try_into().ok()?,
+        renewed: held(batch.renew.len()),
+        acquired: held(batch.acquire.len()),
+        ..BatchReply::default()
     })
 }
 

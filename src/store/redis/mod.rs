@@ -14,7 +14,7 @@
 //! ACL SETUSER turnstile on >password resetkeys resetchannels -@all
 //!     ~turnstile:* &turnstile:wake:*
 //!     +subscribe +publish +evalsha +eval +time
-//!     +zadd +zrem +zrange +zcount +zscore +zmscore +zremrangebyrank +zremrangebyscore
+//!     +zadd +zrem +zrange +zcard +zcount +zscore +zmscore +zremrangebyrank +zremrangebyscore
 //!     +pttl +pexpire +get +set
 //! ```
 //!
