@@ -41,6 +41,10 @@
 local CALL, LEDGER, LEDGER_CHARS = '<ddddI4I4I4I4c0', '<I4I4I4I4I4I4', 24
 local ALIVE, LAST_DEADLINE = 2251799813685248, '2251799813685247'
 
+-- Redis keeps small sets as lists, which are slow from some members on. One whose name is too long for a list makes a
+-- skip list of it, and need not stay.
+local LIST_SIZE, LONG_NAME_CHARS = 24, 65
+
 local call, sub = redis.call, string.sub
 
 local lease_ms, promote_ms, alive_ms, not_after_us, ledgers, refunds, claims, replica, call_chars =
@@ -84,6 +88,11 @@ local function short(key, limit, releases, extends, acquires, more_is_asked, fir
       entering[2 * i], entering[2 * i + 1] = lease_end_text, ARGV[first + i - 1]
     end
     local entered = call('ZADD', key, unpack(entering))
+    if size < LIST_SIZE and size + acquires >= LIST_SIZE then
+      local name = string.rep('.', LONG_NAME_CHARS)
+      call('ZADD', key, '0', name)
+      call('ZREM', key, name)
+    end
     if size == 0 or call('PTTL', key) < ttl_ms then
       call('PEXPIRE', key, ttl_ms + lease_ms)
     end
@@ -330,6 +339,17 @@ end
 -- Newcomers, as a list for ZADD; the last ticket among them; whether the line was swept for them.
 local entering, ticket, swept
 
+-- Adds those who were admitted.
+local function enter(list)
+  local size = in_use + waiting
+  on_all('ZADD', list)
+  if size >= LIST_SIZE and size - #list / 2 < LIST_SIZE then
+    local name = string.rep('.', LONG_NAME_CHARS)
+    call('ZADD', key, '0', name)
+    call('ZREM', key, name)
+  end
+end
+
 local function admit(id, waits)
   if stale then
     return STALE
@@ -344,7 +364,7 @@ local function admit(id, waits)
     return FULL
   end
   if waiting >= max_waiters and not swept then
-    on_all('ZADD', entering)
+    enter(entering)
     sweep()
     entering, swept = {}, true
   end
@@ -366,7 +386,7 @@ local function acquire(first, wishes)
   for i, score in ipairs(scores_of(unpack(ARGV, first, first + acquires - 1))) do
     reply[size + i] = score or admit(ARGV[first + i - 1], sub(wishes, i, i) == '1')
   end
-  on_all('ZADD', entering)
+  enter(entering)
 end
 
 -- Marks matter to a line only. One that ended long ago goes when another comes, so that they cannot pile up.
@@ -689,8 +709,8 @@ if refunds + claims > 0 then
       call('SET', KEYS[place], text, 'PX', ttl_ms)
     end
     for _, state in ipairs(states) do
-      key = state.key
-      on_all('ZADD', state.entering)
+      key, in_use, waiting = state.key, state.in_use, state.waiting
+      enter(state.entering)
     end
   end
 

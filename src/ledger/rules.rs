@@ -493,6 +493,17 @@ fn tickets_go_on_when_the_clock_is_stepped_back() {
 }
 
 #[test]
+fn a_repeated_exchange_tells_of_the_lease_that_it_gave() {
+    let mut twins = Twins::start();
+    let held = twins.held();
+    twins.run(A, acquire(3, [1]));
+    twins.pass_ms(5);
+    let reply = twins.run(A, acquire(3, [1, 2]));
+    assert_eq!(reply.acquired, [held, twins.held()]);
+    assert_eq!(reply.in_use, 2);
+}
+
+#[test]
 fn the_largest_limit_holds_while_replicas_differ() {
     let mut twins = Twins::start();
     twins.run(A, acquire(2, [1, 2]));
