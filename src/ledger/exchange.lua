@@ -62,7 +62,8 @@ local stale = now_us > not_after_us
 local ttl_ms = lease_ms + alive_ms
 
 -- `release`, and if there are only leases that go on, and slots for all who come: `acquire`, and how many are in use
--- then. False if that is not all there is to do; nil if nobody has looked.
+-- then. False if that is not all there is to do, with how many are in use if there is nothing else; nil if nobody has
+-- looked.
 local function short(key, limit, releases, extends, acquires, more_is_asked, first)
   -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does: so leases are
   -- renewed and adopted even then. Newcomers are refused, unless they come with these.
@@ -79,7 +80,7 @@ local function short(key, limit, releases, extends, acquires, more_is_asked, fir
     in_use = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE) -- beyond this second
   end
   if in_use < size or in_use >= limit or in_use + acquires > limit then
-    return false
+    return false, in_use == size and in_use
   end
   if acquires > 0 then
     first = first + releases
@@ -105,16 +106,16 @@ local function short(key, limit, releases, extends, acquires, more_is_asked, fir
 end
 
 local replies, at = { now_us, 0 }, 2 -- the next of ARGV
-local longer, seen = refunds + claims > 0, {}
+local longer, seen, holders = refunds + claims > 0, {}, {}
 for i = 1, ledgers do
   local asked = ARGV[at]
   local limit, _, needs, releases, renews, adopts = struct.unpack(LEDGER, asked)
   local acquires = #asked - LEDGER_CHARS
   -- By pcall: one ledger's error does not stop the others.
   local extends, more_is_asked = renews + adopts > 0, claims > 0 or needs >= 4
-  local ok, result = pcall(short, KEYS[i], limit, releases, extends, acquires, more_is_asked, at + 1)
+  local ok, result, only = pcall(short, KEYS[i], limit, releases, extends, acquires, more_is_asked, at + 1)
   replies[i + 2] = not ok and (type(result) == 'table' and result.err or result) or result or false
-  longer, seen[i] = longer or not result, result ~= nil
+  longer, seen[i], holders[i] = longer or not result, result ~= nil, only
   at = at + 1 + releases + renews + adopts + acquires
 end
 if not longer then
@@ -229,7 +230,11 @@ local function adopt(first)
 end
 
 -- The line comes first in the set, then the holders, nearest deadline first.
-local function look(was_seen)
+local function look(was_seen, holders)
+  if holders then
+    in_use, waiting, ended = holders, 0, 0
+    return
+  end
   if not was_seen then
     in_use, waiting, ended = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE), 0, 0
     if in_use == call('ZCARD', key) then
@@ -443,7 +448,7 @@ local function close()
 end
 
 -- The steps behind `release`.
-local function run(first, wishes, was_seen)
+local function run(first, wishes, was_seen, holders)
   reply, marks, refused = { 0, 0, 0, 0 }, { [replica] = true }, false
   local brief = adopts + acquires == 0
   if renews > 0 then
@@ -452,7 +457,7 @@ local function run(first, wishes, was_seen)
   if adopts > 0 then
     adopt(first + renews)
   end
-  look(was_seen)
+  look(was_seen, holders)
   reap()
   local promoted = promote()
   if acquires > 0 then
@@ -479,7 +484,7 @@ for i = 1, ledgers do
   key, limit, max_waiters, needs, releases, renews, adopts = KEYS[i], struct.unpack(LEDGER, asked)
   waits, reuse, acquires = needs % 2 == 1, math.floor(needs / 2), #asked - LEDGER_CHARS
   if not replies[i + 2] then
-    replies[i + 2] = told(pcall(run, at + 1 + releases, sub(asked, LEDGER_CHARS + 1), seen[i]))
+    replies[i + 2] = told(pcall(run, at + 1 + releases, sub(asked, LEDGER_CHARS + 1), seen[i], holders[i]))
   end
   at = at + 1 + releases + renews + adopts + acquires
   if claims > 0 then
