@@ -515,7 +515,8 @@ fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
         let name = name.trim_start_matches("cmdstat_").to_owned();
         (name, count.parse().expect("a number"))
     });
-    let own = ["config|resetstat", "info", "keys", "zlexcount"];
+    // Redis 6.2 counts no subcommands.
+    let own = ["config", "config|resetstat", "info", "keys", "zlexcount"];
     calls
         .filter(|(name, _)| !own.contains(&name.as_str()))
         .collect()

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::redis_server::{RedisServer, free_port};
+use super::redis_server::RedisServer;
 
 const SLOTS: u32 = 16_384;
 /// After this time without an answer a node counts as gone.
@@ -28,13 +28,12 @@ impl RedisCluster {
         };
         let ends = |number: usize| SLOTS * number as u32 / primaries as u32;
         for (number, node) in cluster.primaries.iter().enumerate() {
-            let (first, last) = (ends(number), ends(number + 1) - 1);
-            node.cli(&[
-                "CLUSTER",
-                "ADDSLOTSRANGE",
-                &first.to_string(),
-                &last.to_string(),
-            ]);
+            let slots: Vec<_> = (ends(number)..ends(number + 1))
+                .map(|slot| slot.to_string())
+                .collect();
+            let mut add = vec!["CLUSTER", "ADDSLOTS"];
+            add.extend(slots.iter().map(String::as_str));
+            node.cli(&add);
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
         let first = &cluster.primaries[0];
@@ -141,14 +140,12 @@ impl RedisCluster {
     }
 }
 
+/// If there is no port for it to talk to the others on, 10,000 above its own, it is started anew.
 fn start_node() -> RedisServer {
-    let bus = free_port().to_string();
     let timeout = NODE_TIMEOUT_MS.to_string();
     RedisServer::start_with(&[
         "--cluster-enabled",
         "yes",
-        "--cluster-port",
-        &bus,
         "--cluster-node-timeout",
         &timeout,
         "--repl-diskless-sync-delay",

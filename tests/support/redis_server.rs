@@ -17,6 +17,9 @@ use nix::{
 };
 use tempfile::TempDir;
 
+/// A server that ends so often cannot do what it is asked for.
+const START_TRIES: usize = 10;
+
 /// A `redis-server` process on a free port of the loopback interface, in a folder of its own. It keeps nothing on
 /// disk. Dropping it kills it.
 ///
@@ -48,13 +51,13 @@ impl RedisServer {
             .map(|(name, value)| (name.to_string(), value.to_string()))
             .collect();
         let folder = TempDir::with_prefix("turnstile-redis-").expect("a temporary folder");
-        let (process, port) = loop {
+        // Another process may have taken the port meanwhile.
+        let started = (0..START_TRIES).find_map(|_| {
             let port = free_port();
-            // Another process may have taken the port meanwhile.
-            if let Some(process) = spawn(port, &arguments, &environment, &folder) {
-                break (process, port);
-            }
-        };
+            Some((spawn(port, &arguments, &environment, &folder)?, port))
+        });
+        let (process, port) =
+            started.unwrap_or_else(|| panic!("no server stays up with {arguments:?}"));
         Self {
             process,
             port,

@@ -532,10 +532,9 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     while let Some(field) = fields.next() {
         if field == "object" {
             let object = fields.next().unwrap();
-            assert!(
-                matches!(object, "config|get" | "client|setinfo"),
-                "{object}"
-            );
+            // Redis 6.2 does not tell of subcommands.
+            let known = ["config|get", "client|setinfo", "config", "client"];
+            assert!(known.contains(&object), "{object}");
         }
     }
     let used = server.cli(&["INFO", "commandstats"]);
