@@ -1,0 +1,119 @@
+//! States that are alike are one. Two are alike if nothing that can happen from there on tells them apart.
+
+use super::{Bounds, SILENT, State, Steps, client::Client, message::Message};
+
+impl State {
+    pub(super) fn normalise(&mut self, bounds: &Bounds) {
+        self.give_up_what_cannot_come();
+        self.forget_who_was_heard();
+        for client in 0..bounds.clients {
+            self.renumber(client);
+        }
+        self.exchange_places();
+        self.network.sort_unstable();
+        self.holders
+            .sort_unstable_by_key(|(id, until)| (*until, *id));
+        self.marks.sort_unstable();
+    }
+
+    /// Until it gives up, a client whose answer cannot come does nothing that it could not do afterwards.
+    fn give_up_what_cannot_come(&mut self) {
+        for (number, client) in (0..).zip(&mut self.clients) {
+            let comes = |message: &Message| message.client == number && message.awaited;
+            let waits = client.unanswered.as_ref();
+            if waits.is_some_and(|one| one.answer.is_none()) && !self.network.iter().any(comes) {
+                client.give_up();
+            }
+        }
+    }
+
+    /// When a client was heard counts for its waiters only, and they cannot come without being heard.
+    fn forget_who_was_heard(&mut self) {
+        for (number, client) in (0..).zip(&mut self.clients) {
+            if self.line.iter().all(|id| id.client != number) {
+                client.heard = SILENT;
+            }
+        }
+    }
+
+    /// Names of a client count from 1, in their order.
+    fn renumber(&mut self, client: u8) {
+        let mut used = Vec::new();
+        self.each_name(client, |seq| used.push(*seq));
+        used.sort_unstable();
+        used.dedup();
+        if used.iter().copied().ne(1..=used.len() as u8) {
+            let new = |seq| used.binary_search(&seq).map_or(0, |at| at as u8 + 1);
+            self.each_name(client, |seq| *seq = new(*seq));
+        }
+    }
+
+    pub(super) fn each_name(&mut self, number: u8, mut look: impl FnMut(&mut u8)) {
+        let ids = self.holders.iter_mut().map(|(id, _)| id);
+        let ids = ids.chain(&mut self.line).chain(&mut self.arrivals);
+        ids.filter(|id| id.client == number)
+            .for_each(|id| look(&mut id.seq));
+        for message in self.network.iter_mut().filter(|one| one.client == number) {
+            message.names_mut().for_each(&mut look);
+        }
+        self.client(number).names_mut().for_each(&mut look);
+    }
+
+    /// Clients stand in one order, whichever of them did what. Those that look alike may not be told apart by it: then
+    /// a state is looked at twice, no more.
+    fn exchange_places(&mut self) {
+        let mut order: Vec<_> = (0..self.clients.len() as u8)
+            .map(|number| (self.sight(number), number))
+            .collect();
+        order.sort();
+        let mut new = vec![0; order.len()];
+        for (place, (_, number)) in (0..).zip(&order) {
+            new[usize::from(*number)] = place;
+        }
+        self.clients = order.into_iter().map(|(sight, _)| sight.client).collect();
+        let moved = |client: &mut u8| *client = new[usize::from(*client)];
+        let ids = self.holders.iter_mut().map(|(id, _)| id);
+        let ids = ids.chain(&mut self.line).chain(&mut self.arrivals);
+        ids.for_each(|id| moved(&mut id.client));
+        self.marks.iter_mut().for_each(|(client, _)| moved(client));
+        self.network
+            .iter_mut()
+            .for_each(|message| moved(&mut message.client));
+    }
+
+    /// What there is of a client, but for its number.
+    fn sight(&self, number: u8) -> Sight {
+        let held = self.holders.iter().filter(|(id, _)| id.client == number);
+        let mut held: Vec<_> = held.map(|(id, until)| (*until, id.seq)).collect();
+        held.sort_unstable();
+        let places = (0..).zip(&self.line).filter(|(_, id)| id.client == number);
+        let sent = self.network.iter().filter(|one| one.client == number);
+        let mut sent: Vec<_> = sent
+            .map(|one| Message {
+                client: 0,
+                ..one.clone()
+            })
+            .collect();
+        sent.sort_unstable();
+        Sight {
+            client: self.clients[usize::from(number)].clone(),
+            held,
+            places: places.map(|(place, _)| place).collect(),
+            mark: self
+                .marks
+                .iter()
+                .find(|(client, _)| *client == number)
+                .map(|(_, until)| *until),
+            sent,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Sight {
+    client: Client,
+    held: Vec<(Steps, u8)>,
+    places: Vec<u8>,
+    mark: Option<Steps>,
+    sent: Vec<Message>,
+}

@@ -1,0 +1,194 @@
+//! A client: what it wants, what it believes, and what it is told.
+
+use super::{Bounds, SILENT, Steps};
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Client {
+    pub(super) crashed: bool,
+    pub(super) permit: Option<Permit>,
+    pub(super) releases: Vec<Release>,
+    pub(super) unanswered: Option<Unanswered>,
+    /// How long ago the store heard that it waits.
+    pub(super) heard: Steps,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Permit {
+    pub(super) seq: u8,
+    /// Until when its acquire may run.
+    pub(super) not_after: Steps,
+    pub(super) stands: Stands,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Stands {
+    Asked,
+    Waits,
+    /// Until its own deadline.
+    Holds(Steps),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Release {
+    pub(super) seq: u8,
+    pub(super) not_after: Steps,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Unanswered {
+    /// Steps since it was sent.
+    pub(super) age: Steps,
+    pub(super) answer: Option<Answer>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Answer {
+    /// Steps since the exchange ran.
+    pub(super) age: Steps,
+    pub(super) released: Vec<u8>,
+    pub(super) of: Option<(u8, Told)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Told {
+    /// For this long after the exchange ran.
+    Holds(Steps),
+    Waits,
+    No,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            crashed: false,
+            permit: None,
+            releases: Vec::new(),
+            unanswered: None,
+            heard: SILENT,
+        }
+    }
+}
+
+impl Client {
+    /// Asks for a permit with the next exchange.
+    pub(super) fn asks(&self, bounds: &Bounds) -> bool {
+        self.permit.is_none() && self.releases.len() < bounds.releases
+    }
+
+    pub(super) fn may_send(&self, bounds: &Bounds) -> bool {
+        let tells = self.permit.is_some() || !self.releases.is_empty();
+        self.unanswered.is_none() && (tells || self.asks(bounds))
+    }
+
+    /// A permit that it believes to hold, and for how long.
+    pub(super) fn holds(&self) -> Option<(u8, Steps)> {
+        match self.permit {
+            Some(Permit {
+                seq,
+                stands: Stands::Holds(left),
+                ..
+            }) => Some((seq, left)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn wants(&self, seq: u8) -> bool {
+        self.permit.is_some_and(|permit| permit.seq == seq)
+    }
+
+    pub(super) fn releases(&self, seq: u8) -> bool {
+        self.releases.iter().any(|release| release.seq == seq)
+    }
+
+    /// Its permit is not wanted any more, or is over.
+    pub(super) fn leave(&mut self) {
+        if let Some(Permit { seq, not_after, .. }) = self.permit.take() {
+            self.releases.push(Release { seq, not_after });
+        }
+    }
+
+    /// No answer is expected any more.
+    pub(super) fn give_up(&mut self) {
+        self.unanswered = None;
+        if matches!(self.permit, Some(permit) if permit.stands == Stands::Asked) {
+            self.leave();
+        }
+    }
+
+    pub(super) fn receive(&mut self) {
+        let Some(unanswered) = self.unanswered.take() else {
+            return;
+        };
+        let Some(answer) = unanswered.answer else {
+            return;
+        };
+        let is_over = |not_after: Steps| -answer.age > not_after;
+        self.releases
+            .retain(|one| !(answer.released.contains(&one.seq) && is_over(one.not_after)));
+        let (Some(permit), Some((seq, told))) = (&mut self.permit, answer.of) else {
+            return;
+        };
+        if permit.seq != seq {
+            return;
+        }
+        // Its own deadline counts from the moment at which it sent.
+        let sent = unanswered.age;
+        match (permit.stands, told) {
+            (Stands::Holds(left), Told::Holds(until)) => {
+                permit.stands = Stands::Holds(left.max(until - sent));
+            }
+            (_, Told::Holds(until)) if until > sent => permit.stands = Stands::Holds(until - sent),
+            // Not certainly alive: it is renewed before it is used.
+            (_, Told::Holds(_)) => permit.stands = Stands::Waits,
+            (Stands::Holds(_), _) => self.leave(),
+            (_, Told::Waits) => permit.stands = Stands::Waits,
+            (_, Told::No) if is_over(permit.not_after) => self.permit = None,
+            (_, Told::No) => self.leave(),
+        }
+    }
+
+    pub(super) fn names_mut(&mut self) -> impl Iterator<Item = &mut u8> {
+        let releases = self.releases.iter_mut().map(|release| &mut release.seq);
+        let permit = self.permit.iter_mut().map(|permit| &mut permit.seq);
+        let answers = self
+            .unanswered
+            .iter_mut()
+            .filter_map(|one| one.answer.as_mut());
+        let answered = answers.flat_map(|answer| {
+            let of = answer.of.iter_mut().map(|(seq, _)| seq);
+            answer.released.iter_mut().chain(of)
+        });
+        releases.chain(permit).chain(answered)
+    }
+
+    pub(super) fn pass(&mut self, bounds: &Bounds) {
+        let nearer = |until: &mut Steps| *until = (*until - 1).max(bounds.over());
+        self.heard = (self.heard + 1).min(SILENT);
+        if let Some(unanswered) = &mut self.unanswered {
+            unanswered.age += 1;
+            if let Some(answer) = &mut unanswered.answer {
+                answer.age += 1;
+            }
+        }
+        for release in &mut self.releases {
+            nearer(&mut release.not_after);
+        }
+        if let Some(permit) = &mut self.permit {
+            nearer(&mut permit.not_after);
+            if let Stands::Holds(left) = &mut permit.stands {
+                *left -= 1;
+                if *left == 0 {
+                    self.leave();
+                }
+            }
+        }
+    }
+}
+
+impl Bounds {
+    /// From here on an acquire cannot run any more, and any answer can tell.
+    fn over(&self) -> Steps {
+        let oldest_answer = if self.slow_answers { self.patience } else { 0 };
+        -oldest_answer - 1
+    }
+}

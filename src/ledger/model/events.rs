@@ -1,0 +1,91 @@
+//! What happens, besides exchanges that run.
+
+use super::{
+    Bounds, State, Steps,
+    client::{Client, Permit, Stands, Unanswered},
+    message::Message,
+};
+
+impl State {
+    pub(super) fn client(&mut self, number: u8) -> &mut Client {
+        &mut self.clients[usize::from(number)]
+    }
+
+    pub(super) fn pass(&mut self, bounds: &Bounds) {
+        for number in 0..bounds.clients {
+            let unanswered = self.client(number).unanswered.as_ref();
+            if unanswered.is_some_and(|unanswered| unanswered.age == bounds.patience) {
+                self.give_up(number);
+            }
+        }
+        let nearer = |until: &mut Steps, least: Steps| *until = (*until - 1).max(least);
+        for client in &mut self.clients {
+            client.pass(bounds);
+        }
+        for message in &mut self.network {
+            message.age = (message.age + 1).min(bounds.not_after + 1);
+        }
+        for (_, until) in &mut self.holders {
+            nearer(until, 0);
+        }
+        for (_, until) in &mut self.marks {
+            nearer(until, -1);
+        }
+    }
+
+    pub(super) fn send(&mut self, number: u8, bounds: &Bounds) {
+        let next = self.unused_name(number);
+        let client = self.client(number);
+        let renew = client.permit.map(|permit| permit.seq);
+        let acquire = client.asks(bounds).then_some(next);
+        if let Some(seq) = acquire {
+            client.permit = Some(Permit {
+                seq,
+                not_after: bounds.not_after,
+                stands: Stands::Asked,
+            });
+        }
+        client.unanswered = Some(Unanswered {
+            age: 0,
+            answer: None,
+        });
+        let message = Message {
+            client: number,
+            age: 0,
+            release: client.releases.iter().map(|release| release.seq).collect(),
+            renew,
+            acquire,
+            waits: client.permit.is_some() && client.holds().is_none(),
+            copies: bounds.copies,
+            awaited: true,
+        };
+        self.network.push(message);
+    }
+
+    /// No name is used again while anybody remembers it.
+    fn unused_name(&mut self, client: u8) -> u8 {
+        let mut last = 0;
+        self.each_name(client, |seq| last = last.max(*seq));
+        last + 1
+    }
+
+    pub(super) fn give_up(&mut self, number: u8) {
+        self.client(number).give_up();
+        self.nobody_awaits(number);
+    }
+
+    pub(super) fn crash(&mut self, number: u8) {
+        let client = self.client(number);
+        *client = Client {
+            crashed: true,
+            heard: client.heard,
+            ..Client::default()
+        };
+        self.nobody_awaits(number);
+    }
+
+    fn nobody_awaits(&mut self, number: u8) {
+        let sent = self.network.iter_mut().filter(|one| one.client == number);
+        sent.for_each(|message| message.awaited = false);
+    }
+}

@@ -1,0 +1,169 @@
+//! The worlds that are explored, each to its end.
+//!
+//! `cargo test --release --all-features --lib ledger::model -- --ignored --nocapture` explores the larger ones, in
+//! minutes, and prints the sizes. As of November 2026:
+//!
+//! | world | states | steps |
+//! | --- | --- | --- |
+//! | three clients | 244,285 | 1,587,233 |
+//! | and a short line, without copies | 148,875 | 884,742 |
+//! | two clients and two messages, without copies | 129,328 | 911,945 |
+//! | two clients and two messages | 348,366 | 2,820,838 |
+//! | two clients and slow answers | 128,806 | 969,524 |
+//! | three clients, of whom two crash | 281,916 | 1,975,449 |
+//! | three clients and two slots | 376,153 | 2,494,688 |
+//! | three clients and acquires that run late | 560,103 | 3,769,849 |
+//! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
+//! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
+//!
+//! With one message on its way, nobody sends while it is late. With two, exchanges of others run in between.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use super::{Bounds, SITUATIONS};
+
+/// A coarse clock: an acquire runs in the step in which it was sent or not at all, and so long an answer is waited for.
+const THREE: Bounds = Bounds {
+    clients: 3,
+    limit: 1,
+    max_waiters: 2,
+    messages: 1,
+    copies: 1,
+    releases: 1,
+    crashes: 1,
+    not_after: 0,
+    patience: 0,
+    slow_answers: false,
+};
+
+/// A finer one: an answer may come when the lease that it tells of is half over, or is over.
+const TWO: Bounds = Bounds {
+    clients: 2,
+    not_after: 1,
+    patience: 1,
+    slow_answers: true,
+    ..THREE
+};
+
+#[test]
+fn three_clients() {
+    assert!(explore(THREE) > 200_000);
+}
+
+#[test]
+fn three_clients_and_a_short_line() {
+    let short = Bounds {
+        max_waiters: 1,
+        copies: 0,
+        ..THREE
+    };
+    assert!(explore(short) > 100_000);
+}
+
+/// An exchange may run long after others that were sent later.
+#[test]
+fn two_clients_and_two_messages_without_copies() {
+    let two = Bounds {
+        clients: 2,
+        messages: 2,
+        copies: 0,
+        ..THREE
+    };
+    assert!(explore(two) > 100_000);
+}
+
+#[test]
+#[ignore = "half a minute"]
+fn two_clients_and_two_messages() {
+    let two = Bounds {
+        clients: 2,
+        messages: 2,
+        ..THREE
+    };
+    explore(two);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn three_clients_of_whom_two_crash() {
+    let many = Bounds {
+        crashes: 2,
+        ..THREE
+    };
+    explore(many);
+}
+
+#[test]
+#[ignore = "a minute"]
+fn three_clients_and_two_slots() {
+    explore(Bounds { limit: 2, ..THREE });
+}
+
+#[test]
+#[ignore = "a minute"]
+fn three_clients_and_acquires_that_run_late() {
+    let late = Bounds {
+        not_after: 1,
+        patience: 1,
+        ..THREE
+    };
+    explore(late);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn three_clients_that_ask_anew_before_they_released() {
+    let anew = Bounds {
+        releases: 2,
+        ..THREE
+    };
+    explore(anew);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn three_clients_and_two_messages_without_copies() {
+    let two = Bounds {
+        messages: 2,
+        copies: 0,
+        ..THREE
+    };
+    explore(two);
+}
+
+#[test]
+#[ignore = "half a minute"]
+fn two_clients_and_slow_answers() {
+    explore(TWO);
+}
+
+/// Looks at all runs there are, and tells in how many states that was.
+fn explore(bounds: Bounds) -> usize {
+    let start = Instant::now();
+    // With one thread the shortest way to a defect is found first.
+    let checker = bounds.clone().checker();
+    let checker = checker.finish_when(HasDiscoveries::AnyFailures);
+    let checker = checker.spawn_bfs().join();
+    println!(
+        "{bounds:?}: {} states, {} steps, depth {}, {:.1} s",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth(),
+        start.elapsed().as_secs_f64(),
+    );
+    let discoveries = checker.discoveries();
+    let broken = discoveries.iter().filter(|(name, _)| name.starts_with('G'));
+    let broken: BTreeMap<_, _> = broken.collect();
+    for (property, path) in &broken {
+        let (state, actions) = (path.last_state(), (*path).clone().into_actions());
+        let how = state.broken;
+        println!("{property} {how:?}: {actions:?} leads to {state:#?}");
+    }
+    assert!(broken.is_empty(), "{:?}", broken.keys());
+    for situation in SITUATIONS {
+        assert!(discoveries.contains_key(situation), "never {situation}");
+    }
+    checker.unique_state_count()
+}

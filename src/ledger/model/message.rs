@@ -1,0 +1,104 @@
+//! An exchange on its way, and how the model's times and names are those of the ledger.
+
+use std::sync::Arc;
+
+use super::{ALIVE, Bounds, Id, LEASE, PROMOTED, Steps};
+use crate::ledger::{Ask, Batch, Exchange, PermitId, ReplicaId, Reuse};
+
+const STEP_MS: u64 = 1_000;
+pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Message {
+    pub(super) client: u8,
+    pub(super) age: Steps,
+    pub(super) release: Vec<u8>,
+    pub(super) renew: Option<u8>,
+    pub(super) acquire: Option<u8>,
+    pub(super) waits: bool,
+    pub(super) copies: u8,
+    /// Its client still wants the answer.
+    pub(super) awaited: bool,
+}
+
+impl Message {
+    /// Of a replica that wants nothing.
+    pub(super) fn of_anybody(bounds: &Bounds) -> Self {
+        Self {
+            client: bounds.clients,
+            age: 0,
+            release: Vec::new(),
+            renew: None,
+            acquire: None,
+            waits: false,
+            copies: 0,
+            awaited: false,
+        }
+    }
+
+    pub(super) fn is_stale(&self, bounds: &Bounds) -> bool {
+        self.age > bounds.not_after
+    }
+
+    pub(super) fn names_mut(&mut self) -> impl Iterator<Item = &mut u8> {
+        let one = self.renew.iter_mut().chain(&mut self.acquire);
+        self.release.iter_mut().chain(one)
+    }
+
+    pub(super) fn exchange(&self, bounds: &Bounds) -> Exchange {
+        let seqs = |seqs: &[u8]| seqs.iter().copied().map(u64::from).collect();
+        let ask = |seq: &u8| Ask {
+            seq: u64::from(*seq),
+            wait: true,
+        };
+        let batch = Batch {
+            key: Arc::from("model"),
+            limit: bounds.limit,
+            max_waiters: bounds.max_waiters,
+            waits: self.waits,
+            reuse: Reuse::Never,
+            release: seqs(&self.release),
+            renew: seqs(self.renew.as_slice()),
+            adopt: Vec::new(),
+            acquire: self.acquire.iter().map(ask).collect(),
+        };
+        Exchange {
+            replica: replica(self.client),
+            lease_ms: LEASE as u64 * STEP_MS,
+            promote_ms: PROMOTED as u64 * STEP_MS,
+            alive_ms: ALIVE as u64 * STEP_MS,
+            not_after_us: time_ms(bounds.not_after - self.age) * 1_000,
+            batches: vec![batch],
+            claims: Vec::new(),
+            refunds: Vec::new(),
+        }
+    }
+}
+
+impl Id {
+    pub(super) fn name(self) -> PermitId {
+        PermitId {
+            replica: replica(self.client),
+            seq: self.seq.into(),
+        }
+    }
+
+    pub(super) fn of(id: PermitId) -> Self {
+        Self {
+            client: id.replica.bits() as u8,
+            seq: id.seq as u8,
+        }
+    }
+}
+
+pub(super) fn replica(client: u8) -> ReplicaId {
+    ReplicaId::from_bits(client.into())
+}
+
+pub(super) fn time_ms(from_now: Steps) -> u64 {
+    NOW_MS.saturating_add_signed(i64::from(from_now) * STEP_MS as i64)
+}
+
+pub(super) fn steps(time_ms: u64) -> Steps {
+    ((time_ms as i64 - NOW_MS as i64) / STEP_MS as i64) as Steps
+}

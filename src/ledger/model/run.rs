@@ -1,0 +1,92 @@
+//! An exchange runs: the machine at work, and what its client is told.
+
+use super::{
+    Bounds, Id, State,
+    client::{Answer, Told},
+    message::{Message, NOW_MS, replica, steps, time_ms},
+    verdict::Verdict,
+};
+use crate::ledger::{BatchReply, Call, Ledger, Standing};
+
+impl State {
+    pub(super) fn run(&mut self, message: &Message, bounds: &Bounds) {
+        let before = self.clone();
+        let exchange = message.exchange(bounds);
+        let mut call = Call::new(&exchange, NOW_MS * 1_000);
+        let mut ledger = self.ledger(&call);
+        let reply = ledger.run(&mut call, &exchange.batches[0]);
+        self.set_ledger(&ledger);
+        if message.waits {
+            self.client(message.client).heard = 0;
+        }
+        let verdict = Verdict {
+            message,
+            bounds,
+            before: &before,
+            after: self,
+        };
+        let unsound = || Some(("G6", "it stands twice"));
+        let broken = verdict
+            .of_ledger()
+            .or_else(|| verdict.of_replies(&reply, &call.wakes))
+            .or_else(|| unsound().filter(|_| !ledger.is_sound()));
+        self.broken = self.broken.or(broken);
+        self.arrive();
+        self.answer(message, &reply, bounds);
+    }
+
+    fn ledger(&self, call: &Call) -> Ledger {
+        let holders = self.holders.iter();
+        let holders = holders.map(|(id, until)| (id.name(), time_ms(*until)));
+        let line = self.line.iter().map(|id| id.name());
+        let marks = self.marks.iter();
+        let marks = marks.map(|&(client, until)| (replica(client), time_ms(until)));
+        Ledger::restored(holders, line, marks, call)
+    }
+
+    fn set_ledger(&mut self, ledger: &Ledger) {
+        let holders = ledger.holders();
+        let marks = ledger.marks();
+        self.holders = holders
+            .map(|(id, until)| (Id::of(id), steps(until)))
+            .collect();
+        self.line = ledger.waiters().map(|(_, id)| Id::of(id)).collect();
+        self.marks = marks
+            .map(|(id, until)| (id.bits() as u8, steps(until)))
+            .collect();
+    }
+
+    /// Who stands in line and did not before has come last.
+    fn arrive(&mut self) {
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        arrivals.retain(|id| self.line.contains(id));
+        let new = self.line.iter().filter(|id| !arrivals.contains(id));
+        let new: Vec<_> = new.copied().collect();
+        arrivals.extend(new);
+        self.arrivals = arrivals;
+    }
+
+    fn answer(&mut self, message: &Message, reply: &BatchReply, bounds: &Bounds) {
+        if !message.awaited {
+            return;
+        }
+        let client = self.client(message.client);
+        let Some(unanswered) = client.unanswered.as_mut() else {
+            return;
+        };
+        let standings = reply.renewed.iter().chain(&reply.acquired);
+        let mut told = standings.map(|standing| match *standing {
+            Standing::Held { until_ms } => Told::Holds(steps(until_ms)),
+            Standing::Waiting { .. } => Told::Waits,
+            _ => Told::No,
+        });
+        unanswered.answer = Some(Answer {
+            age: 0,
+            released: message.release.clone(),
+            of: message.renew.or(message.acquire).zip(told.next()),
+        });
+        if !bounds.slow_answers {
+            client.receive();
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What must come of every state in the end.
+//!
+//! It is asked only where nothing is on its way: each state leads to such ones by steps of the model, in which what is
+//! on its way runs or is lost, and those are looked at themselves.
+
+use super::{Bounds, Id, LEASE, State, client::Client, message::Message};
+
+/// After so many steps without faults all leases and marks of the dead have ended.
+const SETTLED: usize = 8;
+
+impl State {
+    fn is_between_exchanges(&self) -> bool {
+        let unanswered = |client: &Client| client.unanswered.is_some();
+        self.network.is_empty() && !self.clients.iter().any(unanswered)
+    }
+
+    /// From here on nothing goes wrong, and everybody leaves with the slot that was waited for.
+    pub(super) fn serves_all(&self, bounds: &Bounds) -> bool {
+        if self.broken.is_some() || !self.is_between_exchanges() {
+            return true;
+        }
+        let wanted = |id: &Id| self.clients[usize::from(id.client)].wants(id.seq);
+        let served_yet = |id: &&Id| self.is_alive(**id) && wanted(id);
+        let mut unserved: Vec<Id> = self.line.iter().filter(served_yet).copied().collect();
+        // Nobody asks for another permit, and answers come at once.
+        let calm = Bounds {
+            releases: 0,
+            slow_answers: false,
+            ..bounds.clone()
+        };
+        let mut state = self.clone();
+        for _ in 0..SETTLED {
+            // The key of a ledger that nobody asks any more ends by itself: here somebody looks.
+            state.run(&Message::of_anybody(&calm), &calm);
+            if state.is_quiet() && unserved.is_empty() {
+                return state.broken.is_none();
+            }
+            // Exchanges are faster than time: nobody sleeps through a grant.
+            let mut before = None;
+            while before.as_ref() != Some(&state) {
+                before = Some(state.clone());
+                for number in 0..calm.clients {
+                    state.exchange_at_once(number, &calm, &mut unserved);
+                }
+            }
+            state.pass(&calm);
+        }
+        false
+    }
+
+    fn exchange_at_once(&mut self, number: u8, calm: &Bounds, unserved: &mut Vec<Id>) {
+        if !self.client(number).may_send(calm) {
+            return;
+        }
+        self.send(number, calm);
+        let message = self.network.pop().expect("it was just sent");
+        self.run(&message, calm);
+        if let Some((seq, _)) = self.client(number).holds() {
+            unserved.retain(|id| (id.client, id.seq) != (number, seq));
+            self.client(number).leave();
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        let has_nothing = |client: &Client| client.permit.is_none() && client.releases.is_empty();
+        self.clients.iter().all(has_nothing) && self.holders.is_empty() && self.line.is_empty()
+    }
+
+    /// All crash. The next exchange of anybody finds nothing once the leases ended.
+    pub(super) fn outlives_all(&self, bounds: &Bounds) -> bool {
+        if !self.is_between_exchanges() {
+            return true;
+        }
+        let mut state = self.clone();
+        (0..bounds.clients).for_each(|client| state.crash(client));
+        (0..=LEASE).for_each(|_| state.pass(bounds));
+        state.run(&Message::of_anybody(bounds), bounds);
+        state.is_quiet() && state.marks.is_empty()
+    }
+}
