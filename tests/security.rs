@@ -4,24 +4,20 @@
 
 mod support;
 
-use std::{
-    convert::Infallible,
-    fmt::Debug,
-    io,
-    sync::{Arc, LazyLock, Mutex},
-    time::Duration,
-};
+use std::{convert::Infallible, fmt::Debug, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use support::redis_server::{RedisServer, free_port};
+use support::{
+    log::log,
+    redis_server::{RedisServer, free_port},
+};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Limit, Limiter, OnUnavailable,
 };
-use tracing::Level;
 
 const PATIENT: Duration = Duration::from_secs(20);
 /// An outage would let everybody in.
@@ -34,41 +30,6 @@ const RATE: Limit =
 /// Longer than a test takes: waiters learn of their slots by wake-ups alone.
 const RARELY: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_millis(50);
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-/// All events of this process. Tests tell theirs by their namespaces, which are in the span of a limiter's task.
-static LOG: LazyLock<Log> = LazyLock::new(|| {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::set_global_default(subscriber).expect("the first");
-    log
-});
-
-impl Log {
-    fn lines_with(&self, part: &str) -> Vec<String> {
-        let bytes = self.0.lock().expect("no panic").clone();
-        let text = String::from_utf8(bytes).expect("text");
-        let lines = text.lines().filter(|line| line.contains(part));
-        lines.map(str::to_owned).collect()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no panic").write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 // The rights of the store's user.
 
@@ -123,7 +84,7 @@ async fn connect(url: &str, namespace: &str, poll: Duration) -> Result<Limiter, 
 
 /// Whether the log says that the store refuses one of this namespace's limiters.
 fn is_refused(namespace: &str) -> bool {
-    let lines = LOG.lines_with("the store refuses to work");
+    let lines = log().lines_with("the store refuses to work");
     let of_it = format!("namespace=\"{namespace}\"");
     lines.iter().any(|line| line.contains(&of_it))
 }
@@ -209,7 +170,7 @@ async fn live(
 
 #[tokio::test]
 async fn the_documented_rights_are_enough_from_the_first_request_to_the_shutdown() {
-    LazyLock::force(&LOG);
+    log();
     let server = RedisServer::start();
     for (namespace, changes) in [("rights", &[][..]), ("rights-config", &["+config|get"])] {
         let url = user(&server, namespace, changes);
@@ -221,7 +182,7 @@ async fn the_documented_rights_are_enough_from_the_first_request_to_the_shutdown
 
 #[tokio::test]
 async fn without_publish_the_line_moves_by_asking() {
-    LazyLock::force(&LOG);
+    log();
     let server = RedisServer::start();
     let url = user(&server, "rights-publish", &["-publish"]);
     live(&server, &url, "rights-publish", OFTEN)
@@ -231,7 +192,7 @@ async fn without_publish_the_line_moves_by_asking() {
 
 #[tokio::test]
 async fn each_documented_right_is_needed_and_without_it_the_gate_stays_shut() {
-    LazyLock::force(&LOG);
+    log();
     let server = RedisServer::start();
     let rights = documented("any");
     let rights = rights.iter().filter_map(|word| word.strip_prefix('+'));
@@ -295,7 +256,7 @@ impl Told {
 
     #[track_caller]
     fn has_no_canary(&self) {
-        for told in self.0.iter().chain(&LOG.lines_with(CANARY)) {
+        for told in self.0.iter().chain(&log().lines_with(CANARY)) {
             assert!(!told.contains(CANARY), "{told}");
         }
     }
@@ -337,7 +298,7 @@ async fn ask(told: &mut Told, limiter: &Limiter, limit: &Limit, key: &str) {
 
 #[tokio::test]
 async fn no_url_is_repeated() {
-    LazyLock::force(&LOG);
+    log();
     let mut told = Told::default();
     let port = free_port();
     for scheme in [
@@ -382,7 +343,7 @@ async fn no_url_is_repeated() {
 
 #[tokio::test]
 async fn no_secret_is_told_whatever_happens_to_the_store() {
-    LazyLock::force(&LOG);
+    log();
     #[cfg(feature = "metrics")]
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
     #[cfg(feature = "metrics")]
@@ -462,7 +423,7 @@ async fn no_secret_is_told_whatever_happens_to_the_store() {
         told.0.push(measured.render());
     }
     for said in ["the store is down", "refused", "the store is back"] {
-        assert!(!LOG.lines_with(said).is_empty(), "{said}");
+        assert!(!log().lines_with(said).is_empty(), "{said}");
     }
     told.has_no_canary();
 }

@@ -5,15 +5,15 @@
 mod support;
 
 use std::{
-    io,
     net::TcpListener,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
 use support::{
     alone,
+    log::log,
     redis_server::free_port,
     sentinel::{Watched, stale, until, url},
 };
@@ -306,7 +306,7 @@ fn bad_sentinels_cost_no_time() {
 #[test]
 fn a_wrong_configuration_is_no_outage() {
     alone(async {
-        LazyLock::force(&LOG);
+        log();
         let watched = block_in_place(Watched::start);
         let words = "turnstile on >right ~* &* +@all";
         for server in &watched.servers {
@@ -366,7 +366,7 @@ fn a_wrong_configuration_is_no_outage() {
         };
         assert!(!format!("{refused} {refused:?}").contains("right"));
         drop(permit);
-        let log = LOG.text();
+        let log = log().text();
         assert!(log.contains("the store refuses to work"), "it is loud");
         assert!(!log.contains("canary") && !log.contains("right"), "{log}");
     });
@@ -376,7 +376,7 @@ fn a_wrong_configuration_is_no_outage() {
 #[test]
 fn sentinels_that_are_down_at_the_start_are_waited_for() {
     alone(async {
-        LazyLock::force(&LOG);
+        log();
         let mut watched = block_in_place(Watched::start);
         for sentinel in &mut watched.sentinels {
             sentinel.stop();
@@ -387,7 +387,7 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
         let local = limiter.semaphore(&Limit::concurrent("local", 1), "key");
         drop(local.acquire().await.expect("its policy lets it in"));
-        assert!(LOG.text().contains("WARN"), "a warning");
+        assert!(log().text().contains("WARN"), "a warning");
         block_in_place(|| watched.sentinels[1].restart());
         let began = Instant::now();
         drop(granted(&semaphore).await);
@@ -456,37 +456,4 @@ fn writes_that_a_failover_loses_are_adopted() {
         drop(kept);
         until_in_use(&there, 0).await;
     });
-}
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-/// All events of this process: whether an event is wanted at all is cached for all threads.
-static LOG: LazyLock<Log> = LazyLock::new(|| {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone());
-    tracing::subscriber::set_global_default(subscriber.finish()).expect("the first one");
-    log
-});
-
-impl Log {
-    fn text(&self) -> String {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        log.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

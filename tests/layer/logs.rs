@@ -1,57 +1,20 @@
 //! What the layer tells an operator, and what it keeps to itself.
 
-use std::{
-    io,
-    sync::{Arc, LazyLock, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tower::Layer;
 use tower_turnstile::{Limit, Limiter, Mode, OnLost};
-use tracing::Level;
 
-use crate::support::{Script, get, send, serve};
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-/// All events of this process. A recorder for each thread would miss some: whether an event is wanted at all is cached
-/// for all threads. So the tests tell their events by the names of their limits.
-static LOG: LazyLock<Log> = LazyLock::new(|| {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::set_global_default(subscriber).unwrap();
-    log
-});
-
-impl Log {
-    fn lines_with(&self, part: &str) -> Vec<String> {
-        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let lines = text.lines().filter(|line| line.contains(part));
-        lines.map(str::to_owned).collect()
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+use crate::{
+    log::log,
+    support::{Script, get, send, serve},
+};
 
 #[tokio::test]
 async fn refusal_is_logged_without_its_key() {
-    let log = &*LOG;
+    let log = log();
     let limiter = Limiter::in_memory();
     let layer = limiter.layer(Limit::concurrent("logged-refusal", 1).by_header("x-key"));
     let service = layer.layer(serve(Script::of([]).then_waits()));
@@ -72,7 +35,7 @@ async fn refusal_is_logged_without_its_key() {
 
 #[tokio::test]
 async fn aborted_response_is_a_warning() {
-    let log = &*LOG;
+    let log = log();
     let limiter = Limiter::in_memory();
     let limit = Limit::concurrent("logged-abort", 1);
     let layer = limiter.layer(limit).on_lost(OnLost::Abort);
@@ -87,7 +50,7 @@ async fn aborted_response_is_a_warning() {
 
 #[tokio::test]
 async fn shadow_tells_whom_it_would_have_refused() {
-    let log = &*LOG;
+    let log = log();
     let limiter = Limiter::in_memory();
     let shadow = Limit::concurrent("logged-shadow", 1).mode(Mode::Shadow);
     let layer = limiter.layer([shadow.by_header("x-key")]);

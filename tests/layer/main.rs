@@ -5,6 +5,8 @@ mod bounds;
 mod clients;
 mod corners;
 mod grpc;
+#[path = "../support/log.rs"]
+mod log;
 mod logs;
 mod lost;
 mod policies;

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub(crate) mod fault_proxy;
+pub(crate) mod log;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod replica;

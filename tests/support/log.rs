@@ -1,0 +1,50 @@
+//! What the process logs.
+
+use std::{
+    io,
+    sync::{Mutex, Once, PoisonError},
+};
+
+use tracing::Level;
+
+pub(crate) struct Log(Mutex<Vec<u8>>);
+
+/// All events of this process, from the first call on. A recorder for each thread would miss some: whether an event is
+/// wanted at all is cached for all threads. So tests tell theirs by the names of their limits, or by the namespace,
+/// which is in the span of a limiter's task.
+pub(crate) fn log() -> &'static Log {
+    static LOG: Log = Log(Mutex::new(Vec::new()));
+    static BEGIN: Once = Once::new();
+    BEGIN.call_once(|| {
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Level::TRACE)
+            .with_ansi(false)
+            .with_writer(|| &LOG);
+        tracing::subscriber::set_global_default(subscriber.finish()).expect("the first one");
+    });
+    &LOG
+}
+
+impl Log {
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    pub(crate) fn lines_with(&self, part: &str) -> Vec<String> {
+        let text = self.text();
+        let lines = text.lines().filter(|line| line.contains(part));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for &Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
