@@ -1,0 +1,60 @@
+//! G5 and G6: what is given up goes back, and nothing is left that nobody owns.
+
+use super::{
+    book::{A, Book, held, is_clean, violates},
+    three_in_turn,
+};
+use crate::history::event::{Batch, Standing};
+
+#[test]
+fn a_slot_that_is_not_returned_is_caught() {
+    let mut book = Book::new();
+    book.acquires(A, 10, held(10));
+    book.gives_up(A, 20);
+    book.releases(A, 8_000);
+    violates(book, "G5", "was given up and stayed");
+}
+
+#[test]
+fn a_name_that_is_used_again_is_caught() {
+    let mut book = Book::new();
+    book.acquires(A, 10, held(10));
+    book.acquires(A, 20, held(10));
+    violates(book, "G6", "asked for twice");
+    let mut book = Book::new();
+    book.acquires(A, 10, Standing::Stale);
+    book.acquires(A, 20, held(20));
+    is_clean(book);
+    let mut book = Book::new();
+    book.releases(A, 10);
+    book.acquires(A, 20, held(20));
+    violates(book, "G6", "asked for after its release");
+}
+
+#[test]
+fn what_comes_back_after_its_release_is_caught() {
+    let mut book = three_in_turn();
+    book.renews(A, 70, Standing::Waiting(-50));
+    violates(book, "G6", "came back");
+}
+
+/// An acquire without an answer, and its release so much later.
+fn unanswered(released_ms: u64) -> Book {
+    let mut book = Book::new();
+    let batch = Batch {
+        acquire: vec![A.1],
+        ..Batch::default()
+    };
+    book.send(0, 10, batch, Vec::new());
+    book.releases(A, released_ms);
+    book.hello(0, released_ms + 10_000);
+    book
+}
+
+#[test]
+fn a_ghost_is_caught() {
+    is_clean(unanswered(600));
+    // It may have run after this.
+    violates(unanswered(100), "G6", "ghost");
+    violates(unanswered(9_000), "G6", "ghost");
+}
