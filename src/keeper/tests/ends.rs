@@ -1,0 +1,134 @@
+//! What is given up goes back, wherever it is: in the store and in the keeper.
+
+use super::*;
+
+/// G5: whenever a request is dropped, nothing of it stays in the store, and nothing in the keeper.
+#[test]
+fn a_request_dropped_at_any_point_leaves_nothing_behind() {
+    let limit = Limit::concurrent("a", 1);
+    type Point = (&'static str, fn(&mut World) -> std::sync::Arc<Lease>);
+    let points: [Point; 7] = [
+        ("before it is sent", |world| world.ask(0, PATIENT)),
+        ("on its way", |world| {
+            let lease = world.ask(0, PATIENT);
+            let sent = world.send(0);
+            let reply = world.run(&sent);
+            world.release(0, &lease);
+            world.answer(0, &sent, reply);
+            lease
+        }),
+        ("granted and not collected", |world| {
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            lease
+        }),
+        ("waiting", |world| {
+            let holder = world.ask(0, PATIENT);
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            assert_eq!(world.ledger(), (1, 1));
+            world.release(0, &holder);
+            lease
+        }),
+        ("promoted, and not told yet", |world| {
+            let holder = world.ask(1, PATIENT);
+            world.settle();
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            world.release(1, &holder);
+            world.settle();
+            assert_eq!(world.wakes.len(), 1);
+            world.release(0, &lease);
+            world.deliver_wakes();
+            lease
+        }),
+        ("promoted long ago, and asked for again", |world| {
+            let holder = world.ask(1, PATIENT);
+            world.settle();
+            let lease = world.ask(0, PATIENT);
+            world.settle();
+            world.release(1, &holder);
+            world.settle();
+            world.now += Duration::from_secs(4);
+            world.deliver_wakes();
+            assert!(world.collect(0, &lease).is_none(), "it might be over");
+            lease
+        }),
+        ("on its way, and the answer is lost", |world| {
+            let lease = world.ask(0, PATIENT);
+            let sent = world.send(0);
+            world.run(&sent);
+            world.release(0, &lease);
+            world.fail(0, &sent, false);
+            lease
+        }),
+    ];
+    for (point, prepare) in points {
+        let mut world = World::new(2, &limit);
+        let lease = prepare(&mut world);
+        world.release(0, &lease);
+        world.settle();
+        // A release may have to be repeated once the exchange that was lost cannot run any more.
+        world.pass(2 * STORE_TIMEOUT);
+        world.settle();
+        assert_eq!(world.ledger(), (0, 0), "dropped {point}");
+        let status = world.keepers[0].status();
+        assert_eq!((status.held, status.waiting), (0, 0), "dropped {point}");
+        assert!(
+            world.keepers.iter().all(|keeper| keeper.lines.is_empty()),
+            "dropped {point}"
+        );
+    }
+}
+
+/// G5: a shutdown leaves nobody in the line.
+#[test]
+fn a_shutdown_refuses_who_waits() {
+    let mut world = World::new(1, &ONE);
+    let holder = world.ask(0, PATIENT);
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    assert!(held(world.collect(0, &holder)));
+    assert_eq!(world.keepers[0].close(), 1);
+    assert_eq!(world.refusal(0, &waiter), Some(AcquireErrorKind::ShutDown));
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0));
+}
+
+/// G6: an exchange that runs after its release was acknowledged leaves a ghost for a moment only.
+#[test]
+fn a_release_is_repeated_until_nothing_can_come_back() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.ask(0, Duration::ZERO);
+    let sent = world.send(0);
+    world.release(0, &lease);
+    world.fail(0, &sent, false);
+    world.settle();
+    world.run(&sent);
+    assert_eq!(world.ledger(), (1, 0), "it ran late");
+    world.pass(STORE_TIMEOUT + Duration::from_millis(2));
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    world.run(&sent);
+    assert_eq!(
+        world.ledger(),
+        (0, 0),
+        "later than `not_after` it does nothing"
+    );
+}
+
+/// G6: a slot that is granted to a name which the keeper does not know goes back.
+#[test]
+fn a_grant_for_nobody_is_given_back() {
+    let mut world = World::new(2, &ONE);
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    world.settle();
+    // It has given up, and the line is still there when it is woken: the release is under way.
+    world.release(0, &waiter);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.batches[0].release, [waiter.seq()]);
+    world.deliver_wakes();
+    let again = world.send(0);
+    assert_eq!(again.exchange.batches[0].release, [waiter.seq()]);
+}

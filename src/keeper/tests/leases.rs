@@ -1,0 +1,190 @@
+//! Leases: what counts as held, and how it stays so.
+
+use super::*;
+
+/// G2: a deadline counts from the sending, and keeps a distance.
+#[test]
+fn a_slow_answer_shortens_the_permit() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.ask(0, PATIENT);
+    let (sent_at, sent) = (world.local(), world.send(0));
+    world.pass(Duration::from_millis(100));
+    let reply = world.run(&sent);
+    world.pass(Duration::from_millis(200));
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &lease)));
+    let deadline = lease.deadline().expect("it ends");
+    assert!(deadline < sent_at + LEASE);
+    assert!(deadline > sent_at + LEASE - Duration::from_millis(100));
+}
+
+/// G2, G3: a wake-up that comes too late to be sure is not used as it is, and does not cost the place either.
+#[test]
+fn a_late_wake_up_is_confirmed_before_it_is_used() {
+    let mut world = World::new(2, &ONE);
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    world.settle();
+    world.now += Duration::from_secs(4);
+    world.deliver_wakes();
+    assert!(world.collect(0, &waiter).is_none());
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
+    assert!(
+        lasts(&world, &waiter) > LEASE / 2,
+        "the renewal gave it a whole lease"
+    );
+}
+
+/// G1, G2: a wake-up from before its waiter was last seen waiting says nothing about now.
+#[test]
+fn an_old_wake_up_is_no_grant() {
+    let mut world = World::new(2, &ONE);
+    let (_holder, waiter) = world.holder_and_waiter();
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    let wake = Wake {
+        key: Key::SHARED.ledger_name("test", "a"),
+        granted_us: EPOCH_US + 1_000_000,
+        until_ms: EPOCH_US / 1_000 + 31_000,
+        seqs: vec![waiter.seq()],
+    };
+    world.wakes.push((0, wake));
+    world.deliver_wakes();
+    assert!(world.collect(0, &waiter).is_none());
+    world.settle();
+    assert!(world.collect(0, &waiter).is_none());
+}
+
+/// G2: a wake-up may come before the reply to the exchange that made its waiter wait.
+#[test]
+fn a_late_reply_takes_no_grant_back() {
+    let mut world = World::new(2, &ONE);
+    let holder = world.ask(1, PATIENT);
+    world.settle();
+    let waiter = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    let reply = world.run(&sent);
+    world.release(1, &holder);
+    let release = world.send(1);
+    let released = world.run(&release);
+    world.answer(1, &release, released);
+    world.deliver_wakes();
+    world.answer(0, &sent, reply);
+    assert!(held(world.collect(0, &waiter)));
+}
+
+/// G2: the first lease of a waiter is short, and is renewed in time.
+#[test]
+fn a_short_grant_is_renewed_before_it_ends() {
+    let mut world = World::new(2, &ONE);
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &waiter)));
+    assert!(lasts(&world, &waiter) < Duration::from_secs(5));
+    world.pass(Duration::from_secs(2));
+    world.settle();
+    assert!(lasts(&world, &waiter) > LEASE * 9 / 10);
+}
+
+/// G4: who is not before the head may have left the line all the same, and is asked for by name.
+#[test]
+fn all_waiters_are_asked_for_now_and_then() {
+    let mut world = World::new(1, &ONE);
+    let _holder = world.ask(0, PATIENT);
+    let waiter = world.ask(0, PATIENT);
+    world.settle();
+    let mut asked = false;
+    for _ in 0..6 {
+        world.pass(Duration::from_secs(1));
+        let now = world.local();
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            let mut names = outgoing
+                .exchange
+                .batches
+                .iter()
+                .flat_map(|batch| &batch.renew);
+            asked |= names.any(|seq| *seq == waiter.seq());
+            world.complete(0, &outgoing);
+        }
+    }
+    assert!(asked);
+}
+
+/// G2: once over, it stays over; once given back, it is never lost.
+#[test]
+fn a_lease_ends_once() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let lease = Lease::new(0, 0, 1, start, None);
+    lease.hold(Some(at(10)));
+    assert!(lease.extend(at(20), at(9)));
+    assert!(lease.extend(at(15), at(9)), "held, and not shortened");
+    assert!(!lease.is_over(at(19)) && lease.is_over(at(20)));
+    assert!(!lease.extend(at(40), at(21)));
+    assert!(lease.is_over(at(9)));
+
+    let unseen = Lease::new(0, 0, 4, start, None);
+    unseen.hold(Some(at(10)));
+    assert!(!unseen.extend(at(20), at(10)), "nobody has looked since");
+    assert!(unseen.is_over(at(10)));
+
+    let given_back = Lease::new(0, 0, 2, start, None);
+    given_back.hold(Some(at(10)));
+    given_back.return_at(at(9));
+    assert!(!given_back.is_over(at(11)));
+    let too_late = Lease::new(0, 0, 3, start, None);
+    too_late.hold(Some(at(10)));
+    too_late.return_at(at(11));
+    assert!(too_late.is_over(at(11)));
+}
+
+/// One permit or ten thousand: renewals go out in chunks, and in a third of the lease.
+#[test]
+fn renewals_are_chunked_and_early() {
+    let mut world = World::new(1, &Limit::concurrent("a", 5_000));
+    let leases: Vec<_> = (0..5_000).map(|_| world.ask(0, Duration::ZERO)).collect();
+    world.settle();
+    for lease in &leases {
+        assert!(held(world.collect(0, lease)));
+    }
+    let due = world.keepers[0]
+        .next_due()
+        .expect("renewals")
+        .saturating_duration_since(world.local());
+    assert!(due > LEASE / 4 && due <= LEASE / 3, "{due:?}");
+    world.pass(due);
+    let mut sizes = Vec::new();
+    while let Some(outgoing) = world.keepers[0].next_exchange(world.start + world.now) {
+        sizes.push(
+            outgoing
+                .exchange
+                .batches
+                .iter()
+                .map(|batch| batch.renew.len())
+                .sum::<usize>(),
+        );
+        world.complete(0, &outgoing);
+    }
+    assert!(sizes.iter().all(|size| *size <= 1_000), "{sizes:?}");
+    assert_eq!(sizes.iter().sum::<usize>(), 5_000);
+    assert!(
+        leases
+            .iter()
+            .all(|lease| lasts(&world, lease) > LEASE * 9 / 10)
+    );
+}
+
+/// G2: a renewal whose exchange failed is sent again at once, not when the permit is over.
+#[test]
+fn a_renewal_that_failed_is_sent_again() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.grant(Duration::ZERO);
+    world.pass(LEASE / 3);
+    let sent = world.send(0);
+    world.fail(0, &sent, false);
+    world.settle();
+    assert!(lasts(&world, &lease) > LEASE * 9 / 10);
+}

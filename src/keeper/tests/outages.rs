@@ -1,0 +1,222 @@
+//! A store that is silent, cut off or unwilling.
+
+use super::*;
+
+/// A connection that was cut is not an outage: the request asks again, under another name.
+#[test]
+fn a_cut_connection_costs_a_retry_and_not_the_policy() {
+    let mut world = World::new(1, &STRICT);
+    let lease = world.ask(0, Duration::ZERO);
+    let (first_name, sent) = (lease.seq(), world.send(0));
+    world.fail(0, &sent, false);
+    assert!(world.keepers[0].status().store_up);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    assert_ne!(lease.seq(), first_name);
+}
+
+/// Who was ready to wait is told so, even if the store took all of its time.
+#[test]
+fn a_wait_that_the_store_used_up_is_told_as_one() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).wait_up_to(PATIENT));
+    let holder = world.ask(0, PATIENT);
+    let lease = world.ask(0, STORE_TIMEOUT / 2);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert!(held(world.collect(0, &holder)));
+    assert_eq!(world.refusal(0, &lease), Some(AcquireErrorKind::TimedOut));
+}
+
+/// G8: an answer that does not come in time is an outage, and the next request is decided at once.
+#[test]
+fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
+    let mut world = World::new(1, &STRICT);
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert_eq!(
+        world.refusal(0, &lease),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    let next = world.ask(0, PATIENT);
+    assert_eq!(world.refusal(0, &next), Some(AcquireErrorKind::Unavailable));
+    assert!(!world.keepers[0].status().store_up);
+    world.pass(Duration::from_millis(60));
+    world.settle();
+    assert!(world.keepers[0].status().store_up);
+    world.grant(PATIENT);
+}
+
+/// G8, then G1: what was admitted without the store counts in it when it is back.
+#[test]
+fn what_was_admitted_locally_is_adopted() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let before = world.grant(PATIENT);
+    let during = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, true);
+    assert!(
+        held(world.collect(0, &during)),
+        "one slot of two is free here"
+    );
+    assert_eq!(during.deadline(), None);
+    let waits = world.ask(0, PATIENT);
+    assert!(
+        world.collect(0, &waits).is_none(),
+        "the permit of before counts"
+    );
+    world.ledgers.clear();
+    world.pass(Duration::from_millis(60));
+    world.settle();
+    assert_eq!(world.ledger(), (2, 1));
+    assert!(during.deadline().is_some(), "it has a lease now");
+    world.release(0, &before);
+    world.settle();
+    assert!(held(world.collect(0, &waits)));
+}
+
+/// G8: a store that refuses never opens the gate, whatever the policy.
+#[test]
+fn a_refusal_by_the_store_refuses_everybody() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Allow),
+    );
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.refuse(&sent, StoreErrorKind::Permission);
+    assert_eq!(
+        world.refusal(0, &lease),
+        Some(AcquireErrorKind::Misconfigured)
+    );
+    let next = world.ask(0, PATIENT);
+    assert_eq!(
+        world.refusal(0, &next),
+        Some(AcquireErrorKind::Misconfigured)
+    );
+}
+
+/// G8: nor does one that was an outage at first.
+#[test]
+fn a_refusal_after_an_outage_closes_the_gate_again() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.fail(0, &sent, true);
+    assert!(held(world.collect(0, &lease)), "the local limit let it in");
+    let waits = world.ask(0, PATIENT);
+    assert!(world.collect(0, &waits).is_none());
+    world.pass(Duration::from_millis(60));
+    let probe = world.send(0);
+    world.refuse(&probe, StoreErrorKind::Credentials);
+    let misconfigured = Some(AcquireErrorKind::Misconfigured);
+    assert_eq!(world.refusal(0, &waits), misconfigured);
+    world.release(0, &lease);
+    let next = world.ask(0, PATIENT);
+    assert_eq!(world.refusal(0, &next), misconfigured);
+}
+
+/// G8: a waiter that has waited long has all of `store_timeout` when it has to ask again.
+#[test]
+fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
+    let mut world = World::new(1, &ONE);
+    let (_holder, _waiter) = (world.ask(0, PATIENT), world.ask(0, PATIENT));
+    world.settle();
+    world.pass(Duration::from_millis(900));
+    world.ledgers.clear();
+    let now = world.local();
+    world.keepers[0].on_connected();
+    for _ in 0..4 {
+        let outgoing = world.send(0);
+        assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
+        world.complete(0, &outgoing);
+        if world.ledger() == (1, 1) {
+            return;
+        }
+    }
+    panic!("the waiter did not queue again");
+}
+
+/// G8: a store that answers probes and does no work is asked ever more rarely.
+#[test]
+fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
+    let mut world = World::new(
+        1,
+        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Local(9)),
+    );
+    let _lease = world.ask(0, PATIENT);
+    let mut failures = 0;
+    for _ in 0..600 {
+        world.pass(Duration::from_millis(10));
+        let now = world.local();
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            if outgoing.exchange.batches.is_empty() {
+                world.complete(0, &outgoing);
+            } else {
+                failures += 1;
+                world.fail(0, &outgoing, true);
+            }
+        }
+    }
+    assert!((5..=12).contains(&failures), "{failures} times in 6 s");
+}
+
+/// G8: a grant that nobody came for is lost during an outage; its request is for the policy then.
+#[test]
+fn a_request_that_comes_too_late_for_its_grant_is_answered_without_the_store() {
+    let mut world = World::new(1, &STRICT);
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.pass(LEASE / 2);
+    let sent = world.send(0);
+    world.fail(0, &sent, true);
+    world.pass(LEASE);
+    assert_eq!(
+        world.refusal(0, &lease),
+        Some(AcquireErrorKind::Unavailable)
+    );
+}
+
+/// G5: the same while it is being adopted: it is asked for again when the answer is there.
+#[test]
+fn a_request_that_comes_too_late_for_its_adoption_is_answered() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.ledgers.clear();
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    world.complete(0, &renewal);
+    let adoption = world.send(0);
+    assert_eq!(adoption.exchange.batches[0].adopt.len(), 1);
+    let reply = world.run(&adoption);
+    world.pass(LEASE);
+    assert!(
+        world.collect(0, &lease).is_none(),
+        "its lease is over, and its name in doubt"
+    );
+    world.answer(0, &adoption, reply);
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+    world.release(0, &lease);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+}
+
+/// G8: a question about usage does not outlast the store.
+#[test]
+fn an_inquiry_ends_with_the_store() {
+    let mut world = World::new(1, &ONE);
+    let _leases = [world.ask(0, PATIENT)];
+    let sent = world.send(0);
+    let now = world.local();
+    let mut told = world.keepers[0].inquire(0, Key::from("other"), now);
+    world.fail(0, &sent, true);
+    assert_eq!(
+        told.try_recv(),
+        Err(tokio::sync::oneshot::error::TryRecvError::Closed)
+    );
+}
