@@ -79,10 +79,12 @@ impl Faults {
     }
 }
 
-/// Bound without listening: whoever connects is refused, and nobody else gets the port.
+/// Bound without listening: whoever connects is refused, and nobody else gets the port. The one that listens may still
+/// be there, so that the port is never free.
 pub(super) fn reserve(port: u16) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
     Ok(socket)
 }
@@ -109,8 +111,8 @@ pub(super) async fn listen(mut listener: TcpListener, port: u16, state: Arc<Stat
             }
             () = until(true) => {}
         }
-        drop(listener);
         let socket = reserve(port).expect("the port is ours");
+        drop(listener);
         until(false).await;
         listener = socket.listen(BACKLOG).expect("it listens");
     }
