@@ -15,6 +15,25 @@ fn a_slot_that_is_not_returned_is_caught() {
     violates(book, "G5", "was given up and stayed");
 }
 
+/// Even where there was trouble all the time.
+#[test]
+fn a_slot_that_is_forgotten_is_caught() {
+    let story = |released: bool| {
+        let mut book = Book::new();
+        book.stops.push((A.0, 0, 60_000));
+        book.acquires(A, 10, held(10));
+        book.gives_up(A, 20);
+        book.hello(A.0, 30);
+        if released {
+            book.releases(A, 40);
+        }
+        (5..10).for_each(|at| book.hello(A.0, at * 10));
+        book
+    };
+    is_clean(story(true));
+    violates(story(false), "G5", "was given up and not released");
+}
+
 #[test]
 fn a_name_that_is_used_again_is_caught() {
     let mut book = Book::new();

@@ -29,6 +29,8 @@ pub(crate) struct Ledger {
     pub(crate) limit: u32,
     pub(crate) stories: BTreeMap<Id, Story>,
     pub(crate) visits: Vec<Visit>,
+    /// Exchanges about it that a process has sent, in order: the line, and the earliest that it may have run.
+    pub(crate) sent: BTreeMap<usize, Vec<(usize, Micros)>>,
 }
 
 /// An exchange that was answered for a ledger.
@@ -165,7 +167,7 @@ impl<'a> Index<'a> {
             let told = answer.and_then(|(_, answer)| answer.batches[place].as_ref());
             let told = told.cloned().unwrap_or_default();
             let understood = answer.is_some_and(|(_, answer)| answer.batches[place].is_some());
-            exchange.index.story_limit(&batch.key, batch.limit);
+            exchange.about(&batch.key, batch.limit);
             for seq in &batch.release {
                 exchange.releases(&batch.key, *seq, understood);
             }
@@ -218,11 +220,6 @@ impl<'a> Index<'a> {
             rate.refunds.push(refund.tat);
         }
     }
-
-    fn story_limit(&mut self, key: &str, limit: u32) {
-        let ledger = self.ledgers.entry(key.to_owned()).or_default();
-        ledger.limit = ledger.limit.max(limit);
-    }
 }
 
 /// One exchange, as it is read.
@@ -237,6 +234,13 @@ struct Exchange<'i, 'a> {
 }
 
 impl Exchange<'_, '_> {
+    fn about(&mut self, key: &str, limit: u32) {
+        let ledger = self.index.ledgers.entry(key.to_owned()).or_default();
+        ledger.limit = ledger.limit.max(limit);
+        let sent = ledger.sent.entry(self.process).or_default();
+        sent.push((self.line, self.earliest_us));
+    }
+
     fn releases(&mut self, key: &str, seq: u64, understood: bool) {
         let (line, earliest_us, answer) = (self.line, self.earliest_us, self.answer);
         let story = self.index.story(key, (self.process, seq));

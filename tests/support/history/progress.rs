@@ -2,9 +2,12 @@
 
 use super::{
     Micros,
-    index::{Doing, Id, Index, Ledger, Story, Visit, What},
+    index::{Ask, Deed, Doing, Id, Index, Ledger, Story, Visit, What},
     report::Report,
 };
+
+/// Exchanges that may have been under way when something was given up, and a few more.
+const SOON: usize = 4;
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     for (key, ledger) in &index.ledgers {
@@ -13,6 +16,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
         for (id, story) in &ledger.stories {
             check_standstill(index, (key, ledger), (*id, story), report);
             check_return(index, key, (*id, story), report);
+            check_release(index, (key, ledger), (*id, story), report);
         }
     }
 }
@@ -94,18 +98,46 @@ fn check_standstill(
     }
 }
 
+/// What was in the store when its process gave it up, as far as that knew. One that was released or has never been in
+/// is in nobody's way.
+fn given_up(story: &Story) -> Option<&Deed> {
+    let deed = story.did(Doing::GivesUp)?;
+    let before = story.facts.iter().filter(|fact| fact.line < deed.line);
+    let before = before.max_by_key(|fact| fact.line)?.what;
+    matches!(before, What::Held { .. } | What::Waiting { .. }).then_some(deed)
+}
+
+/// It is released with one of the next exchanges about its ledger. This needs no time, so no trouble excuses it.
+fn check_release(
+    index: &Index<'_>,
+    (key, ledger): (&str, &Ledger),
+    (id, story): (Id, &Story),
+    report: &mut Report,
+) {
+    let Some(deed) = given_up(story) else {
+        return;
+    };
+    // While it is on its way into the ledger it is not released.
+    let is_on_its_way = |ask: &Ask| ask.answer.is_none_or(|(line, _)| line > deed.line);
+    let sent = ledger.sent.get(&id.0).into_iter().flatten();
+    let mut later = sent.filter(|(line, _)| *line > deed.line);
+    let Some((last_line, last_us)) = later.nth(SOON) else {
+        return;
+    };
+    let is_over = story.ends_us().is_some_and(|ends_us| ends_us <= *last_us);
+    let released = story.releases.iter().any(|(line, ..)| line <= last_line);
+    if !is_over && !released && !story.asks.iter().any(is_on_its_way) {
+        let what = format!("#{} was given up and not released", id.1);
+        report.violated("G5", what, (index, key), &[id]);
+    }
+}
+
 /// What its process has given up is out of the store one round trip later, or when its lease ends.
 fn check_return(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report: &mut Report) {
     let process = &index.history.processes[id.0];
-    let Some(deed) = story.did(Doing::GivesUp) else {
+    let Some(deed) = given_up(story) else {
         return;
     };
-    // As it was last heard of before: one that was released or has never been in is in nobody's way.
-    let before = story.facts.iter().filter(|fact| fact.line < deed.line);
-    let before = before.max_by_key(|fact| fact.line).map(|fact| fact.what);
-    if !matches!(before, Some(What::Held { .. } | What::Waiting { .. })) {
-        return;
-    }
     let Some((_, given_us)) = index.clocks[id.0].store_us(deed.at_us) else {
         return;
     };
@@ -114,10 +146,7 @@ fn check_return(index: &Index<'_>, key: &str, (id, story): (Id, &Story), report:
         .iter()
         .filter(|fact| fact.line > deed.line && matches!(fact.what, What::Released | What::Gone));
     let gone = gone.map(|fact| fact.at_us);
-    let ends = story.facts.iter().rev().find_map(|fact| match fact.what {
-        What::Held { until_us, .. } => Some(until_us),
-        _ => None,
-    });
+    let ends = story.ends_us();
     let end = process.killed.unwrap_or(process.last_us(index, id.0));
     let returned = gone.chain(ends).min().unwrap_or(end);
     let most = index.history.bounds.round_us;

@@ -72,6 +72,14 @@ pub(crate) struct Ask {
 }
 
 impl Story {
+    /// When its lease ends, as the store said last.
+    pub(crate) fn ends_us(&self) -> Option<Micros> {
+        self.facts.iter().rev().find_map(|fact| match fact.what {
+            What::Held { until_us, .. } => Some(until_us),
+            _ => None,
+        })
+    }
+
     /// The earliest from `from` on that it may have been released, if it was asked for.
     pub(crate) fn may_be_released_from(&self, from: Micros) -> Option<Micros> {
         let acknowledged = self.facts.iter().filter(|fact| fact.what == What::Released);
