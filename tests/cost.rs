@@ -15,12 +15,12 @@ use std::{
 };
 
 use contenders::Contender;
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all, stream};
 use redis_server::RedisServer;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tokio::{
     runtime::{Builder, Runtime},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower_turnstile::{Limit, Limiter, Permit, Semaphore};
 
@@ -51,6 +51,12 @@ fn allocations_of_one(mut run: impl FnMut(usize)) -> f64 {
         change.allocations + change.reallocations
     });
     (twice as f64 - once as f64) / TIMES as f64
+}
+
+/// What is allocated and not freed.
+fn allocated_bytes() -> f64 {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated as f64 - stats.bytes_deallocated as f64
 }
 
 /// Those that acquire a permit and give it back, one after the other.
@@ -259,6 +265,70 @@ fn a_hundred_permits_are_renewed_in_one_exchange() {
         assert!(calls["evalsha"] <= 2, "{calls:?}");
         let most = 2 * calls["evalsha"];
         assert!(calls.values().all(|count| *count <= most), "{calls:?}");
+    });
+}
+
+/// However many keys there are: renewals that are due within a moment share an exchange. They are spread all the same.
+#[test]
+fn renewals_of_a_thousand_keys_share_exchanges() {
+    const KEYS: usize = 1_000;
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let builder = Limiter::builder().lease(Duration::from_secs(9));
+        let limiter = builder.connect(&server.url()).await.expect("up");
+        let acquire = |key| limiter.semaphore(&MANY, key as u64).acquire();
+        let held = join_all((0..KEYS).map(acquire)).await;
+        let held: Vec<Permit> = held.into_iter().collect::<Result<_, _>>().expect("free");
+        server.cli(&["CONFIG", "RESETSTAT"]);
+        let before: Vec<_> = held.iter().map(Permit::deadline).collect();
+        for (permit, until) in held.iter().zip(&before) {
+            while permit.deadline() == *until {
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+        let calls = calls(&server);
+        let exchanges = calls["evalsha"];
+        assert!((10..=100).contains(&exchanges), "{calls:?}");
+        // What each key costs: as if it was alone.
+        let of_a_key: u64 = calls.values().sum::<u64>() / KEYS as u64;
+        assert!(of_a_key <= 7, "{calls:?}");
+    });
+}
+
+/// A key of one permit is a line, its entry and its place in the tables; the permit is its lease. When they are given
+/// back nothing of them is kept, but for room in two lists.
+#[test]
+fn keys_take_no_memory_when_they_are_left() {
+    const KEYS: usize = 20_000;
+    const MOST_HELD: f64 = 1_200.0;
+    const MOST_LEFT: f64 = 64.0;
+    let _alone = alone();
+    let server = RedisServer::start();
+    runtime().block_on(async {
+        let limiter = Limiter::connect(&server.url()).await.expect("up");
+        let semaphores = (0..KEYS).map(|key| limiter.semaphore(&MANY, key as u64));
+        let semaphores: Vec<Semaphore> = semaphores.collect();
+        let mut held = Vec::with_capacity(KEYS);
+        let before = allocated_bytes();
+        let mut permits = stream::iter(&semaphores)
+            .map(|semaphore| semaphore.acquire())
+            .buffer_unordered(256);
+        while let Some(permit) = permits.next().await {
+            held.push(permit.expect("free"));
+        }
+        drop(permits);
+        let of_a_key = |bytes: f64| (bytes - before) / KEYS as f64;
+        let bytes = of_a_key(allocated_bytes());
+        assert!(bytes <= MOST_HELD, "{bytes} bytes of a key");
+        held.clear();
+        let left = async {
+            while of_a_key(allocated_bytes()) > MOST_LEFT {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let left = timeout(Duration::from_secs(10), left).await;
+        left.expect("what was held is forgotten");
     });
 }
 

@@ -117,7 +117,7 @@ impl Line {
                 // It speaks of a time before. One that is being checked has to be asked for again.
                 match entry.state {
                     State::Checking => self.renew(seq),
-                    _ => self.look_after(seq),
+                    _ => self.look_after(ctx, seq),
                 }
             }
             // The store has lost it, or has gone back to an older copy.
@@ -143,7 +143,10 @@ impl Line {
             Standing::Held { until_ms } | Standing::Adopted { until_ms } => {
                 self.granted(ctx, seq, at, until_ms, now);
             }
-            _ if entry.wanted => self.work.adopt.push_back(seq),
+            _ if entry.wanted => {
+                self.look_after(ctx, seq);
+                self.work.adopt.push_back(seq);
+            }
             _ => self.give_up(ctx, seq),
         }
     }
@@ -172,7 +175,7 @@ impl Line {
             if entry.is_decided() {
                 self.retire(ctx, seq);
             }
-            self.look_after(seq);
+            self.look_after(ctx, seq);
             return false;
         };
         match standing {

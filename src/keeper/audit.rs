@@ -36,6 +36,7 @@ impl Core {
         let mut seen = Counts::default();
         let mut expiries = BTreeSet::new();
         let mut due = BTreeSet::new();
+        let mut leases = 0;
         let mut owners: HashMap<Seq, u64> = HashMap::new();
         for (id, claim) in &self.claims {
             for lease in &claim.legs {
@@ -107,7 +108,7 @@ impl Core {
                 "{at}: {} in flight, not {flights}",
                 line.in_flight
             );
-            for (seq, entry) in &line.entries {
+            for (seq, entry) in line.entries.iter() {
                 let at = format!("{at}, entry {seq}");
                 hold!(
                     entry.lease.seq() == *seq,
@@ -121,6 +122,14 @@ impl Core {
                 }
                 if matches!(entry.state, State::Waiting { .. } | State::WaitingHere) {
                     expiries.insert((entry.wait_until(), index, *seq));
+                }
+                if let State::Held { look_at: Some(at) } = entry.state {
+                    let young = *seq >= line.young_from;
+                    let listed = self.ctx.leases.contains(&(at, index, *seq));
+                    leases += usize::from(listed && !young);
+                    let timed = young && line.timers.young.is_some_and(|young| young <= at);
+                    let seen_to = listed || timed || entry.open;
+                    hold!(seen_to, "{at:?}: nobody looks after {seq}");
                 }
                 hold!(
                     entry.wanted || entry.open,
@@ -202,6 +211,11 @@ impl Core {
             self.ctx.expiries
         );
         hold!(
+            leases == self.ctx.leases.len(),
+            "leases of nobody: {:?}",
+            self.ctx.leases
+        );
+        hold!(
             (seen.held, seen.waiting) == (counts.held, counts.waiting),
             "counts {counts:?}, not {seen:?}"
         );
@@ -252,7 +266,8 @@ impl Core {
                     let waits = states.iter().filter(|state| pending(state)).count();
                     let adopting = claim.legs.iter().any(|lease| {
                         let line = &self.lines[lease.line];
-                        line.entries[&lease.seq()].open
+                        let entry = line.entries.get(&lease.seq());
+                        entry.is_some_and(|entry| entry.open)
                     });
                     hold!(waits > 0 || adopting, "{at}: waits for nothing");
                     let checked = |state: &&State| matches!(state, State::Checking);
@@ -277,6 +292,7 @@ impl Core {
             ("refunds", !self.refunds.is_empty()),
             ("in flight", !self.in_flight.is_empty()),
             ("expiries", !self.ctx.expiries.is_empty()),
+            ("leases", !self.ctx.leases.is_empty()),
             ("due", !self.due.is_empty()),
             ("ready", !self.ready.is_empty()),
         ];

@@ -6,7 +6,7 @@ use super::{
     Ctx,
     clock::local_deadline,
     entry::{Entry, Seen, State},
-    line::{Line, earliest},
+    line::Line,
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -23,12 +23,17 @@ impl Line {
             State::Refused(kind) if entry.shadow => State::Passed(kind),
             state => state,
         };
-        if let State::Waiting { ticket, .. } = entry.state {
-            self.queue.remove(&(ticket, seq));
+        let line = entry.lease.line;
+        match entry.state {
+            State::Waiting { ticket, .. } => drop(self.queue.remove(&(ticket, seq))),
+            State::Held { look_at: Some(at) } if seq < self.young_from => {
+                ctx.leases.remove(&(at, line, seq));
+            }
+            _ => {}
         }
         ctx.uncount(self.key.0, entry.state);
         ctx.count(self.key.0, state);
-        let expires = (entry.wait_until(), entry.lease.line, seq);
+        let expires = (entry.wait_until(), line, seq);
         match state {
             State::Asking(_) => {}
             State::Waiting { ticket, .. } => {
@@ -45,17 +50,24 @@ impl Line {
             }
         }
         entry.state = state;
+        if let State::Held { look_at: Some(at) } = state {
+            self.list(ctx, line, seq, at);
+        }
     }
 
     /// Takes an entry out of the line, without a word to any ledger.
     pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
         let entry = self.entries.remove(&seq)?;
-        if let State::Waiting { ticket, .. } = entry.state {
-            self.queue.remove(&(ticket, seq));
+        let line = entry.lease.line;
+        match entry.state {
+            State::Waiting { ticket, .. } => drop(self.queue.remove(&(ticket, seq))),
+            State::Held { look_at: Some(at) } if seq < self.young_from => {
+                ctx.leases.remove(&(at, line, seq));
+            }
+            _ => {}
         }
         ctx.uncount(self.key.0, entry.state);
-        ctx.expiries
-            .remove(&(entry.wait_until(), entry.lease.line, seq));
+        ctx.expiries.remove(&(entry.wait_until(), line, seq));
         Some(entry)
     }
 
@@ -132,14 +144,13 @@ impl Line {
             return self.give_up(ctx, seq);
         }
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
-        let renew_at = Some(ctx.renew_at(counted.sent, until));
+        let renew_at = ctx.renew_at(counted.sent, until);
         match entry.state {
             State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
             State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held { .. } => {
                 ctx.history.held(&self.ledger, seq, until, until_ms, now);
-                entry.state = State::Held { renew_at };
-                self.timers.lease = earliest(self.timers.lease, renew_at);
+                self.look_at(ctx, seq, renew_at);
             }
             // There must be time to renew it.
             _ if until <= now + ctx.settings.store_timeout => {
@@ -151,8 +162,8 @@ impl Line {
                 ctx.history.held(&self.ledger, seq, until, until_ms, now);
                 entry.lease.hold(Some(until));
                 entry.held_since = Some(now);
-                self.set(ctx, seq, State::Held { renew_at });
-                self.timers.lease = earliest(self.timers.lease, renew_at);
+                let look_at = Some(renew_at);
+                self.set(ctx, seq, State::Held { look_at });
             }
         }
     }
@@ -163,7 +174,7 @@ impl Line {
             ctx.history.admitted(&self.ledger, seq, ctx.now);
             entry.lease.hold(None);
             entry.held_since = Some(ctx.now);
-            self.set(ctx, seq, State::Held { renew_at: None });
+            self.set(ctx, seq, State::Held { look_at: None });
         }
     }
 

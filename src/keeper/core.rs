@@ -32,13 +32,17 @@ use crate::{
     telemetry::{History, Meters},
 };
 
+/// Room for so many keys is kept.
+const SMALL_ROOM: usize = 1_000;
+
 /// The state machine.
 pub(crate) struct Core {
     pub(super) ctx: Ctx,
     pub(super) limits: Vec<Arc<Limit>>,
     /// The same as they were when they were first heard of.
     declared: Vec<Limit>,
-    pub(super) lines: Slab<Line>,
+    /// Boxed, or to make room for more of them would take long.
+    pub(super) lines: Slab<Box<Line>>,
     pub(super) by_key: HashMap<(usize, Key), usize>,
     pub(super) by_ledger: HashMap<Arc<str>, usize>,
     /// Lines of this process's own ledgers that were idle lately, and may be again.
@@ -95,6 +99,7 @@ impl Core {
                 history: History::new(replica, now),
                 complained: None,
                 expiries: BTreeSet::new(),
+                leases: BTreeSet::new(),
                 wakers: Vec::new(),
                 moved: BTreeSet::new(),
                 idle: Arc::default(),
@@ -332,9 +337,8 @@ impl Core {
             true => self.ctx.settings.ledger_name(&key, rules.name()).into(),
             false => Arc::default(),
         };
-        let index = self
-            .lines
-            .insert(Line::new((limit, key.clone()), ledger.clone(), rules, now));
+        let line = Line::new((limit, key.clone()), ledger.clone(), rules, now);
+        let index = self.lines.insert(Box::new(line));
         self.by_key.insert((limit, key), index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger, index);
@@ -397,6 +401,12 @@ impl Core {
         let line = self.lines.remove(index);
         self.by_key.remove(&line.key);
         self.by_ledger.remove(&line.ledger);
+        // Room for many keys is not kept when they are gone.
+        let (count, room) = (self.by_key.len(), self.by_key.capacity());
+        if room > SMALL_ROOM && count < room / 8 {
+            self.by_key.shrink_to(room / 4);
+            self.by_ledger.shrink_to(room / 4);
+        }
     }
 
     /// Takes the claims further of which a leg was decided on. What they do may move others.

@@ -23,6 +23,9 @@ use crate::{
 /// promoted and nobody here knows it.
 pub(super) const FORGET_AFTER: u32 = 10;
 
+/// There are so many to a lease. With more of them exchanges are shared by fewer renewals, with fewer they are longer.
+const MOMENTS: u32 = 1_000;
+
 /// What lines need of their keeper.
 pub(super) struct Ctx {
     pub(super) settings: Settings,
@@ -40,6 +43,9 @@ pub(super) struct Ctx {
     pub(super) complained: Option<Instant>,
     /// Ends of waits.
     pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    /// Permits that have been held for a while, by when their leases are looked after: see
+    /// [`Line::list`](super::line::Line::list).
+    pub(super) leases: BTreeSet<(Instant, usize, Seq)>,
     /// To be woken once the lock is free.
     pub(super) wakers: Vec<Waker>,
     /// Claims of which a leg was decided on.
@@ -144,9 +150,14 @@ impl Ctx {
         *mean = Some(mean.map_or(held, |mean| (mean * 9 + held) / 10));
     }
 
-    /// A third of the way from `sent` to the deadline.
+    /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many lines share
+    /// exchanges.
     pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
-        sent + self.jittered(until.saturating_duration_since(sent) / 3)
+        let at = sent + self.jittered(until.saturating_duration_since(sent) / 3);
+        let moment = self.settings.lease / MOMENTS;
+        let since = at.saturating_duration_since(self.epoch);
+        let late = since.as_nanos() as u64 % moment.as_nanos() as u64;
+        at - Duration::from_nanos(late)
     }
 
     /// A little less, so that replicas which started together drift apart.

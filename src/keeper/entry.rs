@@ -75,9 +75,9 @@ pub(super) enum State {
     WaitingHere,
     /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used.
     Checking,
-    /// `None`: it needs no renewal.
+    /// Looked after at that time: renewed, or over. `None`: it needs no renewal.
     Held {
-        renew_at: Option<Instant>,
+        look_at: Option<Instant>,
     },
     Refused(AcquireErrorKind),
     /// It would have been refused, and goes on without a slot.

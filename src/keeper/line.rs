@@ -1,7 +1,7 @@
 //! A line: what this process knows of one ledger, and what it has to tell it next.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -10,6 +10,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Ctx, Pool,
+    entries::Entries,
     entry::{Entry, Release, Seen, State},
 };
 use crate::{
@@ -28,7 +29,9 @@ pub(super) struct Line {
     pub(super) limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     pub(super) own_max: Option<u32>,
-    pub(super) entries: BTreeMap<Seq, Entry>,
+    pub(super) entries: Entries,
+    /// Held permits from this name on are not listed in [`Ctx::leases`]: most are given back before they are due.
+    pub(super) young_from: Seq,
     /// Those that wait in the store's ledger, by ticket. A ticket is used twice if the store has forgotten one who waits,
     /// and its clock was stepped back.
     pub(super) queue: BTreeSet<(i64, Seq)>,
@@ -69,8 +72,8 @@ pub(super) struct Work {
 /// When to look after a line, and why.
 #[derive(Default)]
 pub(super) struct Timers {
-    /// The next lease is due to be renewed, or over.
-    pub(super) lease: Option<Instant>,
+    /// The first of the permits that are not listed is due to be looked after.
+    pub(super) young: Option<Instant>,
     /// The line has to be asked how far it is.
     pub(super) poll: Option<Instant>,
     /// The next lease in the ledger ends, and its slot goes to the line.
@@ -115,7 +118,8 @@ impl Line {
             ledger,
             limit,
             own_max: None,
-            entries: BTreeMap::new(),
+            entries: Entries::default(),
+            young_from: 0,
             queue: BTreeSet::new(),
             work: Work::default(),
             later: Vec::new(),
@@ -303,14 +307,14 @@ impl Line {
 
     pub(super) fn next_due(&self) -> Option<Instant> {
         let Timers {
-            lease,
+            young,
             poll,
             handover,
             release,
             roll_call,
             pool,
         } = self.timers;
-        [lease, poll, handover, release, roll_call, pool]
+        [young, poll, handover, release, roll_call, pool]
             .into_iter()
             .flatten()
             .min()

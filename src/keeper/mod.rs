@@ -13,7 +13,7 @@
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
 //! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
 //! | `rates` | what a claim is charged |
-//! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
+//! | `entry`, `entries`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `draft`, `send` | collect the work of many lines, and claims, into one exchange (group commit) |
 //! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
@@ -40,6 +40,7 @@ mod ctx;
 mod demand;
 mod draft;
 mod driver;
+mod entries;
 mod entry;
 mod keepers;
 mod lease;
@@ -92,8 +93,8 @@ const MAX_NAMES: usize = 1_000;
 const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
 /// Refunds in one exchange: about a millisecond.
 const MAX_REFUNDS: usize = 200;
-/// Ledgers in one exchange.
-const MAX_BATCHES: usize = 256;
+/// Ledgers in one exchange: about a millisecond.
+const MAX_BATCHES: usize = 64;
 /// Lines of this process's own ledgers that are kept although they are idle: about 3 KiB each.
 const MAX_SPARED: usize = 64;
 

@@ -62,6 +62,7 @@ impl Line {
                 entry.not_after_us = entry.not_after_us.max(not_after_us);
                 ctx.moved.extend(entry.claim);
             }
+            self.look_after(ctx, *seq);
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             let Some(entry) = self.entries.get_mut(seq) else {
@@ -72,9 +73,7 @@ impl Line {
                 _ if !entry.wanted => self.give_up(ctx, *seq),
                 State::Held { .. } if fate == Fate::Unknown => self.renew(*seq),
                 State::Held { .. } => {
-                    let renew_at = Some(now + pause);
-                    entry.state = State::Held { renew_at };
-                    self.timers.lease = earliest(self.timers.lease, renew_at);
+                    self.look_at(ctx, *seq, now + pause);
                 }
                 _ => {}
             }
@@ -95,7 +94,7 @@ impl Line {
                 State::Asking(_) | State::Checking => {
                     self.decide_without_store(ctx, *seq, fate == Fate::Refused)
                 }
-                _ => self.look_after(*seq),
+                _ => self.look_after(ctx, *seq),
             }
         }
         for seq in again.into_iter().rev() {
@@ -138,7 +137,7 @@ impl Line {
             State::Checking if fate != Fate::Unknown => {
                 self.decide_without_store(ctx, seq, fate == Fate::Refused);
             }
-            _ => self.look_after(seq),
+            _ => self.look_after(ctx, seq),
         }
     }
 

@@ -4,19 +4,23 @@ use tokio::time::Instant;
 
 use super::{
     Core, Ctx,
-    entry::State,
+    entry::{Entry, State},
     line::{Line, earliest},
     outage::Breaker,
 };
 use crate::{error::AcquireErrorKind, ledger::Seq};
 
-/// Leases due within this part of a lease are renewed together.
-const RENEW_TOGETHER: u32 = 20;
+/// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
+/// than to renew one more permit of it.
+const TOGETHER: u32 = 20;
+/// So many of its permits are looked at for that.
+const COMPANIONS: usize = 128;
 
 impl Core {
     /// When to call [`on_time`](Self::on_time) next.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let line = self.due.first().map(|(at, _)| *at);
+        let lease = self.ctx.leases.first().map(|(at, ..)| *at);
         let expiry = self.ctx.expiries.first().map(|(at, ..)| *at);
         let sleeper = self.sleepers.first_key_value().map(|((at, _), _)| *at);
         let probe = match self.breaker {
@@ -24,7 +28,7 @@ impl Core {
             _ => None,
         };
         let bound = self.bounded.next_due();
-        let due = [line, expiry, sleeper, bound, probe];
+        let due = [line, lease, expiry, sleeper, bound, probe];
         due.into_iter().flatten().min()
     }
 
@@ -45,14 +49,36 @@ impl Core {
             self.lines[index].on_time(&mut self.ctx, now);
             self.settle(index);
         }
+        self.look_after_leases(now);
+    }
+
+    /// Those that are due, line by line.
+    fn look_after_leases(&mut self, now: Instant) {
+        let mut due = Vec::new();
+        while let Some(&(at, index, seq)) = self.ctx.leases.first()
+            && at <= now
+        {
+            self.ctx.leases.pop_first();
+            due.push((index, seq));
+        }
+        due.sort_unstable();
+        for of_a_line in due.chunk_by(|one, other| one.0 == other.0) {
+            let index = of_a_line[0].0;
+            let seqs = of_a_line.iter().map(|(_, seq)| *seq);
+            // What becomes of a claim may have emptied it.
+            if let Some(line) = self.lines.get_mut(index) {
+                line.look_after_leases(&mut self.ctx, seqs, now);
+                self.settle(index);
+            }
+        }
     }
 }
 
 impl Line {
     fn on_time(&mut self, ctx: &mut Ctx, now: Instant) {
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
-        if due(&mut self.timers.lease) {
-            self.look_after_leases(ctx, now);
+        if due(&mut self.timers.young) {
+            self.list_young(ctx);
         }
         if due(&mut self.timers.roll_call) {
             self.call_roll();
@@ -67,49 +93,84 @@ impl Line {
         }
     }
 
-    /// Nothing is asked of a permit while an answer about it is awaited. There is one now, or there will be none.
-    pub(super) fn look_after(&mut self, seq: Seq) {
-        if let Some(State::Held { renew_at }) = self.entries.get(&seq).map(|entry| entry.state) {
-            self.timers.lease = earliest(self.timers.lease, renew_at);
+    /// A held permit is looked after then.
+    pub(super) fn look_at(&mut self, ctx: &mut Ctx, seq: Seq, at: Instant) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && let State::Held { look_at } = &mut entry.state
+        {
+            let (line, old) = (entry.lease.line, look_at.replace(at));
+            if seq < self.young_from
+                && let Some(old) = old
+            {
+                ctx.leases.remove(&(old, line, seq));
+            }
+            self.list(ctx, line, seq, at);
         }
     }
 
-    /// Renews what is due, ends what is over, and sets the timer for the rest.
-    fn look_after_leases(&mut self, ctx: &mut Ctx, now: Instant) {
-        let soon = now + ctx.settings.lease / RENEW_TOGETHER;
-        let (mut over, mut renew, mut next) = (Vec::new(), Vec::new(), None);
-        for (seq, entry) in &self.entries {
-            let State::Held {
-                renew_at: Some(renew_at),
-            } = entry.state
-            else {
-                continue;
-            };
-            // What is not wanted, or will be told by an answer, is no concern of this.
-            if !entry.wanted || (entry.open && !entry.taken) {
-                continue;
-            }
-            let deadline = entry.lease.deadline();
-            if entry.lease.is_over(now) {
-                over.push(*seq);
-            } else if entry.renewing || entry.open {
-                next = earliest(next, deadline);
-            } else if renew_at <= soon {
-                renew.push(*seq);
-                next = earliest(next, deadline);
-            } else {
-                next = earliest(next, Some(renew_at));
+    /// Sees to it that a held permit is looked after. Those that came lately share a timer: to list each of them would
+    /// cost as much as the rest of a short life.
+    pub(super) fn list(&mut self, ctx: &mut Ctx, line: usize, seq: Seq, at: Instant) {
+        if seq < self.young_from {
+            ctx.leases.insert((at, line, seq));
+        } else {
+            self.timers.young = earliest(self.timers.young, Some(at));
+        }
+    }
+
+    fn list_young(&mut self, ctx: &mut Ctx) {
+        for (seq, entry) in self.entries.since(self.young_from) {
+            if let State::Held { look_at: Some(at) } = entry.state {
+                ctx.leases.insert((at, entry.lease.line, *seq));
             }
         }
-        if !over.is_empty() {
-            tracing::warn!(
-                limit = self.limit.name(),
-                count = over.len(),
-                "permits were lost: not renewed in time"
-            );
+        self.young_from = ctx.last_seq + 1;
+    }
+
+    /// Nothing is asked of a permit while an answer about it is awaited. There is one now, or there will be none.
+    pub(super) fn look_after(&mut self, ctx: &mut Ctx, seq: Seq) {
+        let state = self.entries.get(&seq).map(|entry| entry.state);
+        if let Some(State::Held { look_at: Some(_) }) = state {
+            self.look_at(ctx, seq, ctx.now);
         }
-        over.into_iter().for_each(|seq| self.lose(ctx, seq));
-        renew.into_iter().for_each(|seq| self.renew(seq));
-        self.timers.lease = next;
+    }
+
+    /// Renews these, or ends them if they are over; and with them others that are due before long.
+    fn look_after_leases(&mut self, ctx: &mut Ctx, due: impl Iterator<Item = Seq>, now: Instant) {
+        let before = ctx.counts.lost;
+        due.for_each(|seq| self.look_after_lease(ctx, seq, now));
+        let soon = now + ctx.settings.lease / TOGETHER;
+        let is_due =
+            |entry: &Entry| matches!(entry.state, State::Held { look_at: Some(at) } if at <= soon);
+        let companions = self.entries.iter().take(COMPANIONS);
+        let companions = companions.filter(|(_, entry)| is_due(entry));
+        for seq in companions.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            self.look_after_lease(ctx, seq, now);
+        }
+        let count = ctx.counts.lost - before;
+        if count > 0 {
+            let limit = self.limit.name();
+            tracing::warn!(limit, count, "permits were lost: not renewed in time");
+        }
+    }
+
+    fn look_after_lease(&mut self, ctx: &mut Ctx, seq: Seq, now: Instant) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        // What is not wanted, or will be told by an answer, is no concern of this.
+        if !entry.wanted || (entry.open && !entry.taken) {
+            return;
+        }
+        if entry.lease.is_over(now) {
+            return self.lose(ctx, seq);
+        }
+        // One without a deadline was admitted without the store, which is being told of it.
+        let deadline = entry.lease.deadline();
+        let deadline = deadline.unwrap_or(now + ctx.settings.lease);
+        if !entry.open {
+            self.renew(seq);
+        }
+        self.look_at(ctx, seq, deadline);
     }
 }

@@ -1,0 +1,91 @@
+//! Who is renewed when, and with whom.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{Asked, Demand, LEASE, Lease, Leg, World, lasts};
+use crate::{key::Key, ledger::Seq, limit::Limit};
+
+const KEYS: u64 = 1_000;
+
+/// A permit for each key, all at once.
+fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
+    let now = world.local();
+    let mut submit = |key: u64| {
+        let leg = Leg {
+            limit: 0,
+            key: Key::from(key),
+            wait: Duration::ZERO,
+            max: None,
+            cost: 1,
+        };
+        match world.keepers[0]
+            .submit(Demand::One(leg), now)
+            .expect("open")
+        {
+            Asked::Slot(lease) => lease,
+            Asked::Claim(id) => panic!("{id} is a claim"),
+        }
+    };
+    let leases: Vec<_> = (0..keys).map(&mut submit).collect();
+    world.settle();
+    for lease in &leases {
+        assert!(super::held(world.collect(0, lease)));
+    }
+    leases
+}
+
+/// Lets time pass as the driver does, and notes which names each exchange renews.
+fn run(world: &mut World, time: Duration) -> Vec<Vec<Seq>> {
+    let (end, mut renewed) = (world.now + time, Vec::new());
+    loop {
+        let due = world.keepers[0].next_due().expect("renewals");
+        let rest = due.saturating_duration_since(world.local());
+        if world.now + rest > end {
+            return renewed;
+        }
+        world.pass(rest);
+        let now = world.local();
+        while let Some(sent) = world.keepers[0].next_exchange(now) {
+            let batches = sent.exchange.batches.iter();
+            renewed.push(batches.flat_map(|batch| batch.renew.clone()).collect());
+            let reply = world.run(&sent);
+            world.answer(0, &sent, reply);
+        }
+    }
+}
+
+/// Those of many lines share exchanges, and the exchanges are spread over the time.
+#[test]
+fn renewals_of_many_keys_share_exchanges_and_are_spread() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let leases = hold(&mut world, KEYS);
+    // They began at one moment. Jitter has had some rounds to spread them.
+    run(&mut world, 10 * LEASE);
+    let renewed = run(&mut world, LEASE);
+    // 1,000 moments to a lease.
+    assert!(renewed.len() <= 1_000, "{}", renewed.len());
+    let mut times: BTreeMap<Seq, u32> = BTreeMap::new();
+    renewed
+        .iter()
+        .flatten()
+        .for_each(|seq| *times.entry(*seq).or_default() += 1);
+    assert_eq!(times.len() as u64, KEYS);
+    assert!(
+        times.values().all(|times| (3..=4).contains(times)),
+        "{times:?}"
+    );
+    let longest = renewed.iter().map(Vec::len).max();
+    assert!(longest <= Some(50), "{longest:?} at once");
+    assert!(leases.iter().all(|lease| lasts(&world, lease) > LEASE / 2));
+}
+
+/// Permits under one key go along with each other: a batch of two costs little more than one of one.
+#[test]
+fn permits_of_one_key_are_renewed_together() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let _first = hold(&mut world, 1);
+    world.pass(LEASE / 100);
+    let _second = hold(&mut world, 1);
+    let renewed = run(&mut world, LEASE);
+    assert!(renewed.iter().all(|names| names.len() == 2), "{renewed:?}");
+}
