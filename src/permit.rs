@@ -1,6 +1,10 @@
 //! A permit: one slot, held until it is dropped.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -24,8 +28,7 @@ use crate::{
 /// lost permit stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
-    keepers: Arc<Keepers>,
-    leases: Leases,
+    share: Share,
     waited: Duration,
     place: u32,
     passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
@@ -47,8 +50,7 @@ impl Permit {
             ..
         } = taken;
         Self {
-            keepers,
-            leases,
+            share: Share { keepers, leases },
             waited,
             place,
             passed,
@@ -56,44 +58,14 @@ impl Permit {
         }
     }
 
-    /// What tells of a loss without holding the slots.
-    pub(crate) fn leases(&self) -> &Leases {
-        &self.leases
-    }
-
-    /// How its limits stood when it was given, if that was asked for.
-    pub(crate) fn quotas(&self) -> &[Quota] {
-        &self.quotas
+    /// What keeps its slots, and how its limits stood when it was given, if that was asked for.
+    pub(crate) fn into_share(self) -> (Share, Vec<Quota>) {
+        (self.share, self.quotas)
     }
 
     /// Limits that would have refused it, and only look on.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         &self.passed
-    }
-
-    /// Has the permit taken back when it is over.
-    pub(crate) fn bound(&self, bounds: Bounds) {
-        self.keepers.bound(&self.leases, bounds);
-    }
-
-    /// As [`Lease::set_unread`].
-    pub(crate) fn set_unread(&self, since: Option<Instant>) {
-        self.leases.set_unread(since);
-    }
-
-    /// Whether the permit is over, and why.
-    pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        self.leases.over()
-    }
-
-    /// Completes when the permit is over for a reason that `counts`.
-    pub(crate) async fn ended(&self, counts: impl Fn(LostErrorKind) -> bool) -> LostErrorKind {
-        self.leases.ended(|| self.attend(), counts).await
-    }
-
-    /// Sees to it that the leases are looked after.
-    pub(crate) fn attend(&self) {
-        self.keepers.attend(&self.leases);
     }
 
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
@@ -103,18 +75,19 @@ impl Permit {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        self.ended(|_| true).await;
+        self.share.ended(|_| true).await;
     }
 
     /// Whether the permit is lost. Once over, it stays over.
     pub fn is_lost(&self) -> bool {
-        self.leases.is_lost()
+        self.share.is_lost()
     }
 
     /// Until when the permit is certainly held, unless it is renewed before; `None` if it needs no renewal (in memory,
     /// or admitted while the store was down), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
-        let deadlines = self.leases.all().iter().map(|lease| lease.deadline());
+        let leases = self.share.leases.all();
+        let deadlines = leases.iter().map(|lease| lease.deadline());
         let earliest = deadlines.flatten().min();
         earliest.filter(|_| !self.is_lost())
     }
@@ -130,14 +103,6 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        if !self.leases.end() {
-            self.keepers.release(&self.leases);
-        }
-    }
-}
-
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
@@ -145,5 +110,95 @@ impl fmt::Debug for Permit {
             .field("place", &self.place)
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
+    }
+}
+
+/// Keeps the slots of a permit, alone or with others. When the last is dropped they are given back.
+pub(crate) struct Share {
+    keepers: Arc<Keepers>,
+    leases: Leases,
+}
+
+impl Share {
+    /// The same slots, without keeping them.
+    pub(crate) fn downgrade(&self) -> WeakShare {
+        WeakShare {
+            keepers: Arc::downgrade(&self.keepers),
+            leases: self.leases.clone(),
+        }
+    }
+
+    /// Has the slots taken back when they are over.
+    pub(crate) fn bound(&self, bounds: Bounds) {
+        self.keepers.bound(&self.leases, bounds);
+    }
+
+    /// As [`Lease::set_unread`](crate::keeper::Lease::set_unread).
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        self.leases.set_unread(since);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.leases.is_lost()
+    }
+
+    /// Whether a slot is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        self.leases.over()
+    }
+
+    /// Completes when a slot is over for a reason that `counts`.
+    pub(crate) async fn ended(&self, counts: impl Fn(LostErrorKind) -> bool) -> LostErrorKind {
+        let attend = || self.keepers.attend(&self.leases);
+        self.leases.ended(attend, counts).await
+    }
+}
+
+impl Clone for Share {
+    fn clone(&self) -> Self {
+        let joined = self.leases.join();
+        debug_assert!(joined, "this one keeps them");
+        Self {
+            keepers: self.keepers.clone(),
+            leases: self.leases.clone(),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.leases.leave() && !self.leases.end() {
+            self.keepers.release(&self.leases);
+        }
+    }
+}
+
+/// Knows of slots that others keep.
+#[derive(Clone)]
+pub(crate) struct WeakShare {
+    keepers: Weak<Keepers>,
+    leases: Leases,
+}
+
+impl WeakShare {
+    /// Keeps the slots too, unless they were given back.
+    pub(crate) fn upgrade(&self) -> Option<Share> {
+        let keepers = self.keepers.upgrade()?;
+        let leases = self.leases.clone();
+        leases.join().then(|| Share { keepers, leases })
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.leases.is_lost()
+    }
+
+    /// Completes when a slot is lost. If they are given back first, never.
+    pub(crate) async fn lost(&self) {
+        let attend = || {
+            if let Some(share) = self.upgrade() {
+                share.keepers.attend(&share.leases);
+            }
+        };
+        self.leases.ended(attend, |_| true).await;
     }
 }

@@ -152,7 +152,7 @@ impl Core {
             }
         }
         Some(Ok(Taken {
-            leases: Leases::Many(claim.legs.into()),
+            leases: Leases::many(claim.legs),
             waited,
             place,
             passed: claim.passed,

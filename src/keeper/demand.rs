@@ -5,7 +5,11 @@ use std::{future::pending, slice, sync::Arc, time::Duration};
 use futures_util::future::select_all;
 use tokio::time::Instant;
 
-use super::{Lease, lease::Tenure, rates::Fee};
+use super::{
+    Lease,
+    lease::{Owners, Tenure},
+    rates::Fee,
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
@@ -68,7 +72,7 @@ impl Taken {
     /// Both, as one after the other.
     pub(super) fn and(mut self, mut next: Self) -> Self {
         let leases = self.leases.all().iter().chain(next.leases.all());
-        self.leases = Leases::Many(leases.cloned().collect());
+        self.leases = Leases::many(leases.cloned().collect());
         self.waited += next.waited;
         self.place = self.place.max(next.place);
         self.passed.append(&mut next.passed);
@@ -77,25 +81,52 @@ impl Taken {
     }
 }
 
-/// The slots of a permit.
+/// The slots of a permit. A clone does not keep them: those who do are counted.
 #[derive(Clone)]
 pub(crate) enum Leases {
     One(Tenure),
     /// These are not used again: who watches them may do so for ever.
-    Many(Arc<[Arc<Lease>]>),
+    Many(Arc<Together>),
+}
+
+/// Several slots, or none, that are kept together.
+pub(crate) struct Together {
+    leases: Vec<Arc<Lease>>,
+    owners: Owners,
 }
 
 impl Default for Leases {
     fn default() -> Self {
-        Self::Many(Arc::default())
+        Self::many(Vec::new())
     }
 }
 
 impl Leases {
+    pub(super) fn many(leases: Vec<Arc<Lease>>) -> Self {
+        let owners = Owners::one();
+        Self::Many(Arc::new(Together { leases, owners }))
+    }
+
     pub(crate) fn all(&self) -> &[Arc<Lease>] {
         match self {
             Self::One(tenure) => slice::from_ref(tenure.lease()),
-            Self::Many(leases) => leases,
+            Self::Many(together) => &together.leases,
+        }
+    }
+
+    /// One more keeps them, if anybody does.
+    pub(crate) fn join(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.join(),
+            Self::Many(together) => together.owners.join(0),
+        }
+    }
+
+    /// One less does. Whether it was the last, who has to give them back.
+    pub(crate) fn leave(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.leave(),
+            Self::Many(together) => together.owners.leave(),
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Tenure {
 impl Tenure {
     /// Of the permit that has it now.
     pub(super) fn of(lease: Arc<Lease>) -> Self {
-        let number = lease.tenure.load(Ordering::Acquire);
+        let number = lease.owners.number();
         Self { lease, number }
     }
 
@@ -45,7 +45,17 @@ impl Tenure {
 
     /// Whether the permit was not given back yet, or its lease not used again.
     pub(super) fn lasts(&self) -> bool {
-        self.lease.tenure.load(Ordering::Acquire) == self.number
+        self.lease.owners.number() == self.number
+    }
+
+    /// One more keeps the permit, if anybody does.
+    pub(super) fn join(&self) -> bool {
+        self.lease.owners.join(self.number)
+    }
+
+    /// One less does. Whether it was the last.
+    pub(super) fn leave(&self) -> bool {
+        self.lease.owners.leave()
     }
 
     /// The permit is dropped. Whether that is all there is to do: its slot waits for the next one.
@@ -70,8 +80,7 @@ pub(crate) struct Lease {
     unread_us: AtomicU64,
     /// Where it may wait for its next permit.
     pool: Option<Arc<Pool>>,
-    /// How many permits it has served.
-    tenure: AtomicU64,
+    owners: Owners,
     /// When the latest of them began, as `until_us`.
     tenure_us: AtomicU64,
     /// Whether it may go to the pool behind the keeper's back.
@@ -96,7 +105,7 @@ impl Lease {
             until_us: AtomicU64::new(FOREVER),
             unread_us: AtomicU64::new(READ),
             pool,
-            tenure: AtomicU64::new(0),
+            owners: Owners::one(),
             tenure_us: AtomicU64::new(EARLIEST),
             reusable: AtomicBool::new(false),
             told: Notify::new(),
@@ -110,7 +119,7 @@ impl Lease {
     /// Returns how long it lasted. Whoever watched the permit that had it sees no more of it.
     pub(super) fn end_tenure(&self, now: Instant) -> Duration {
         self.set_unread(None);
-        self.tenure.fetch_add(1, Ordering::AcqRel);
+        self.owners.next();
         self.tenure_lasts(now)
     }
 
@@ -122,7 +131,7 @@ impl Lease {
     /// Whether it serves another permit than its first one.
     #[cfg(test)]
     pub(super) fn is_reused(&self) -> bool {
-        self.tenure.load(Ordering::Relaxed) > 0
+        self.owners.number() > 0
     }
 
     pub(super) fn is_reusable(&self) -> bool {
@@ -276,5 +285,46 @@ impl Lease {
     /// So that no time is taken for the end.
     fn us(&self, at: Instant) -> u64 {
         (at.saturating_duration_since(self.epoch).as_micros() as u64).max(EARLIEST)
+    }
+}
+
+/// How many keep a permit, and which it is of those that its lease serves. Once nobody keeps it, nobody can again.
+pub(super) struct Owners(AtomicU64);
+
+/// The owners are counted in the lower bits, the permits in the others.
+const PERMIT: u64 = 1 << 24;
+
+impl Owners {
+    /// The first permit has one.
+    pub(super) fn one() -> Self {
+        Self(AtomicU64::new(1))
+    }
+
+    /// How many permits there were before this one.
+    pub(super) fn number(&self) -> u64 {
+        self.0.load(Ordering::Acquire) / PERMIT
+    }
+
+    /// One more, if the permit is still this one and somebody keeps it.
+    pub(super) fn join(&self, number: u64) -> bool {
+        let one_more = |now: u64| {
+            let is_kept = now / PERMIT == number && !now.is_multiple_of(PERMIT);
+            is_kept.then_some(now + 1)
+        };
+        let joined = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
+        joined.is_ok()
+    }
+
+    /// One less. Whether it was the last.
+    pub(super) fn leave(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) % PERMIT == 1
+    }
+
+    /// The next permit has one. Nobody keeps the last one, or knows of it.
+    fn next(&self) {
+        let next = (self.number() + 1) * PERMIT + 1;
+        self.0.store(next, Ordering::Release);
     }
 }

@@ -300,7 +300,7 @@ impl Line {
                 ctx.note_pass(self.key.0, kind);
                 self.give_up(ctx, lease.seq());
                 let passed = vec![(self.limit.clone(), kind)];
-                Some(Ok(taken(Leases::Many(Arc::default()), passed)))
+                Some(Ok(taken(Leases::default(), passed)))
             }
             _ => {
                 if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {

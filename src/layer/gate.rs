@@ -136,15 +136,15 @@ impl Gate {
         for (limit, kind) in permit.passed() {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
-        let permit = Arc::new(permit);
+        let (share, quotas) = permit.into_share();
         let extensions = request.extensions_mut();
         let outer = extensions.remove::<Slot>();
-        extensions.insert(Slot::new(&permit, outer));
+        extensions.insert(Slot::new(&share, outer));
         if !self.bounds.is_none() {
-            permit.bound(self.bounds);
+            share.bound(self.bounds);
         }
         let ends = self.may_end_early().then(|| self.clone());
-        Guard::new(permit, ends)
+        Guard::new(share, quotas, ends)
     }
 
     /// Whether a response may have to end with its slot.

@@ -10,13 +10,15 @@ use std::{
 use tokio::time::Instant;
 
 use super::gate::Gate;
-use crate::{error::LostErrorKind, permit::Permit, status::Quota};
+use crate::{error::LostErrorKind, permit::Share, status::Quota};
 
 /// Holds the slot of a response in progress: first in the future, then in the body. Empty once the slot was given
 /// back, and for a request without a limit.
 #[derive(Default)]
 pub(super) struct Guard {
-    permit: Option<Arc<Permit>>,
+    share: Option<Share>,
+    /// How the request's limits stood when it was let in, if that was asked for.
+    quotas: Vec<Quota>,
     /// The gate, if the end of the slot may end the response.
     gate: Option<Arc<Gate>>,
     /// Wakes the response when its slot is over. Made when the response first has to wait.
@@ -26,17 +28,17 @@ pub(super) struct Guard {
 type Over = Pin<Box<dyn Future<Output = LostErrorKind> + Send + Sync>>;
 
 impl Guard {
-    pub(super) fn new(permit: Arc<Permit>, gate: Option<Arc<Gate>>) -> Self {
+    pub(super) fn new(share: Share, quotas: Vec<Quota>, gate: Option<Arc<Gate>>) -> Self {
         Self {
-            permit: Some(permit),
+            share: Some(share),
+            quotas,
             gate,
             over: None,
         }
     }
 
-    /// How the request's limits stood when it was let in, if that was asked for.
     pub(super) fn quotas(&self) -> &[Quota] {
-        self.permit.as_ref().map_or(&[], |permit| permit.quotas())
+        &self.quotas
     }
 
     /// Gives the slot back, unless somebody else holds it too.
@@ -50,26 +52,26 @@ impl Guard {
         cx: &mut Context<'_>,
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Result<T, LostErrorKind>> {
-        let (Some(permit), Some(gate)) = (&self.permit, &self.gate) else {
+        let (Some(share), Some(gate)) = (&self.share, &self.gate) else {
             return poll(cx).map(Ok);
         };
         let idles = gate.bounds.idle.is_some();
         if idles {
-            permit.set_unread(None);
+            share.set_unread(None);
         }
         // This asks the clock, so it is right even when nothing in this process ran for a while.
-        let kind = match permit.over().filter(|kind| gate.ends(*kind)) {
+        let kind = match share.over().filter(|kind| gate.ends(*kind)) {
             Some(kind) => kind,
             None => {
                 if let Poll::Ready(output) = poll(cx) {
                     if idles {
-                        permit.set_unread(Some(Instant::now()));
+                        share.set_unread(Some(Instant::now()));
                     }
                     return Poll::Ready(Ok(output));
                 }
                 let over = self.over.get_or_insert_with(|| {
-                    let (permit, gate) = (permit.clone(), gate.clone());
-                    Box::pin(async move { permit.ended(|kind| gate.ends(kind)).await })
+                    let (share, gate) = (share.clone(), gate.clone());
+                    Box::pin(async move { share.ended(|kind| gate.ends(kind)).await })
                 });
                 ready!(over.as_mut().poll(cx))
             }
@@ -86,8 +88,8 @@ impl Guard {
 /// Whoever else holds the slot has no response that could lie unread.
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let (Some(permit), Some(_)) = (&self.permit, &self.gate) {
-            permit.set_unread(None);
+        if let (Some(share), Some(_)) = (&self.share, &self.gate) {
+            share.set_unread(None);
         }
     }
 }

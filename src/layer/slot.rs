@@ -1,13 +1,10 @@
 //! The slot of a request, as its handler sees it.
 
-use std::{
-    fmt, iter,
-    sync::{Arc, Weak},
-};
+use std::{fmt, iter, sync::Arc};
 
 use futures_util::future::select_all;
 
-use crate::{keeper::Leases, permit::Permit};
+use crate::permit::{Share, WeakShare};
 
 /// The slot that a request runs in, found in the request's extensions.
 ///
@@ -29,17 +26,15 @@ use crate::{keeper::Leases, permit::Permit};
 /// ```
 #[derive(Clone)]
 pub struct Slot {
-    permit: Weak<Permit>,
-    leases: Leases,
+    share: WeakShare,
     /// Of the layer around the one that made this slot.
     outer: Option<Arc<Slot>>,
 }
 
 impl Slot {
-    pub(super) fn new(permit: &Arc<Permit>, outer: Option<Slot>) -> Self {
+    pub(super) fn new(share: &Share, outer: Option<Slot>) -> Self {
         Self {
-            permit: Arc::downgrade(permit),
-            leases: permit.leases().clone(),
+            share: share.downgrade(),
             outer: outer.map(Arc::new),
         }
     }
@@ -48,15 +43,15 @@ impl Slot {
     ///
     /// Any number of holds may be taken; the slot returns when the response and all holds are gone.
     pub fn hold(&self) -> Option<Hold> {
-        let permits = self.all().map(|slot| slot.permit.upgrade());
-        permits.collect::<Option<_>>().map(Hold)
+        let shares = self.all().map(|slot| slot.share.upgrade());
+        shares.collect::<Option<_>>().map(Hold)
     }
 
     /// Whether the slot was lost while it was held: its lease has ended in the store, or a bound of the layer was
     /// reached ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and somebody else may
     /// run in its place. Once over, it stays over.
     pub fn is_lost(&self) -> bool {
-        self.all().any(|slot| slot.leases.is_lost())
+        self.all().any(|slot| slot.share.is_lost())
     }
 
     /// Completes when the slot is lost. If it is given back first, never.
@@ -65,15 +60,7 @@ impl Slot {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        let lost = self.all().map(|slot| {
-            let attend = || {
-                if let Some(permit) = slot.permit.upgrade() {
-                    permit.attend();
-                }
-            };
-            Box::pin(slot.leases.ended(attend, |_| true))
-        });
-        select_all(lost).await;
+        select_all(self.all().map(|slot| Box::pin(slot.share.lost()))).await;
     }
 
     /// This slot and those around it.
@@ -113,14 +100,13 @@ impl fmt::Debug for Slot {
 ///     })
 /// }
 /// ```
-#[derive(Debug)]
 #[must_use = "dropping a hold gives its slot back"]
-pub struct Hold(Vec<Arc<Permit>>);
+pub struct Hold(Vec<Share>);
 
 impl Hold {
     /// As [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
-        self.0.iter().any(|permit| permit.is_lost())
+        self.0.iter().any(Share::is_lost)
     }
 
     /// Completes when the slot is lost.
@@ -129,6 +115,14 @@ impl Hold {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        select_all(self.0.iter().map(|permit| Box::pin(permit.lost()))).await;
+        select_all(self.0.iter().map(|share| Box::pin(share.ended(|_| true)))).await;
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("lost", &self.is_lost())
+            .finish_non_exhaustive()
     }
 }
