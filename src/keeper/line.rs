@@ -184,7 +184,7 @@ impl Line {
     fn grow(&mut self, ctx: &mut Ctx) {
         self.work.touch |= !self.queue.is_empty();
         if self.local.is_some() {
-            self.run_here(ctx, Vec::new(), One::Nothing);
+            self.run_here(ctx, One::Nothing);
         }
     }
 

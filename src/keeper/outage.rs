@@ -231,11 +231,23 @@ impl Line {
     /// Starts a ledger in this process, with those who hold already.
     pub(super) fn keep_ledger(&mut self, ctx: &mut Ctx) {
         if self.local.is_none() {
-            self.local = Some(Box::new(Ledger::default()));
             let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
-            let adopt = held.map(|(seq, _)| *seq).collect();
-            self.run_here(ctx, adopt, One::Nothing);
+            let batch = Batch {
+                adopt: held.map(|(seq, _)| *seq).collect(),
+                ..self.batch_here(ctx)
+            };
+            let mut ledger = Box::new(Ledger::default());
+            ledger.run(&mut Call::new(&ctx.here, 0), &batch);
+            self.hear(&ledger);
+            self.local = Some(ledger);
+            self.follow_right_here(ctx);
         }
+    }
+
+    fn hear(&mut self, ledger: &Ledger) {
+        let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
+        self.heard.in_use = ledger.in_use() - idle as u32;
+        self.heard.waiting = ledger.waiting();
     }
 
     pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq) {
@@ -249,7 +261,7 @@ impl Line {
         let has_waited = !entry.wait.is_zero() && !ask.wait;
         // What comes free from now on goes by the ledger that is about to decide.
         self.recall(ctx);
-        match self.run_here(ctx, Vec::new(), One::Acquire(ask)) {
+        match self.run_here(ctx, One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
                 if let Some(entry) = self.entries.get_mut(&seq) {
@@ -267,17 +279,29 @@ impl Line {
 
     pub(super) fn release_here(&mut self, ctx: &mut Ctx, seq: Seq) {
         if self.local.is_some() {
-            self.run_here(ctx, Vec::new(), One::Release(seq));
+            self.run_here(ctx, One::Release(seq));
         }
     }
 
     /// Runs a step of this process's own ledger. Its clock stands still, so that no lease ends there.
-    pub(super) fn run_here(
-        &mut self,
-        ctx: &mut Ctx,
-        adopt: Vec<Seq>,
-        one: One,
-    ) -> Option<Standing> {
+    pub(super) fn run_here(&mut self, ctx: &mut Ctx, one: One) -> Option<Standing> {
+        let mut ledger = self.local.take()?;
+        let batch = Batch {
+            waits: matches!(one, One::Acquire(ask) if ask.wait),
+            ..self.batch_here(ctx)
+        };
+        let (promoted, standing) = ledger.run_one(&mut Call::new(&ctx.here, 0), &batch, one);
+        self.hear(&ledger);
+        self.local = Some(ledger);
+        for promotion in promoted {
+            self.admit(ctx, promotion.seq);
+        }
+        self.follow_right_here(ctx);
+        standing
+    }
+
+    /// What holds for each step of this process's own ledger.
+    fn batch_here(&self, ctx: &Ctx) -> Batch {
         let limit = match self.limit.policy() {
             // The key's own value counts here too, unless there are fewer for all keys.
             OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
@@ -287,24 +311,11 @@ impl Line {
             },
             _ => self.max(),
         };
-        let batch = Batch {
+        Batch {
             limit,
             max_waiters: self.limit.waiters(),
-            waits: matches!(one, One::Acquire(ask) if ask.wait),
-            adopt,
             ..Batch::default()
-        };
-        let ledger = self.local.as_mut()?;
-        let mut call = Call::new(&ctx.here, 0);
-        let (reply, standing) = ledger.run_one(&mut call, &batch, one);
-        let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
-        self.heard.in_use = reply.in_use - idle as u32;
-        self.heard.waiting = reply.waiting;
-        for promotion in reply.promoted {
-            self.admit(ctx, promotion.seq);
         }
-        self.follow_right_here(ctx);
-        standing
     }
 
     /// Drops releases that are not worth repeating any more.

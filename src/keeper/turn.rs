@@ -198,7 +198,7 @@ impl Core {
         let index = self.line(limit, key, now);
         let line = &mut self.lines[index];
         if line.local.is_some() {
-            line.run_here(&mut self.ctx, Vec::new(), One::Nothing);
+            line.run_here(&mut self.ctx, One::Nothing);
             // The receiver is right here.
             let _ = tell.send(line.usage());
         } else if matches!(self.breaker, Breaker::Up { .. }) {

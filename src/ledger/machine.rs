@@ -38,13 +38,11 @@ enum Place {
     Waits { ticket: i64 },
 }
 
-/// What a batch may be run with besides: see [`Ledger::run_one`].
+/// All that a batch is about: see [`Ledger::run_one`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum One {
     Nothing,
-    /// Before all other steps.
     Release(Seq),
-    /// After them.
     Acquire(Ask),
 }
 
@@ -137,30 +135,30 @@ impl Call {
 
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
         let mut reply = self.begin(call, batch);
         self.close(call, batch, &mut reply);
         reply
     }
 
-    /// Runs a batch, and one thing more, for which no list has to be made.
+    /// As [`run`](Self::run), for a batch whose lists would be empty but for this one: no list has to be made.
     pub(crate) fn run_one(
         &mut self,
         call: &mut Call,
         batch: &Batch,
         one: One,
-    ) -> (BatchReply, Option<Standing>) {
+    ) -> (Vec<Promotion>, Option<Standing>) {
         if let One::Release(seq) = one {
             self.remove(call.own(seq));
         }
-        let mut reply = self.begin(call, batch);
+        self.reap(call, batch);
+        let promoted = self.promote(call, batch);
         let standing = match one {
             One::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
             One::Nothing | One::Release(_) => None,
         };
-        self.close(call, batch, &mut reply);
-        (reply, standing)
+        self.end(call, batch);
+        (promoted, standing)
     }
 
     /// The steps that come before the claims.
@@ -182,6 +180,14 @@ impl Ledger {
 
     /// The steps that come after them: the reply tells how it is then.
     pub(super) fn close(&mut self, call: &mut Call, batch: &Batch, reply: &mut BatchReply) {
+        self.end(call, batch);
+        reply.in_use = self.in_use();
+        reply.waiting = self.waiting();
+        reply.head = self.line.keys().next().copied();
+        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first()?.0));
+    }
+
+    fn end(&mut self, call: &mut Call, batch: &Batch) {
         self.alive(call, batch);
         let refused = std::mem::take(&mut self.refused);
         if batch.reuse != Reuse::Never && (refused || !self.line.is_empty()) {
@@ -190,10 +196,14 @@ impl Ledger {
         if batch.reuse == Reuse::Keep && self.line.is_empty() && self.may_keep(batch) {
             self.keep(call);
         }
-        reply.in_use = self.holders.len() as u32;
-        reply.waiting = self.line.len() as u32;
-        reply.head = self.line.keys().next().copied();
-        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first()?.0));
+    }
+
+    pub(crate) fn in_use(&self) -> u32 {
+        self.holders.len() as u32
+    }
+
+    pub(crate) fn waiting(&self) -> u32 {
+        self.line.len() as u32
     }
 
     /// Nobody holds and nobody waits.
@@ -423,8 +433,8 @@ impl Ledger {
     }
 
     pub(super) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
-        self.remove(id);
-        self.places.insert(id, Place::Holds { until_ms });
+        let before = self.places.insert(id, Place::Holds { until_ms });
+        self.leave(before, id);
         self.holders.insert((until_ms, id));
         Standing::Held { until_ms }
     }
@@ -440,7 +450,13 @@ impl Ledger {
     }
 
     fn remove(&mut self, id: PermitId) {
-        match self.places.remove(&id) {
+        let before = self.places.remove(&id);
+        self.leave(before, id);
+    }
+
+    /// What had this place has it no longer.
+    fn leave(&mut self, place: Option<Place>, id: PermitId) {
+        match place {
             Some(Place::Holds { until_ms }) => drop(self.holders.remove(&(until_ms, id))),
             Some(Place::Waits { ticket }) => drop(self.line.remove(&ticket)),
             None => {}
