@@ -1,7 +1,8 @@
 //! Keys: which caller, tenant or route a slot is counted for.
 
 use std::{
-    fmt,
+    cmp, fmt,
+    hash::{Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -10,6 +11,8 @@ use sha2::{Digest, Sha256};
 
 /// Longer keys are kept as their digest, so that a caller cannot make this process hold megabytes.
 const MAX_RAW_LEN: usize = 64;
+/// Keys of up to this length are kept in place: addresses, numbers, short names. Longer ones are shared by their clones.
+const MAX_SHORT_LEN: usize = 22;
 
 /// Tells one caller from another under a limit.
 ///
@@ -23,13 +26,21 @@ const MAX_RAW_LEN: usize = 64;
 /// let tenant_and_region = Key::from_parts(["acme", "eu"]);
 /// assert_ne!(tenant_and_region, Key::from_parts(["ac", "meeu"]));
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-// No bytes are `None`, never an empty list.
-pub struct Key(Option<Arc<[u8]>>);
+#[derive(Clone)]
+pub struct Key(Raw);
+
+#[derive(Clone)]
+enum Raw {
+    Short { len: u8, bytes: [u8; MAX_SHORT_LEN] },
+    Long(Arc<[u8]>),
+}
 
 impl Key {
     /// The one key of a limit that all callers share.
-    pub const SHARED: Key = Key(None);
+    pub const SHARED: Key = Key(Raw::Short {
+        len: 0,
+        bytes: [0; MAX_SHORT_LEN],
+    });
 
     /// A key of several parts. The parts are kept apart: `["a", "bc"]` and `["ab", "c"]` differ.
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
@@ -60,7 +71,36 @@ impl Key {
     }
 
     fn bytes(&self) -> &[u8] {
-        self.0.as_deref().unwrap_or_default()
+        match &self.0 {
+            Raw::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Raw::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        self.bytes().cmp(other.bytes())
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes().hash(state);
     }
 }
 
@@ -72,14 +112,18 @@ impl fmt::Debug for Key {
 
 impl From<&[u8]> for Key {
     fn from(raw: &[u8]) -> Self {
-        match raw.len() {
-            0 => Self::SHARED,
-            1..=MAX_RAW_LEN => Self(Some(raw.into())),
+        let len = raw.len();
+        if len <= MAX_SHORT_LEN {
+            let mut bytes = [0; MAX_SHORT_LEN];
+            bytes[..len].copy_from_slice(raw);
+            let len = len as u8;
+            Self(Raw::Short { len, bytes })
+        } else if len <= MAX_RAW_LEN {
+            Self(Raw::Long(raw.into()))
+        } else {
             // Longer than any raw key, so the two kinds never meet.
-            _ => {
-                let digest = format!("sha256:{:064x}", Sha256::digest(raw));
-                Self(Some(digest.as_bytes().into()))
-            }
+            let digest = format!("sha256:{:064x}", Sha256::digest(raw));
+            Self(Raw::Long(digest.as_bytes().into()))
         }
     }
 }
@@ -159,6 +203,18 @@ mod tests {
         let long = Key::from(vec![7; 65]);
         assert!(long.bytes().len() < 80);
         assert_ne!(Key::from(long.bytes()), long);
+    }
+
+    #[test]
+    fn keys_of_all_lengths_are_equal_to_themselves_only() {
+        let keys = |fill: u8| (0..=MAX_RAW_LEN + 1).map(move |len| Key::from(vec![fill; len]));
+        let mut all: Vec<Key> = keys(0).chain(keys(1).skip(1)).collect();
+        for (key, again) in all.iter().zip(keys(0)) {
+            assert_eq!(*key, again);
+        }
+        all.sort();
+        assert_eq!(all[0], Key::SHARED);
+        assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
     }
 
     #[test]
