@@ -156,7 +156,7 @@ where
         if let Some(permit) = permit {
             grpc = gate.speaks_grpc(&request);
             guard = gate.admit(permit, &mut request);
-            (head, request) = gate.spare_head(request);
+            head = gate.spare_head(&request);
         }
         let future = service.call(request);
         Self::Running {

@@ -163,13 +163,17 @@ impl Gate {
     }
 
     /// A copy of the head for a refusal that may come when the service has taken the request.
-    pub(super) fn spare_head<Q>(&self, request: Request<Q>) -> (Option<Box<Parts>>, Request<Q>) {
+    pub(super) fn spare_head<Q>(&self, request: &Request<Q>) -> Option<Box<Parts>> {
         if !self.may_end_early() || self.refuse.is_none() {
-            return (None, request);
+            return None;
         }
-        let (head, body) = request.into_parts();
-        let spare = Some(Box::new(head.clone()));
-        (spare, Request::from_parts(head, body))
+        let (mut head, ()) = Request::new(()).into_parts();
+        head.method = request.method().clone();
+        head.uri = request.uri().clone();
+        head.version = request.version();
+        head.headers = request.headers().clone();
+        head.extensions = request.extensions().clone();
+        Some(Box::new(head))
     }
 
     /// Passes the slot on to the body, or lets go of it here.
