@@ -329,17 +329,18 @@ impl Core {
 
     /// The line of a key, made if need be. It goes when it is idle.
     pub(super) fn line(&mut self, limit: usize, key: Key, now: Instant) -> usize {
-        if let Some(index) = self.by_key.get(&(limit, key.clone())) {
+        let key = (limit, key);
+        if let Some(index) = self.by_key.get(&key) {
             return *index;
         }
         let rules = self.limits[limit].clone();
         let ledger: Arc<str> = match self.ctx.shared {
-            true => self.ctx.settings.ledger_name(&key, rules.name()).into(),
+            true => self.ctx.settings.ledger_name(&key.1, rules.name()).into(),
             false => Arc::default(),
         };
-        let line = Line::new((limit, key.clone()), ledger.clone(), rules, now);
+        let line = Line::new(key.clone(), ledger.clone(), rules, now);
         let index = self.lines.insert(Box::new(line));
-        self.by_key.insert((limit, key), index);
+        self.by_key.insert(key, index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger, index);
         } else {
@@ -411,7 +412,7 @@ impl Core {
 
     /// Takes the claims further of which a leg was decided on. What they do may move others.
     fn advance_moved(&mut self) {
-        if !std::mem::replace(&mut self.advancing, true) {
+        if !self.ctx.moved.is_empty() && !std::mem::replace(&mut self.advancing, true) {
             while let Some(id) = self.ctx.moved.pop_first() {
                 self.advance(id);
             }

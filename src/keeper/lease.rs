@@ -195,14 +195,12 @@ impl Lease {
 
     /// It is given back: unless it was over by then, it is never lost any more.
     pub(super) fn return_at(&self, now: Instant) {
-        let now = self.us(now);
         let returned = |until| match until {
-            ..EARLIEST => None,
-            FOREVER => Some(FOREVER),
-            until if now >= until => Some(LOST),
+            ..EARLIEST | FOREVER => None,
+            until if self.us(now) >= until => Some(LOST),
             _ => Some(FOREVER),
         };
-        // `None` leaves it as it is: lost.
+        // `None` leaves it as it is.
         let _ = self
             .until_us
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, returned);

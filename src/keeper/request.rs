@@ -71,6 +71,14 @@ impl Request {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
+        if self.legs.is_empty() {
+            let taken = self.step.poll(self.tells, cx);
+            return taken.map_ok(|(taken, quotas)| self.granted(taken, quotas));
+        }
+        self.poll_legs(cx)
+    }
+
+    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         loop {
             let outcome = ready!(self.step.poll(self.tells, cx));
             let before = mem::take(&mut self.taken).map(|before| *before);
@@ -86,19 +94,20 @@ impl Request {
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
             let Some(left) = self.left.checked_sub(1) else {
-                let keepers = self.keepers.clone();
-                if !self.legs.is_empty() {
-                    keepers.note_admissions(&self.legs, &taken);
-                }
-                return Poll::Ready(Ok(Granted {
-                    keepers,
-                    taken,
-                    quotas,
-                }));
+                self.keepers.note_admissions(&self.legs, &taken);
+                return Poll::Ready(Ok(self.granted(taken, quotas)));
             };
             self.step = self.keepers.step(&self.legs[left]);
             self.left = left;
             self.taken = Some(Box::new((taken, quotas)));
+        }
+    }
+
+    fn granted(&self, taken: Taken, quotas: Vec<Quota>) -> Granted {
+        Granted {
+            keepers: self.keepers.clone(),
+            taken,
+            quotas,
         }
     }
 

@@ -224,6 +224,18 @@ impl Shared {
         self.with_driver(|core, _, now| step(core, now))
     }
 
+    /// As [`with`](Self::with). Tells also whether the driver is needed and not there.
+    pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
+        self.with_driver(|core, driver, now| {
+            let result = step(core, now);
+            (result, self.needs_driver(core, *driver))
+        })
+    }
+
+    fn needs_driver(&self, core: &Core, driver: Driver) -> bool {
+        driver == Driver::Absent && (self.store.is_some() || core.next_due().is_some())
+    }
+
     fn with_driver<R>(&self, step: impl FnOnce(&mut Core, &mut Driver, Instant) -> R) -> R {
         let now = Instant::now();
         let mut locked = self.lock();
@@ -247,8 +259,7 @@ impl Shared {
     /// Starts the driver if it is needed and not there. Its runtime may have gone since it was last used.
     pub(crate) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
         let mut locked = self.lock();
-        let needed = self.store.is_some() || locked.core.next_due().is_some();
-        if !needed || locked.driver != Driver::Absent {
+        if !self.needs_driver(&locked.core, locked.driver) {
             return Ok(());
         }
         let runtime = match &self.runtime {

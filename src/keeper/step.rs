@@ -51,7 +51,7 @@ impl Step {
         let Some(stage) = self.stage.take() else {
             panic!("`Acquire` polled after completion");
         };
-        let asked = shared.with(|core, now| {
+        let (asked, needs_driver) = shared.with_need(|core, now| {
             let asked = match stage {
                 Stage::New(demand) => core
                     .submit(demand, now)
@@ -71,7 +71,7 @@ impl Step {
             Ok((asked, answer, quotas))
         });
         let (asked, answer, quotas) = asked?;
-        if let Err(kind) = shared.start_driver() {
+        if needs_driver && let Err(kind) = shared.start_driver() {
             match answer {
                 Some(Ok(taken)) => shared.give_back(taken),
                 _ => shared.with(|core, now| core.cancel(&asked, now)),

@@ -140,12 +140,20 @@ impl Core {
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         let line = self.lines.get_mut(lease.line)?;
+        let taken = line.take(&mut self.ctx, lease, now);
+        if taken.is_some() {
+            // Nothing that the line is listed by has changed.
+            return taken.map(Ok);
+        }
         let held = |entry: &Entry| entry.is_held() && !entry.open;
-        if line.entries.get(&lease.seq()).is_some_and(held) && lease.is_over(now) {
+        if line.entries.get(&lease.seq()).is_some_and(held) {
             // Nobody came for it in time.
             line.lose(&mut self.ctx, lease.seq());
         }
-        let answer = line.answer(&mut self.ctx, lease, waker, now);
+        let answer = match line.take(&mut self.ctx, lease, now) {
+            Some(taken) => Some(Ok(taken)),
+            None => line.answer(&mut self.ctx, lease, waker, now),
+        };
         self.settle(lease.line);
         answer
     }
@@ -261,6 +269,31 @@ impl Core {
 }
 
 impl Line {
+    /// A slot that is held is the request's now.
+    fn take(&mut self, ctx: &mut Ctx, lease: &Arc<Lease>, now: Instant) -> Option<Taken> {
+        let seq = lease.seq();
+        let entry = self.entries.get_mut(&seq)?;
+        if !entry.is_held() || lease.is_over(now) {
+            return None;
+        }
+        entry.taken = true;
+        let waited = now.saturating_duration_since(entry.asked);
+        if !std::mem::replace(&mut entry.alone, true) {
+            ctx.history.taken(&self.ledger, seq, now);
+            lease.begin_tenure(now);
+            lease.set_reusable(entry.in_store || !ctx.shared);
+        }
+        ctx.note_admission(self.key.0, waited);
+        Some(Taken {
+            leases: Leases::One(Tenure::of(lease.clone())),
+            waited,
+            place: entry.place,
+            passed: Vec::new(),
+            fees: Vec::new(),
+        })
+    }
+
+    /// What becomes of a request that has no slot.
     fn answer(
         &mut self,
         ctx: &mut Ctx,
@@ -270,27 +303,7 @@ impl Line {
     ) -> Option<Result<Taken, AcquireError>> {
         let entry = self.entries.get_mut(&lease.seq())?;
         let (waited, place) = (now.saturating_duration_since(entry.asked), entry.place);
-        let taken = |leases, passed| Taken {
-            leases,
-            waited,
-            place,
-            passed,
-            fees: Vec::new(),
-        };
         match entry.state {
-            State::Held { .. } if !lease.is_over(now) => {
-                entry.taken = true;
-                if !std::mem::replace(&mut entry.alone, true) {
-                    ctx.history.taken(&self.ledger, lease.seq(), now);
-                    lease.begin_tenure(now);
-                    lease.set_reusable(entry.in_store || !ctx.shared);
-                }
-                ctx.note_admission(self.key.0, waited);
-                Some(Ok(taken(
-                    Leases::One(Tenure::of(lease.clone())),
-                    Vec::new(),
-                )))
-            }
             State::Refused(kind) => {
                 let error = self.error(ctx, kind, place, waited);
                 self.give_up(ctx, lease.seq());
@@ -299,8 +312,13 @@ impl Line {
             State::Passed(kind) => {
                 ctx.note_pass(self.key.0, kind);
                 self.give_up(ctx, lease.seq());
-                let passed = vec![(self.limit.clone(), kind)];
-                Some(Ok(taken(Leases::default(), passed)))
+                Some(Ok(Taken {
+                    leases: Leases::default(),
+                    waited,
+                    place,
+                    passed: vec![(self.limit.clone(), kind)],
+                    fees: Vec::new(),
+                }))
             }
             _ => {
                 if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {

@@ -102,16 +102,27 @@ impl History {
         self.tell_permit("given_up", key, seq, now);
     }
 
+    #[inline]
     fn tell_permit(&self, kind: &str, key: &str, seq: Seq, now: Instant) {
         self.tell(kind, now, |out| {
             write!(out, r#","key":"{key}","seq":{seq}"#)
         });
     }
 
+    #[inline]
     fn tell(&self, kind: &str, now: Instant, rest: impl FnOnce(&mut String) -> fmt::Result) {
-        if !self.on {
-            return;
+        if self.on {
+            self.tell_listener(kind, now, rest);
         }
+    }
+
+    #[cold]
+    fn tell_listener(
+        &self,
+        kind: &str,
+        now: Instant,
+        rest: impl FnOnce(&mut String) -> fmt::Result,
+    ) {
         let (replica, at_us) = (self.replica.text(), self.us(now));
         let mut event = format!(r#"{{"kind":"{kind}","replica":"{replica}","at_us":{at_us}"#);
         // A `String` takes everything.
