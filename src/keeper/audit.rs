@@ -10,6 +10,7 @@ use super::{
     claim::Stage,
     ctx::Counts,
     entry::{Entry, State},
+    index::Index,
     line::Line,
     outage::Breaker,
     rates::Paid,
@@ -78,7 +79,7 @@ impl Core {
             let name = line.limit.name().to_owned();
             let at = format!("line {index} ({name})");
             hold!(
-                self.by_key.get(&line.key) == Some(&index),
+                self.by_key[line.key.0].get(&line.key.1) == Some(index),
                 "{at}: lost its key"
             );
             if shared {
@@ -199,7 +200,8 @@ impl Core {
         hold!(idle == all_idle, "{all_idle} lie idle, not {idle}");
         listed.sort_unstable();
         hold!(listed == ready, "listed {listed:?}, ready {ready:?}");
-        hold!(self.by_key.len() == self.lines.len(), "keys without lines");
+        let keys: usize = self.by_key.iter().map(Index::len).sum();
+        hold!(keys == self.lines.len(), "keys without lines");
         hold!(
             !shared || self.by_ledger.len() == self.lines.len(),
             "ledgers without lines"

@@ -17,6 +17,7 @@ use super::{
     clock::StoreClock,
     ctx::{Counts, Ctx},
     demand::Taken,
+    index::{Index, leave_room},
     line::Line,
     outage::Breaker,
     part::PARTS,
@@ -32,9 +33,6 @@ use crate::{
     telemetry::{History, Meters},
 };
 
-/// Room for so many keys is kept.
-const SMALL_ROOM: usize = 1_000;
-
 /// The state machine.
 pub(crate) struct Core {
     pub(super) ctx: Ctx,
@@ -43,7 +41,8 @@ pub(crate) struct Core {
     declared: Vec<Limit>,
     /// Boxed, or to make room for more of them would take long.
     pub(super) lines: Slab<Box<Line>>,
-    pub(super) by_key: HashMap<(usize, Key), usize>,
+    /// By the limits' numbers.
+    pub(super) by_key: Vec<Index>,
     pub(super) by_ledger: HashMap<Arc<str>, usize>,
     /// Lines of this process's own ledgers that were idle lately, and may be again.
     spared: VecDeque<usize>,
@@ -112,7 +111,7 @@ impl Core {
             limits: Vec::new(),
             declared: Vec::new(),
             lines: Slab::new(),
-            by_key: HashMap::new(),
+            by_key: Vec::new(),
             by_ledger: HashMap::new(),
             spared: VecDeque::new(),
             ready: VecDeque::new(),
@@ -141,6 +140,7 @@ impl Core {
         self.limits.push(Arc::new(limit.clone()));
         self.declared.push(limit.clone());
         self.ctx.holds.push(None);
+        self.by_key.push(Index::default());
         self.ctx.meters.add(limit.name());
         Ok(self.limits.len() - 1)
     }
@@ -329,18 +329,17 @@ impl Core {
 
     /// The line of a key, made if need be. It goes when it is idle.
     pub(super) fn line(&mut self, limit: usize, key: Key, now: Instant) -> usize {
-        let key = (limit, key);
-        if let Some(index) = self.by_key.get(&key) {
-            return *index;
+        if let Some(index) = self.by_key[limit].get(&key) {
+            return index;
         }
         let rules = self.limits[limit].clone();
         let ledger: Arc<str> = match self.ctx.shared {
-            true => self.ctx.settings.ledger_name(&key.1, rules.name()).into(),
+            true => self.ctx.settings.ledger_name(&key, rules.name()).into(),
             false => Arc::default(),
         };
-        let line = Line::new(key.clone(), ledger.clone(), rules, now);
+        let line = Line::new((limit, key.clone()), ledger.clone(), rules, now);
         let index = self.lines.insert(Box::new(line));
-        self.by_key.insert(key, index);
+        self.by_key[limit].insert(key, index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger, index);
         } else {
@@ -400,14 +399,10 @@ impl Core {
     fn drop_line(&mut self, index: usize) {
         self.lines[index].recall(&mut self.ctx);
         let line = self.lines.remove(index);
-        self.by_key.remove(&line.key);
+        let (limit, key) = &line.key;
+        self.by_key[*limit].remove(key);
         self.by_ledger.remove(&line.ledger);
-        // Room for many keys is not kept when they are gone.
-        let (count, room) = (self.by_key.len(), self.by_key.capacity());
-        if room > SMALL_ROOM && count < room / 8 {
-            self.by_key.shrink_to(room / 4);
-            self.by_ledger.shrink_to(room / 4);
-        }
+        leave_room(&mut self.by_ledger);
     }
 
     /// Takes the claims further of which a leg was decided on. What they do may move others.

@@ -9,7 +9,7 @@
 //! | `keepers`, `part` | the one keeper of a limiter; in a cluster one for each part of it |
 //! | `step` | what a request asks of one keeper |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
-//! | `core`, `ctx` | the state machine: lines, and where to find the one that needs something |
+//! | `core`, `ctx`, `index` | the state machine: lines, and where to find the one that needs something |
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
 //! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
 //! | `rates` | what a claim is charged |
@@ -42,6 +42,7 @@ mod draft;
 mod driver;
 mod entries;
 mod entry;
+mod index;
 mod keepers;
 mod lease;
 mod line;

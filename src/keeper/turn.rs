@@ -44,6 +44,7 @@ impl Core {
         let index = self.line(leg.limit, leg.key, now);
         self.lines[index].set_own_max(&mut self.ctx, leg.max);
         if let Some(lease) = self.take_kept(index) {
+            self.settle(index);
             return lease;
         }
         // For a key that has no slots at all it would wait for nothing.

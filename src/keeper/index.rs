@@ -1,0 +1,56 @@
+//! Where the lines are.
+
+use std::{collections::HashMap, hash::Hash};
+
+use crate::key::Key;
+
+/// So many entries may be in a map that is never made smaller.
+const SMALL_ROOM: usize = 1_000;
+
+/// Room for many is not kept when they are gone.
+pub(super) fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    let room = map.capacity();
+    if room > SMALL_ROOM && map.len() < room / 8 {
+        map.shrink_to(room / 4);
+    }
+}
+
+/// The lines of one limit, by key.
+#[derive(Default)]
+pub(super) struct Index {
+    /// The one of the key that all share, which needs no hash to be found.
+    shared: Option<usize>,
+    /// Callers choose their keys, so the hash has to be one that they cannot foresee.
+    others: HashMap<Key, usize>,
+}
+
+impl Index {
+    pub(super) fn get(&self, key: &Key) -> Option<usize> {
+        match *key == Key::SHARED {
+            true => self.shared,
+            false => self.others.get(key).copied(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, key: Key, line: usize) {
+        match key == Key::SHARED {
+            true => self.shared = Some(line),
+            false => drop(self.others.insert(key, line)),
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        match *key == Key::SHARED {
+            true => self.shared = None,
+            false => {
+                self.others.remove(key);
+                leave_room(&mut self.others);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.others.len() + usize::from(self.shared.is_some())
+    }
+}
