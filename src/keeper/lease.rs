@@ -81,7 +81,7 @@ pub(crate) struct Lease {
     /// Where it may wait for its next permit.
     pool: Option<Arc<Pool>>,
     owners: Owners,
-    /// When the latest of them began, as `until_us`.
+    /// When the latest of its permits was given, in microseconds after `epoch`.
     tenure_us: AtomicU64,
     /// Whether it may go to the pool behind the keeper's back.
     reusable: AtomicBool,
@@ -106,14 +106,14 @@ impl Lease {
             unread_us: AtomicU64::new(READ),
             pool,
             owners: Owners::one(),
-            tenure_us: AtomicU64::new(EARLIEST),
+            tenure_us: AtomicU64::new(0),
             reusable: AtomicBool::new(false),
             told: Notify::new(),
         }
     }
 
     pub(super) fn begin_tenure(&self, now: Instant) {
-        self.tenure_us.store(self.us(now), Ordering::Relaxed);
+        self.tenure_us.store(self.since_epoch_us(now), Ordering::Relaxed);
     }
 
     /// Returns how long it lasted. Whoever watched the permit that had it sees no more of it.
@@ -125,7 +125,7 @@ impl Lease {
 
     pub(super) fn tenure_lasts(&self, now: Instant) -> Duration {
         let since_us = self.tenure_us.load(Ordering::Relaxed);
-        Duration::from_micros(self.us(now).saturating_sub(since_us))
+        Duration::from_micros(self.since_epoch_us(now).saturating_sub(since_us))
     }
 
     /// Whether it serves another permit than its first one.
@@ -282,7 +282,11 @@ impl Lease {
 
     /// So that no time is taken for the end.
     fn us(&self, at: Instant) -> u64 {
-        (at.saturating_duration_since(self.epoch).as_micros() as u64).max(EARLIEST)
+        self.since_epoch_us(at).max(EARLIEST)
+    }
+
+    fn since_epoch_us(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.epoch).as_micros() as u64
     }
 }
 
