@@ -113,7 +113,8 @@ impl Lease {
     }
 
     pub(super) fn begin_tenure(&self, now: Instant) {
-        self.tenure_us.store(self.since_epoch_us(now), Ordering::Relaxed);
+        self.tenure_us
+            .store(self.since_epoch_us(now), Ordering::Relaxed);
     }
 
     /// Returns how long it lasted. Whoever watched the permit that had it sees no more of it.
