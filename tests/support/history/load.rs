@@ -30,13 +30,21 @@ static ALL: Limit = Limit::concurrent("all", 8).wait_up_to(SECOND);
 static OPENS: Limit = Limit::rate("opens", 20, SECOND)
     .burst(5)
     .wait_up_to(Duration::from_millis(300));
-/// Streams, through the layer.
-static STREAMS: Limit = Limit::concurrent("streams", 6).on_unavailable(OnUnavailable::Allow);
+/// Streams, through the layer, on slots that are used again.
+static STREAMS: Limit = Limit::concurrent("streams", 6)
+    .on_unavailable(OnUnavailable::Allow)
+    .reuse();
+/// Short requests, likewise.
+static SHORT: Limit = Limit::concurrent("short", 6)
+    .wait_up_to(SECOND)
+    .on_unavailable(OnUnavailable::Reject)
+    .reuse();
 
 struct Client {
     rng: fastrand::Rng,
     limiter: Limiter,
     hot: Semaphore,
+    short: Semaphore,
     long_holds: u32,
     lease: Duration,
 }
@@ -48,6 +56,7 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
         let mut client = Client {
             rng: fastrand::Rng::with_seed(orders.seed ^ (number as u64) << 32),
             hot: limiter.semaphore(&HOT, Key::SHARED),
+            short: limiter.semaphore(&SHORT, Key::SHARED),
             limiter: limiter.clone(),
             long_holds: orders.long_holds,
             lease: Duration::from_millis(orders.lease_ms),
@@ -67,7 +76,12 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
 impl Client {
     async fn request(&mut self) {
         match self.rng.u32(0..10) {
-            0..4 => self.hold(self.hot.clone()).await,
+            0..3 => self.hold(self.hot.clone()).await,
+            3 => {
+                for _ in 0..self.rng.u32(1..40) {
+                    self.hold_shortly().await;
+                }
+            }
             4..7 => {
                 let caller = format!("caller {}", self.rng.u32(0..3));
                 let each = self.limiter.semaphore(&EACH, caller);
@@ -94,6 +108,18 @@ impl Client {
         };
         if let Ok(Ok(permit)) = acquired {
             self.keep(&permit).await;
+        }
+    }
+
+    async fn hold_shortly(&mut self) {
+        if let Ok(permit) = self.short.acquire().await
+            && self.rng.bool()
+        {
+            let length = Duration::from_micros(self.rng.u64(1..3_000));
+            tokio::select! {
+                () = permit.lost() => {}
+                () = sleep(length) => {}
+            }
         }
     }
 
