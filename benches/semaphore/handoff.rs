@@ -13,7 +13,7 @@ use crate::{redis_server::RedisServer, spread::Spread};
 
 const WAITERS: usize = 64;
 const HOLD: Duration = Duration::from_millis(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const ONE: Limit = line("one", 1);
 const FEW: Limit = line("few", 8);
 
@@ -56,7 +56,11 @@ pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, sli
     }
 }
 
-async fn replicas_of(server: &RedisServer, limit: &Limit, count: usize) -> Vec<Semaphore> {
+pub(crate) async fn replicas_of(
+    server: &RedisServer,
+    limit: &Limit,
+    count: usize,
+) -> Vec<Semaphore> {
     let mut replicas = Vec::new();
     for _ in 0..count {
         let limiter = Limiter::connect(&server.url()).await.expect("up");
@@ -66,7 +70,7 @@ async fn replicas_of(server: &RedisServer, limit: &Limit, count: usize) -> Vec<S
 }
 
 /// The median of some.
-async fn ping(server: &RedisServer, slice: Duration) -> Duration {
+pub(crate) async fn ping(server: &RedisServer, slice: Duration) -> Duration {
     let client = redis::Client::open(server.url()).expect("a URL");
     let config = AsyncConnectionConfig::new();
     let connection = client.get_multiplexed_async_connection_with_config(&config);
@@ -141,7 +145,7 @@ where
     tasks.join_all().await.into_iter().flatten().collect()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }

@@ -5,6 +5,7 @@
 //! cargo bench --bench semaphore              # the table: about two minutes
 //! cargo bench --bench semaphore -- 25        # the same with more rounds
 //! cargo bench --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
+//! cargo bench --bench semaphore -- sharing   # what a second process has of slots that are used again: a few seconds
 //! cargo bench --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
 //! ```
 //!
@@ -24,6 +25,7 @@ mod growth;
 mod handoff;
 #[path = "../../tests/support/redis_server.rs"]
 mod redis_server;
+mod sharing;
 mod spread;
 
 use std::{
@@ -90,6 +92,9 @@ fn main() {
     if arguments.iter().any(|argument| argument == "handoff") {
         return handoff::report(&server, &runtime, rounds, slice);
     }
+    if arguments.iter().any(|argument| argument == "sharing") {
+        return sharing::report(&server, &runtime, rounds, slice);
+    }
     if arguments.iter().any(|argument| argument == "growth") {
         return growth::report(&server, &runtime, rounds, 100_000);
     }
@@ -113,6 +118,7 @@ fn main() {
     }
     alone(&server, &runtime, rounds);
     handoff::report(&server, &runtime, rounds, slice);
+    sharing::report(&server, &runtime, rounds, slice);
     if !benching {
         growth::report(&server, &runtime, rounds, 10);
     }
