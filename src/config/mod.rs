@@ -48,6 +48,7 @@
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 a key |
+//! | | `reuse`, not of a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `on_unavailable`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `plans`: values for plans | none |

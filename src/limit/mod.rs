@@ -207,8 +207,27 @@ impl Limit {
     /// until the right ends. A request that does not wait may be refused while another process keeps a slot that it has
     /// no use for; its refusal calls that back.
     ///
-    /// This is for short requests under a limit that is rarely reached. Requests under several limits at once do not take
-    /// part.
+    /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). Requests under
+    /// several limits at once do not take part.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// static SEARCH: Limit = Limit::concurrent("search", 64).wait_up_to(Duration::from_secs(1)).reuse();
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::in_memory();
+    /// let semaphore = limiter.semaphore(&SEARCH, "acme");
+    /// for _ in 0..1_000 {
+    ///     let permit = semaphore.acquire().await?; // from the second one on it is the same slot
+    ///     drop(permit);
+    /// }
+    /// assert_eq!(limiter.status().held, 0); // what is kept is nobody's
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
