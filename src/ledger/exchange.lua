@@ -1,9 +1,9 @@
 -- One exchange of a replica with its ledgers: the same steps, in the same order, as in machine.rs.
 --
--- A ledger is a sorted set. Its scores lie in three bands:
+-- A ledger is a sorted set. Its scores lie in four bands:
 --   waiting   below 0         permit id     ticket, unique: lower goes first
 --   holding   0 .. 2^51 - 1   permit id     deadline in ms
---   alive     from 2^51 on    '@'..replica  2^51 + the time until which its waiters count as alive, in ms
+--   alive     2^51 .. 2^52-1  '@'..replica  2^51 + the time until which its waiters count as alive, in ms
 --   keeping   from 2^52 on    '~'..replica  2^52 + the time until which it may keep slots that came free, in ms
 -- A permit id is the text of its replica and the text of its number (SEQ_CHARS long).
 --
@@ -13,9 +13,9 @@
 -- KEYS   the ledgers, each once; then the states of rates, each once
 -- ARGV   CALL packed: lease_ms, promote_ms, alive_ms, not_after_us, how many ledgers, refunds and claims there are, and
 --        the replica with its length before it; behind it the prefix of the channels for wake-ups; then
---        for each ledger: LEDGER packed: limit, max_waiters, needs (1 if the replica waits here; with 2 more others that
---        keep slots are told if somebody waits, with 4 more it also wants to keep some itself), how many permits to
---        release, to renew and to adopt; behind it 1 or 0 for each permit to acquire (whether it would wait); then all
+--        for each ledger: LEDGER packed: limit, max_waiters, needs (1 if the replica waits here; and 2 if others that
+--        keep slots are to be told when somebody waits or is refused, or 4 if it also wants to keep some itself), how
+--        many permits to release, to renew and to adopt; behind it 1 or 0 for each permit to acquire (whether it would wait); then all
 --        these permits in this order;
 --        for each refund: the place of its state in KEYS, the rate's count, period_us and burst, the cost, and what
 --        the charge made of the state: us, rem, refunded_us, since_us;
@@ -25,7 +25,7 @@
 -- Reply  now_us, whether there is more to sweep (0 or 1), then for each ledger the text of its error, or a list: in
 --        use, waiting, ticket of the head (0: none), nearest deadline in ms (0: nobody holds or nobody waits), a
 --        standing for each permit renewed, adopted and acquired, the numbers of own waiters promoted. In place of the
---        list there is only how many are in use if nobody waits, nothing was adopted, and all permits renewed or
+--        list there may be only how many are in use: nobody waits then, nothing was adopted, and all permits renewed or
 --        acquired hold for a lease from now;
 --        then for each claim the text of its error, or a list: for each charge 0 (not charged), or the time from which
 --        on the rate would allow it, in us with a minus, or the time from which on it may begin, in us, and the new
@@ -35,8 +35,10 @@
 -- Tells  other replicas of their waiters promoted: 'granted_us until_ms numbers key'; or, without numbers, that somebody
 --        wants the slots that they keep
 --
--- Lua makes functions anew for each call, which takes longer than what most of them do. Most ledgers need only `short`,
--- which sees little around it; what comes behind it is made for the others.
+-- Lua makes functions anew for each call, which takes longer than what most of them do. So there are two ways. Most
+-- ledgers need only the short one, the function `short`: `release` and `acquire`, where the other steps would change
+-- nothing, since nobody waits, no lease has ended and all who come get a slot. The long one, all steps as in machine.rs,
+-- comes behind it, and is made only if a ledger of this call, a refund or a claim needs it.
 
 local CALL, LEDGER, LEDGER_CHARS = '<ddddI4I4I4I4c0', '<I4I4I4I4I4I4', 24
 local ALIVE, LAST_DEADLINE = 2251799813685248, '2251799813685247'
@@ -61,9 +63,9 @@ local stale = now_us > not_after_us
 -- once a lease.
 local ttl_ms = lease_ms + alive_ms
 
--- `release`, and if there are only leases that go on, and slots for all who come: `acquire`, and how many are in use
--- then. False if that is not all there is to do, with how many are in use if there is nothing else; nil if nobody has
--- looked.
+-- `release`; then, if the ledger has only leases that go on, and slots for all who come, `acquire`. Returns how many are
+-- in use then. For the long way, which goes on behind `release`, it returns false, and how many are in use if there are
+-- only leases that go on; or nil, if it has not looked.
 local function short(key, limit, releases, extends, acquires, more_is_asked, first)
   -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does: so leases are
   -- renewed and adopted even then. Newcomers are refused, unless they come with these.
@@ -447,7 +449,7 @@ local function close()
   end
 end
 
--- The steps behind `release`.
+-- The long way: the steps behind `release`.
 local function run(first, wishes, was_seen, holders)
   reply, marks, refused = { 0, 0, 0, 0 }, { [replica] = true }, false
   local brief = adopts + acquires == 0
