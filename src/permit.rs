@@ -17,8 +17,8 @@ use crate::{
 
 /// One slot of a limit. Dropping it gives the slot back.
 ///
-/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later; if
-/// this process dies first, or its runtime is gone, when the lease ends.
+/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or under
+/// [`Limit::reuse`] may serve this process again; if the process dies first, or its runtime is gone, when the lease ends.
 ///
 /// # Losing a permit
 ///

@@ -23,7 +23,7 @@ use crate::{
 /// A fair semaphore that all replicas share: one [`Limit`] for one [`Key`].
 ///
 /// Permits are given in the order in which the store received the requests, across all replicas. A newcomer never
-/// overtakes a waiter that is alive.
+/// overtakes a waiter that is alive, but for a moment under [`Limit::reuse`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

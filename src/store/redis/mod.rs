@@ -18,9 +18,9 @@
 //!     +pttl +pexpire +get +set
 //! ```
 //!
-//! Without `publish`, waiters learn of their slots when they ask, once a poll interval. With `config|get` a
-//! `maxmemory-policy` that may evict permits is noticed at the start. `script|load` is not used. In
-//! a cluster `asking` is needed while keys move from node to node.
+//! Without `publish`, waiters learn of their slots when they ask, once a poll interval, and kept slots are not called back
+//! before the right ends. With `config|get` a `maxmemory-policy` that may evict permits is noticed at the start.
+//! `script|load` is not used. In a cluster `asking` is needed while keys move from node to node.
 
 #[cfg(feature = "cluster")]
 mod cluster;
