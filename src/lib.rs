@@ -203,7 +203,7 @@
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 a key | at most 100,000; without a wait there is no line |
 //! | [`on_unavailable`](Limit::on_unavailable) | limit | `Local(limit)` | |
-//! | [`reuse`](Limit::reuse) | limit, of slots | no | kept for 100 ms at a time, and less than a lease; idle ones return after 50 ms |
+//! | [`reuse`](Limit::reuse) | limit, of slots | no | the right to keep slots lasts for 100 ms at a time, or a lease if that is less; those that lie idle go back after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 refuses a key always; of a rate at least 1 |
 //! | [`cost`](Scope::cost) | scope, of a rate | 1 | at most the burst |

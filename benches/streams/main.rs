@@ -12,7 +12,7 @@
 //! leases. Then one is killed, while a third client takes and gives back slots all the time: of a key of its own, and of
 //! one that the streams are under. How long it waits is compared with how long it waited before.
 //!
-//! It fails if a permit is lost, or a slot is not back a lease after the kill. Targets are shown beside the figures.
+//! It fails if a permit is lost, or a slot is not back two leases after the kill. Targets are shown beside the figures.
 //! `benches/RESULTS.md` has what came out.
 
 mod gauge;

@@ -48,6 +48,8 @@ pub(super) struct Ctx {
     pub(super) leases: BTreeSet<(Instant, usize, Seq)>,
     /// To be woken once the lock is free.
     pub(super) wakers: Vec<Waker>,
+    /// To be dropped then: a waker may own anything, such as a permit.
+    pub(super) old_wakers: Vec<Waker>,
     /// Claims of which a leg was decided on.
     pub(super) moved: BTreeSet<u64>,
     /// How long slots are held lately, by the number of the limit.
@@ -56,8 +58,6 @@ pub(super) struct Ctx {
     pub(super) idle: Arc<AtomicUsize>,
     /// Nothing is kept any more: the limiter is shut down, or nobody is left who could ask.
     pub(super) ending: bool,
-    /// To be dropped then: a waker may own anything, such as a permit.
-    pub(super) old_wakers: Vec<Waker>,
     /// Whether the store is down, and if so, whether by its own word.
     pub(super) down: Option<bool>,
     /// The time of the latest step that was told it.

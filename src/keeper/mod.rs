@@ -21,8 +21,9 @@
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
 //! | `outage` | the breaker, policies, and the way back |
 //! | `pool`, `reuse` | slots that are used again without the store |
-//! | `clock`, `lease` | conservative local deadlines |
+//! | `clock`, `lease` | conservative local deadlines, and who keeps a permit |
 //! | `driver` | the task |
+//! | `audit`, `sim`, `tests` | for tests: whether its books agree; the simulation; single promises |
 //!
 //! A name (`Seq`) is in at most one unanswered exchange that may put it into the ledger. When such an exchange fails
 //! its fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
@@ -96,7 +97,7 @@ const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
 const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange: about a millisecond.
 const MAX_BATCHES: usize = 64;
-/// Lines of this process's own ledgers that are kept although they are idle: about 3 KiB each.
+/// Lines of this process's own ledgers that are kept although they are idle: about 2 KiB each.
 const MAX_SPARED: usize = 64;
 
 /// What a keeper is told once.

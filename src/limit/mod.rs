@@ -208,7 +208,7 @@ impl Limit {
     /// no use for; its refusal calls that back.
     ///
     /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). Requests under
-    /// several limits at once do not take part.
+    /// several limits at once do not take part, and none under a limit that is not [enforced](Self::mode).
     ///
     /// ```
     /// use std::time::Duration;
