@@ -31,10 +31,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
             lease
         }),
         ("promoted, and not told yet", |world| {
-            let holder = world.ask(1, PATIENT);
-            world.settle();
-            let lease = world.ask(0, PATIENT);
-            world.settle();
+            let (holder, lease) = world.holder_and_waiter();
             world.release(1, &holder);
             world.settle();
             assert_eq!(world.wakes.len(), 1);
@@ -43,10 +40,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
             lease
         }),
         ("promoted long ago, and asked for again", |world| {
-            let holder = world.ask(1, PATIENT);
-            world.settle();
-            let lease = world.ask(0, PATIENT);
-            world.settle();
+            let (holder, lease) = world.holder_and_waiter();
             world.release(1, &holder);
             world.settle();
             world.now += Duration::from_secs(4);
