@@ -15,8 +15,8 @@
 --        the replica with its length before it; behind it the prefix of the channels for wake-ups; then
 --        for each ledger: LEDGER packed: limit, max_waiters, needs (1 if the replica waits here; and 2 if others that
 --        keep slots are to be told when somebody waits or is refused, or 4 if it also wants to keep some itself), how
---        many permits to release, to renew and to adopt; behind it 1 or 0 for each permit to acquire (whether it would wait); then all
---        these permits in this order;
+--        many permits to release, to renew and to adopt; behind it 1 or 0 for each permit to acquire (whether it would
+--        wait); then all these permits in this order;
 --        for each refund: the place of its state in KEYS, the rate's count, period_us and burst, the cost, and what
 --        the charge made of the state: us, rem, refunded_us, since_us;
 --        for each claim: how many charges and asks; for each charge the place of its state in KEYS, the rate's count,
