@@ -147,6 +147,7 @@ impl Core {
             self.ctx.note_admission(line.key.0, waited);
             if let Some(entry) = line.entries.get_mut(&lease.seq()) {
                 (entry.taken, entry.claim) = (true, None);
+                lease.begin_tenure(now);
                 self.ctx.history.taken(&line.ledger, lease.seq(), now);
                 place = place.max(entry.place);
             }

@@ -405,3 +405,27 @@ fn what_was_charged_is_given_back_once() {
     world.answer(0, &sent, reply);
     assert!(world.keepers[0].is_quiet());
 }
+
+/// How long slots are held counts from the grant, not from the start of the process.
+#[test]
+fn a_claim_is_held_from_its_grant() {
+    let mut world = world(1);
+    world.pass(Duration::from_secs(60));
+    let legs = || [1, 0].map(|limit| leg(limit, Duration::ZERO)).to_vec();
+    let asked = world.claim(0, legs());
+    world.settle();
+    let Some(Ok(taken)) = world.look(&asked) else {
+        panic!("both are free");
+    };
+    world.pass(Duration::from_secs(2));
+    for lease in taken.leases.all() {
+        world.release(0, lease);
+    }
+    let asked = world.claim(0, legs());
+    world.settle();
+    assert!(held(world.look(&asked)));
+    let asked = world.claim(0, legs());
+    world.settle();
+    let error = world.look(&asked).and_then(Result::err).expect("full");
+    assert_eq!(error.retry_after(), Some(Duration::from_secs(2)));
+}
