@@ -91,7 +91,10 @@ impl Keepers {
     }
 
     pub(crate) fn release(&self, leases: &Leases) {
-        self.each_of(leases, |keeper, leases| keeper.release(leases));
+        match leases {
+            Leases::One(_) => self.each_of(leases, |keeper, leases| keeper.release(leases)),
+            Leases::Many(_) => self.each_of(leases, |keeper, leases| keeper.part(leases)),
+        }
     }
 
     /// Releases slots as if they had not been taken.

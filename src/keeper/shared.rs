@@ -150,6 +150,11 @@ impl Shared {
         self.with(|core, now| leases.iter().for_each(|lease| core.release(lease, now)));
     }
 
+    /// Releases slots that were held together.
+    pub(super) fn part(&self, leases: &[Arc<Lease>]) {
+        self.with(|core, now| leases.iter().for_each(|lease| core.part(lease, now)));
+    }
+
     /// Releases slots as if they had not been taken.
     pub(super) fn untake(&self, leases: &[Arc<Lease>]) {
         self.with(|core, now| leases.iter().for_each(|lease| core.untake(lease, now)));

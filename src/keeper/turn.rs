@@ -173,6 +173,15 @@ impl Core {
         }
     }
 
+    /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was taken.
+    pub(crate) fn part(&mut self, lease: &Arc<Lease>, now: Instant) {
+        let line = self.lines.get_mut(lease.line);
+        if let Some(entry) = line.and_then(|line| line.entries.get_mut(&lease.seq())) {
+            entry.alone = false;
+        }
+        self.release(lease, now);
+    }
+
     /// A slot is not used after all: nothing is learned from it of how long slots are held.
     pub(crate) fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         let line = self.lines.get_mut(lease.line);

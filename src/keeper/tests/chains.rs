@@ -16,6 +16,7 @@ use super::*;
 use crate::{
     keeper::{Granted, Keepers, Part, Shared},
     ledger::Exchange,
+    permit::Permit,
     store::{Event, Store},
 };
 
@@ -150,6 +151,22 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
     let _narrow = take(&keepers, &[N]).await.expect("free");
     let error = take(&keepers, &[N]).await.err().expect("full");
     assert_eq!(error.retry_after(), None);
+}
+
+/// Who watches several slots does so for ever: they are not used again.
+#[tokio::test(start_paused = true)]
+async fn slots_of_several_limits_serve_nobody_else() {
+    let keepers = in_memory();
+    let reused = ["one", "other"].map(|name| Limit::concurrent(name, 1).reuse());
+    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid"));
+    let both = take(&keepers, &[one, other]).await.expect("free");
+    let (share, _) = Permit::new(both).into_share();
+    let watcher = share.downgrade();
+    drop(share);
+    let next = take(&keepers, &[one]).await.expect("free");
+    keepers.shutdown(Duration::ZERO).await;
+    assert!(next.taken.leases.is_lost());
+    assert!(!watcher.is_lost());
 }
 
 /// G5: dropped before its first step, or while it waits after the others.
