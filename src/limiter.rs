@@ -135,8 +135,8 @@ impl Limiter {
     }
 
     /// A slot that lies idle there, if there is one that may be used now.
-    pub(crate) fn take_from(&self, pool: &BoundPool) -> Option<Granted> {
-        pool.take(&self.0)
+    pub(crate) fn take_from(&self, pool: &BoundPool, own_max: Option<u32>) -> Option<Granted> {
+        pool.take(&self.0, own_max)
     }
 
     /// Asks for a permit.

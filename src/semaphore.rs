@@ -297,7 +297,8 @@ impl Future for Acquire {
                 Stage::New(semaphore, waits) => {
                     let Inner { limiter, first, .. } = &**semaphore;
                     let pool = first.pool.as_ref();
-                    if let Some(granted) = pool.and_then(|pool| limiter.take_from(pool)) {
+                    if let Some(granted) = pool.and_then(|pool| limiter.take_from(pool, first.max))
+                    {
                         return Poll::Ready(Ok(Permit::new(granted)));
                     }
                     limiter.request(semaphore.demand(*waits))

@@ -152,8 +152,14 @@ impl Line {
 
     /// Takes the limit's value for this key from a request.
     pub(super) fn set_own_max(&mut self, ctx: &mut Ctx, own_max: Option<u32>) {
+        if own_max == self.own_max {
+            return;
+        }
         let before = self.max();
         self.own_max = own_max;
+        if let Some(pool) = &self.pool {
+            pool.set_own_max(own_max);
+        }
         if self.max() > before {
             self.grow(ctx);
         } else if self.max() < before {

@@ -44,6 +44,8 @@ struct Slots {
     used: bool,
     /// How many semaphores are bound to it.
     bound: usize,
+    /// The line's own value of the limit: one that would change it has to be told to the keeper.
+    own_max: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -63,6 +65,7 @@ impl Pool {
                 surplus: 0,
                 used: false,
                 bound: 0,
+                own_max: None,
             }),
             all_idle,
             meter,
@@ -71,8 +74,19 @@ impl Pool {
 
     /// A slot for a new permit, if one lies idle and may be used.
     pub(super) fn take(&self, now: Instant) -> Option<Arc<Lease>> {
+        self.take_if(now, |_| true)
+    }
+
+    /// As [`take`](Self::take), for a request that the keeper does not see, with its own value of the limit.
+    pub(super) fn take_unseen(&self, own_max: Option<u32>) -> Option<Arc<Lease>> {
+        let lease = self.take_if(Instant::now(), |slots| slots.own_max == own_max)?;
+        self.meter.let_in(Duration::ZERO);
+        Some(lease)
+    }
+
+    fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
         let mut slots = self.lock();
-        if slots.right.is_over(now) {
+        if slots.right.is_over(now) || !may(&slots) {
             return None;
         }
         loop {
@@ -84,13 +98,6 @@ impl Pool {
                 return Some(lease);
             }
         }
-    }
-
-    /// As [`take`](Self::take), for a request that the keeper does not see.
-    pub(super) fn take_unseen(&self) -> Option<Arc<Lease>> {
-        let lease = self.take(Instant::now())?;
-        self.meter.let_in(Duration::ZERO);
-        Some(lease)
     }
 
     /// Takes back the slot of a permit that is dropped; not if it may not be kept.
@@ -160,6 +167,10 @@ impl Pool {
 
     pub(super) fn idle(&self) -> usize {
         self.lock().idle.len()
+    }
+
+    pub(super) fn set_own_max(&self, own_max: Option<u32>) {
+        self.lock().own_max = own_max;
     }
 
     pub(super) fn bind(&self) {

@@ -27,9 +27,10 @@ pub(crate) struct BoundPool {
 }
 
 impl BoundPool {
-    /// What a permit is made of, if a slot lies idle that may be used now.
-    pub(crate) fn take(&self, keepers: &Arc<Keepers>) -> Option<Granted> {
-        let lease = self.pool.take_unseen()?;
+    /// What a permit is made of, if a slot lies idle that may be used now. Not for a request that brings another value of
+    /// the limit than the latest one.
+    pub(crate) fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
+        let lease = self.pool.take_unseen(own_max)?;
         let taken = Taken {
             leases: Leases::One(Tenure::of(lease)),
             waited: Duration::ZERO,
@@ -127,7 +128,9 @@ impl Line {
     pub(super) fn follow_reuse(&mut self, ctx: &Ctx) {
         if self.limit.is_reused() && self.pool.is_none() {
             let meter = ctx.meters.limit(self.key.0).clone();
-            self.pool = Some(Arc::new(Pool::new(ctx.idle.clone(), meter)));
+            let pool = Pool::new(ctx.idle.clone(), meter);
+            pool.set_own_max(self.own_max);
+            self.pool = Some(Arc::new(pool));
         }
     }
 

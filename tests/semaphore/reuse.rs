@@ -29,6 +29,7 @@ conformance! {
     the_cap_holds_with_reuse,
     waiters_of_one_process_are_served_in_order,
     a_lowered_limit_is_reached,
+    a_lowered_value_is_reached,
     nothing_is_kept_for_a_limit_that_is_not_enforced,
     nothing_is_kept_after_a_shutdown,
     nothing_is_kept_for_nobody,
@@ -178,6 +179,18 @@ async fn a_lowered_limit_is_reached(backend: Backend) {
     keep(&semaphore).await;
     let permit = at_once(&semaphore).expect("it lies idle");
     let error = semaphore.try_acquire().await.expect_err("it is in use");
+    assert_eq!(error.kind(), AcquireErrorKind::Full);
+    drop(permit);
+}
+
+/// A value is told with a request, so one that says another does not take what is kept without asking.
+async fn a_lowered_value_is_reached(backend: Backend) {
+    let limiter = backend.replica().await;
+    let few = limiter.semaphore(&FEW, "key");
+    let (two, one) = (few.clone().value(2), few.value(1));
+    let permit = two.acquire().await.expect("free");
+    keep(&two).await;
+    let error = one.try_acquire().await.expect_err("one is in use");
     assert_eq!(error.kind(), AcquireErrorKind::Full);
     drop(permit);
 }
