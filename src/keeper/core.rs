@@ -280,6 +280,10 @@ impl Core {
         for number in self.unanswered() {
             self.on_failure(number, &error, false, now);
         }
+        // Who took what lies idle would start none.
+        if self.ctx.shared {
+            self.recall_all();
+        }
         for (_, line) in &mut self.lines {
             for entry in line.entries.values_mut() {
                 self.ctx.wakers.extend(entry.waker.take());

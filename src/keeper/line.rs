@@ -233,12 +233,10 @@ impl Line {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        let Heard {
-            in_use, waiting, ..
-        } = self.heard;
         Usage {
-            in_use,
-            waiting,
+            // What lies idle changes without a step of the ledger.
+            in_use: (self.local.as_ref()).map_or(self.heard.in_use, |ledger| self.used_of(ledger)),
+            waiting: self.heard.waiting,
             limit: self.max(),
         }
     }
@@ -271,7 +269,7 @@ impl Line {
     /// How the limit stands for this key, if anything was heard of it.
     pub(super) fn quota(&self, ctx: &Ctx) -> Option<Quota> {
         let heard = self.local.is_some() || self.heard.seen.store_us > 0;
-        let free = self.max().saturating_sub(self.heard.in_use);
+        let free = self.max().saturating_sub(self.usage().in_use);
         let remaining = if self.heard.waiting > 0 { 0 } else { free };
         heard.then(|| Quota {
             limit: (*self.limit).clone(),

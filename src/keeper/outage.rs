@@ -245,9 +245,14 @@ impl Line {
     }
 
     fn hear(&mut self, ledger: &Ledger) {
-        let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
-        self.heard.in_use = ledger.in_use() - idle as u32;
+        self.heard.in_use = self.used_of(ledger);
         self.heard.waiting = ledger.waiting();
+    }
+
+    /// How many slots of this process's own ledger are in use, and not kept for the next.
+    pub(super) fn used_of(&self, ledger: &Ledger) -> u32 {
+        let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
+        ledger.in_use() - idle as u32
     }
 
     pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq) {

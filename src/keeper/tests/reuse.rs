@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{PATIENT, STORE_TIMEOUT, World, held};
+use super::{Asked, Bounds, Core, PATIENT, STORE_TIMEOUT, World, held, settings};
 use crate::{
     keeper::{Lease, Leases, lease::Tenure, pool::RIGHT},
     limit::Limit,
@@ -193,6 +193,49 @@ fn a_failed_exchange_ends_the_right() {
     world.fail(0, &renewal, true);
     assert_eq!(world.keepers[0].status().held, 0);
     assert!(!is_reused(&mut world, &kept));
+}
+
+#[test]
+fn bounds_go_with_the_permit_that_had_them() {
+    let (mut world, kept) = keeping(1);
+    let lease = take(&mut world, 0);
+    let (now, short) = (world.local(), Some(RIGHT / 4));
+    let bounds = Bounds {
+        max_hold: short,
+        idle: short,
+    };
+    world.keepers[0].bound(&lease, bounds, now);
+    lease.set_unread(Some(now));
+    world.release(0, &lease);
+    let lease = take(&mut world, 0);
+    assert!(Arc::ptr_eq(&lease, &kept));
+    assert_eq!(lease.unread_since(), None);
+    world.pass(RIGHT / 4);
+    assert_eq!(lease.over(), None);
+}
+
+/// Nobody would look after a permit that gets it.
+#[test]
+fn a_runtime_that_ends_ends_the_right() {
+    let (mut world, kept) = keeping(1);
+    let now = world.local();
+    world.keepers[0].abandon(now);
+    assert!(!is_reused(&mut world, &kept));
+}
+
+/// What lies idle here is free.
+#[test]
+fn a_slot_that_lies_idle_counts_as_remaining() {
+    let mut world = World::new(1, &TWO);
+    world.keepers[0] = Core::new(settings(0), false, world.start);
+    world.keepers[0].register(&TWO).expect("valid");
+    let (one, other) = (take(&mut world, 0), take(&mut world, 0));
+    world.release(0, &one);
+    world.release(0, &other);
+    let lease = take(&mut world, 0);
+    assert!(lease.is_reused());
+    let quotas = world.keepers[0].quotas(&Asked::Slot(lease));
+    assert_eq!(quotas[0].remaining, 1);
 }
 
 /// A slot that was handed on is no concern of who had it before.
