@@ -311,8 +311,9 @@ impl Owners {
     /// One more, if the permit is still this one and somebody keeps it.
     pub(super) fn join(&self, number: u64) -> bool {
         let one_more = |now: u64| {
-            let is_kept = now / PERMIT == number && !now.is_multiple_of(PERMIT);
-            is_kept.then_some(now + 1)
+            let owners = now % PERMIT;
+            let may = now / PERMIT == number && (1..PERMIT - 1).contains(&owners);
+            may.then_some(now + 1)
         };
         let joined = self
             .0

@@ -136,7 +136,8 @@ impl Line {
 
     fn may_keep(&self, ctx: &Ctx) -> bool {
         let enforced = self.limit.current_mode() == Mode::Enforce;
-        self.limit.is_reused() && enforced && !ctx.ending
+        // A late answer may come while the store is down.
+        self.limit.is_reused() && enforced && !ctx.ending && ctx.down.is_none()
     }
 
     /// What the store is told of it.
