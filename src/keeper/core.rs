@@ -101,7 +101,6 @@ impl Core {
                 leases: BTreeSet::new(),
                 wakers: Vec::new(),
                 moved: BTreeSet::new(),
-                idle: Arc::default(),
                 ending: false,
                 holds: Vec::new(),
                 old_wakers: Vec::new(),

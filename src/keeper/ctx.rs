@@ -1,11 +1,6 @@
 //! What lines need of their keeper.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, atomic::AtomicUsize},
-    task::Waker,
-    time::Duration,
-};
+use std::{collections::BTreeSet, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
@@ -54,8 +49,6 @@ pub(super) struct Ctx {
     pub(super) moved: BTreeSet<u64>,
     /// How long slots are held lately, by the number of the limit.
     pub(super) holds: Vec<Option<Duration>>,
-    /// Slots that lie idle in pools: they are held by nobody but us.
-    pub(super) idle: Arc<AtomicUsize>,
     /// Nothing is kept any more: the limiter is shut down, or nobody is left who could ask.
     pub(super) ending: bool,
     /// Whether the store is down, and if so, whether by its own word.

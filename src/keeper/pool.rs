@@ -9,6 +9,7 @@
 //! The ledger in this process gives the same right for as long as nobody waits.
 
 use std::{
+    array, iter,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -26,14 +27,20 @@ use crate::{ledger::RIGHT_MS, telemetry::LimitMeter};
 /// How long the store's right lasts, from the sending of the exchange that asked for it.
 pub(super) const RIGHT: Duration = Duration::from_millis(RIGHT_MS);
 
+/// Threads that would else wait for each other's lock have a shelf each.
+const SHELVES: usize = 4;
+
 /// The idle slots of one line.
 pub(crate) struct Pool {
-    slots: Mutex<Slots>,
-    /// Idle slots in all pools of the keeper.
-    all_idle: Arc<AtomicUsize>,
+    shelves: [Shelf; SHELVES],
     meter: Arc<LimitMeter>,
 }
 
+/// In a line of the processor's cache of its own.
+#[repr(align(128))]
+struct Shelf(Mutex<Slots>);
+
+/// What is said of the pool is said on each shelf.
 struct Slots {
     right: Right,
     /// The last one to come free is the next one to go.
@@ -57,19 +64,17 @@ enum Right {
 }
 
 impl Pool {
-    pub(super) fn new(all_idle: Arc<AtomicUsize>, meter: Arc<LimitMeter>) -> Self {
-        Self {
-            slots: Mutex::new(Slots {
-                right: Right::None,
-                idle: Vec::new(),
-                surplus: 0,
-                used: false,
-                bound: 0,
-                own_max: None,
-            }),
-            all_idle,
-            meter,
-        }
+    pub(super) fn new(meter: Arc<LimitMeter>) -> Self {
+        let slots = || Slots {
+            right: Right::None,
+            idle: Vec::new(),
+            surplus: 0,
+            used: false,
+            bound: 0,
+            own_max: None,
+        };
+        let shelves = array::from_fn(|_| Shelf(Mutex::new(slots())));
+        Self { shelves, meter }
     }
 
     /// A slot for a new permit, if one lies idle and may be used.
@@ -84,20 +89,21 @@ impl Pool {
         Some(lease)
     }
 
+    /// From the thread's own shelf, or from another one.
     fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
-        let mut slots = self.lock();
-        if slots.right.is_over(now) || !may(&slots) {
-            return None;
-        }
-        loop {
-            let lease = self.pop(&mut slots)?;
-            // One that is over is the keeper's concern.
-            if !lease.is_over(now) {
-                slots.used = true;
-                lease.begin_tenure(now);
-                return Some(lease);
+        let own = own_shelf();
+        (own..own + SHELVES).find_map(|number| {
+            let mut slots = self.shelves[number % SHELVES].lock();
+            if slots.right.is_over(now) || !may(&slots) {
+                return None;
             }
-        }
+            // One that is over is the keeper's concern.
+            let lease = iter::from_fn(|| self.pop(&mut slots)).find(|lease| !lease.is_over(now))?;
+            slots.used = true;
+            drop(slots);
+            lease.begin_tenure(now);
+            Some(lease)
+        })
     }
 
     /// Takes back the slot of a permit that is dropped; not if it may not be kept.
@@ -113,98 +119,125 @@ impl Pool {
     }
 
     fn put_if(&self, lease: &Arc<Lease>, now: Instant, may: impl Fn(&Slots) -> bool) -> bool {
-        let mut slots = self.lock();
+        let mut slots = self.shelves[own_shelf()].lock();
         if slots.right.is_over(now) || !may(&slots) || lease.is_over(now) {
             return false;
         }
-        self.meter.hold.record(lease.end_tenure(now));
+        let held = lease.end_tenure(now);
         slots.idle.push(lease.clone());
         slots.used = true;
-        self.all_idle.fetch_add(1, Ordering::Relaxed);
+        drop(slots);
+        self.meter.hold.record(held);
         self.meter.held.decrement(1.0);
         true
     }
 
     /// The store has given the right, until then.
     pub(super) fn open(&self, until: Instant) {
-        self.lock().right = Right::Until(until);
+        self.each(|slots| slots.right = Right::Until(until));
     }
 
     /// The ledger is in this process, and nobody waits.
     pub(super) fn open_here(&self) {
-        self.lock().right = Right::Ours;
+        self.each(|slots| slots.right = Right::Ours);
     }
 
     /// The right is over: what lies idle is to be released.
     pub(super) fn close(&self) -> Vec<Arc<Lease>> {
-        let mut slots = self.lock();
-        slots.right = Right::None;
-        let idle = slots.idle.len();
-        self.pop_many(&mut slots, idle)
+        let mut idle = Vec::new();
+        self.each(|slots| {
+            slots.right = Right::None;
+            idle.extend(iter::from_fn(|| self.pop(slots)));
+        });
+        idle
     }
 
     /// From time to time, while it has slots: what was not needed lately is to be released.
     pub(super) fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
-        let mut slots = self.lock();
-        if slots.right.is_over(now) || !slots.used {
-            slots.right = Right::None;
-            slots.surplus = slots.idle.len();
+        let mut used = false;
+        self.each(|slots| used |= slots.used);
+        if !used || self.first().right.is_over(now) {
+            return self.close();
         }
-        let surplus = slots.surplus;
-        let idle = self.pop_many(&mut slots, surplus);
-        (slots.surplus, slots.used) = (slots.idle.len(), false);
+        let mut idle = Vec::new();
+        self.each(|slots| {
+            let surplus = slots.surplus;
+            idle.extend(iter::from_fn(|| self.pop(slots)).take(surplus));
+            (slots.surplus, slots.used) = (slots.idle.len(), false);
+        });
         idle
     }
 
     /// Whether the right is to be asked for, for the first time or again.
     pub(super) fn wants_right(&self, now: Instant) -> bool {
-        self.lock().right.is_over(now + RIGHT / 2)
+        self.first().right.is_over(now + RIGHT / 2)
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.lock().right != Right::None
+        self.first().right != Right::None
     }
 
     pub(super) fn idle(&self) -> usize {
-        self.lock().idle.len()
+        let mut idle = 0;
+        self.each(|slots| idle += slots.idle.len());
+        idle
     }
 
     pub(super) fn set_own_max(&self, own_max: Option<u32>) {
-        self.lock().own_max = own_max;
+        self.each(|slots| slots.own_max = own_max);
     }
 
     pub(super) fn bind(&self) {
-        self.lock().bound += 1;
+        self.each(|slots| slots.bound += 1);
     }
 
     pub(super) fn unbind(&self) {
-        self.lock().bound -= 1;
+        self.each(|slots| slots.bound -= 1);
     }
 
     pub(super) fn is_bound(&self) -> bool {
-        self.lock().bound > 0
+        self.first().bound > 0
     }
 
     #[cfg(test)]
     pub(super) fn names(&self) -> Vec<Seq> {
-        self.lock().idle.iter().map(|lease| lease.seq()).collect()
+        let mut names = Vec::new();
+        self.each(|slots| names.extend(slots.idle.iter().map(|lease| lease.seq())));
+        names
     }
 
     fn pop(&self, slots: &mut Slots) -> Option<Arc<Lease>> {
         let lease = slots.idle.pop()?;
         slots.surplus = slots.surplus.min(slots.idle.len());
-        self.all_idle.fetch_sub(1, Ordering::Relaxed);
         self.meter.held.increment(1.0);
         Some(lease)
     }
 
-    fn pop_many(&self, slots: &mut Slots, count: usize) -> Vec<Arc<Lease>> {
-        (0..count).map_while(|_| self.pop(slots)).collect()
+    fn first(&self) -> MutexGuard<'_, Slots> {
+        self.shelves[0].lock()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn each(&self, mut visit: impl FnMut(&mut Slots)) {
+        self.shelves
+            .iter()
+            .for_each(|shelf| visit(&mut shelf.lock()));
     }
+}
+
+impl Shelf {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shelf of this thread.
+fn own_shelf() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHELF: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHELVES;
+    }
+    // A thread that ends may drop permits when its own values are gone.
+    SHELF.try_with(|shelf| *shelf).unwrap_or(0)
 }
 
 impl Right {

@@ -117,6 +117,12 @@ impl Core {
         true
     }
 
+    /// How many slots lie idle.
+    pub(super) fn idle(&self) -> usize {
+        let pools = self.lines.iter().filter_map(|(_, line)| line.pool.as_ref());
+        pools.map(|pool| pool.idle()).sum()
+    }
+
     /// Nothing is kept any more.
     pub(super) fn recall_all(&mut self) {
         self.each_line(|line, ctx| line.recall(ctx));
@@ -128,7 +134,7 @@ impl Line {
     pub(super) fn follow_reuse(&mut self, ctx: &Ctx) {
         if self.limit.is_reused() && self.pool.is_none() {
             let meter = ctx.meters.limit(self.key.0).clone();
-            let pool = Pool::new(ctx.idle.clone(), meter);
+            let pool = Pool::new(meter);
             pool.set_own_max(self.own_max);
             self.pool = Some(Arc::new(pool));
         }

@@ -198,7 +198,7 @@ impl Shared {
         let _ = self.start_driver();
         let (refused, held) = self.with(|core, _| (core.close(), core.status().held));
         let until = Instant::now() + deadline.min(MAX_WAIT);
-        self.wait_for(until, |core| core.status().held == 0).await;
+        self.wait_for(until, |core| core.holds_nothing()).await;
         let lost = self.with(|core, _| core.lose_all());
         let store_timeout = self.lock().core.settings().store_timeout;
         self.wait_for(Instant::now() + store_timeout, Core::is_quiet)

@@ -1,10 +1,6 @@
 //! A permit's way through the state machine: asked for, collected, released.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    task::Waker,
-    time::Duration,
-};
+use std::{sync::Arc, task::Waker, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
@@ -229,7 +225,7 @@ impl Core {
     pub(crate) fn status(&self) -> Status {
         Status {
             // One that was lost while it lay idle is noticed there later.
-            held: (self.ctx.counts.held).saturating_sub(self.ctx.idle.load(Ordering::Relaxed)),
+            held: self.ctx.counts.held.saturating_sub(self.idle()),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.store_is_up(),
         }
@@ -264,6 +260,10 @@ impl Core {
             }
             held
         })
+    }
+
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.ctx.counts.held == 0
     }
 
     pub(crate) fn is_closing(&self) -> bool {
