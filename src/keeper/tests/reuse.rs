@@ -255,3 +255,13 @@ fn who_had_it_does_not_see_it_lost() {
     assert!(third.is_lost());
     assert!(!first.is_lost() && !second.is_lost());
 }
+
+#[test]
+fn a_slot_that_was_lost_serves_nobody() {
+    let (mut world, kept) = keeping(1);
+    let pool = world.keepers[0].lines[kept.line].pool.clone();
+    let pool = pool.expect("its limit has one");
+    world.keepers[0].lose_all();
+    assert!(pool.take(world.local()).is_none());
+    assert!(!is_reused(&mut world, &kept));
+}
