@@ -90,6 +90,15 @@ fn what_is_not_used_goes_back() {
     assert!(world.keepers[0].next_due().is_none());
 }
 
+/// Such as that of a limit whose streams last for hours.
+#[test]
+fn a_right_that_nobody_uses_is_not_asked_for_again() {
+    let mut world = World::new(1, &TWO);
+    let _stream = take(&mut world, 0);
+    world.pass(RIGHT / 2);
+    assert!(is_silent(&mut world));
+}
+
 #[test]
 fn what_is_used_stays_for_longer_than_the_right() {
     let (mut world, kept) = keeping(1);
