@@ -207,8 +207,11 @@ impl Limit {
     /// until the right ends. A request that does not wait may be refused while another process keeps a slot that it has
     /// no use for; its refusal calls that back.
     ///
-    /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). Requests under
-    /// several limits at once do not take part, and none under a limit that is not [enforced](Self::mode).
+    /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to), and for keys
+    /// that are in use all the time: the right is let go when no slot came or went for 50 ms. So a single task whose
+    /// requests take longer has nothing of it, and over thousands of keys that are each used now and then it costs more
+    /// than it saves. Requests under several limits at once do not take part, and none under a limit that is not
+    /// [enforced](Self::mode).
     ///
     /// ```
     /// use std::time::Duration;
