@@ -22,13 +22,14 @@
 //! | `outage` | the breaker, policies, and the way back |
 //! | `pool`, `reuse` | slots that are used again without the store |
 //! | `clock`, `lease` | conservative local deadlines, and who keeps a permit |
-//! | `driver` | the task |
+//! | `driver`, `under_way`, `again` | the task; exchanges that are not answered, and the timer; a task that does not wait for itself |
 //! | `audit`, `sim`, `tests` | for tests: whether its books agree; the simulation; single promises |
 //!
 //! A name (`Seq`) is in at most one unanswered exchange that may put it into the ledger. When such an exchange fails
 //! its fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
 //! `not_after`, and the request goes on under a new name.
 
+mod again;
 mod answer;
 #[cfg(test)]
 mod audit;
@@ -65,6 +66,7 @@ mod step;
 mod tests;
 mod timers;
 mod turn;
+mod under_way;
 mod verdict;
 
 use std::time::Duration;

@@ -16,7 +16,12 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
-    Bounds, Core, Lease, Leg, Part, Settings, demand::Taken, driver, rates::Fee, send::Outgoing,
+    Bounds, Core, Lease, Leg, Part, Settings,
+    demand::Taken,
+    driver,
+    rates::Fee,
+    send::Outgoing,
+    under_way::{News, UnderWay},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
@@ -75,8 +80,13 @@ impl Shared {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let outgoing = self.with(Core::hello);
-        let (number, outcome) = driver::exchange(store.clone(), self.store_meter(), outgoing).await;
+        let mut under_way = UnderWay::new(Some(store.clone()), self.store_meter());
+        under_way.send(self.with(Core::hello));
+        let (number, outcome) = loop {
+            if let News::Over(number, outcome) = under_way.next(None).await {
+                break (number, outcome);
+            }
+        };
         self.with(|core, now| match outcome {
             Ok(reply) => {
                 core.on_reply(number, reply, now);

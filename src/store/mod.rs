@@ -6,16 +6,15 @@
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc;
 
 use crate::ledger::{Exchange, LedgerError, Reply, Wake};
-
-/// How many events may be on their way from a store to its keeper. One that does not fit is dropped: a lost wake-up
-/// costs time, never a slot.
-pub(crate) const MAX_EVENTS: usize = 1_024;
 
 /// Runs exchanges. Nothing here spawns a task that outlives [`Store::disconnect`].
 pub(crate) trait Store: Send + Sync + 'static {
@@ -23,8 +22,9 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
     fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>>;
 
-    /// Where events go from now on. Called before the first exchange of each driver.
-    fn listen(&self, events: mpsc::Sender<Event>);
+    /// Moves the bytes of its connections, and gives what the store tells by itself. The one task that awaits exchanges
+    /// polls this too: so a reply wakes one task and not two.
+    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event>;
 
     /// Drops the connection. The next exchange makes a new one, on the runtime that polls it.
     fn disconnect(&self);

@@ -42,7 +42,7 @@ impl StoreMeter {
         store
     }
 
-    pub(super) fn noop() -> Self {
+    pub(crate) fn noop() -> Self {
         Self {
             up: Gauge::noop(),
             share: None,

@@ -7,10 +7,11 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Poll},
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
 use super::*;
 use crate::{
@@ -61,7 +62,9 @@ impl Store for Way {
         .boxed()
     }
 
-    fn listen(&self, _: mpsc::Sender<Event>) {}
+    fn poll_event(&self, _: &mut Context<'_>) -> Poll<Event> {
+        Poll::Pending
+    }
 
     fn disconnect(&self) {}
 }

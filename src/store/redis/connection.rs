@@ -1,16 +1,24 @@
 //! The one connection: made by the exchange that needs it, shared by all, forgotten after an error.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
 };
 
+use futures_util::FutureExt;
 use redis::{
     AsyncConnectionConfig, Client, PushKind, RedisResult, aio::MultiplexedConnection, cmd,
 };
-use tokio::sync::mpsc;
 
-use super::{Target, store_error, wake::Events};
+use super::{
+    Target,
+    socket::{self, Io},
+    store_error,
+    wake::Events,
+};
 use crate::store::{Event, StoreError};
 
 pub(super) struct Connector {
@@ -21,6 +29,8 @@ pub(super) struct Connector {
     /// Held while connecting, so that exchanges share one attempt and are sent in their order.
     turn: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
+    /// The current connection, and those before it on which exchanges are still under way.
+    polled: Mutex<Vec<Weak<LinkState>>>,
     policy_was_read: AtomicBool,
 }
 
@@ -39,6 +49,20 @@ struct LinkState {
     /// The connection is known to be cut.
     cut: AtomicBool,
     script_was_sent: AtomicBool,
+    /// What moves its bytes. It ends with the last that uses the connection.
+    io: Mutex<Option<Io>>,
+}
+
+impl LinkState {
+    /// Tells whether there is anything left to be polled.
+    fn poll(&self, cx: &mut Context<'_>) -> bool {
+        let mut io = self.io.lock().unwrap_or_else(PoisonError::into_inner);
+        if io.as_mut().is_some_and(|io| io.poll_unpin(cx).is_ready()) {
+            self.cut.store(true, Relaxed);
+            *io = None;
+        }
+        io.is_some()
+    }
 }
 
 impl Link {
@@ -70,12 +94,20 @@ impl Connector {
             events: Arc::default(),
             turn: tokio::sync::Mutex::default(),
             current: Mutex::default(),
+            polled: Mutex::default(),
             policy_was_read: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn listen(&self, events: mpsc::Sender<Event>) {
-        self.events.listen(events);
+    /// Moves the bytes of all connections.
+    pub(super) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event> {
+        self.events.poller().register(cx.waker());
+        let is_alive = |link: &Weak<LinkState>| link.upgrade().is_some_and(|link| link.poll(cx));
+        self.polled().retain(is_alive);
+        match self.events.next() {
+            Some(event) => Poll::Ready(event),
+            None => Poll::Pending,
+        }
     }
 
     #[cfg(feature = "cluster")]
@@ -134,10 +166,12 @@ impl Connector {
                 }
                 Ok::<(), ()>(())
             });
-        check_tls(&client)?;
-        let mut connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
+        let (mut connection, io) = socket::open(&client, config).await?;
+        if let Some(io) = io {
+            *state.io.lock().unwrap_or_else(PoisonError::into_inner) = Some(io);
+            self.polled().push(Arc::downgrade(&state));
+            self.events.poller().wake();
+        }
         connection.subscribe(&self.channel).await?;
         self.events.tell(Event::Connected);
         self.read_policy(&mut connection).await;
@@ -169,6 +203,10 @@ impl Connector {
     #[cfg(test)]
     pub(super) fn is_connected(&self) -> bool {
         self.current().as_ref().is_some_and(Link::is_usable)
+    }
+
+    fn polled(&self) -> MutexGuard<'_, Vec<Weak<LinkState>>> {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Link>> {

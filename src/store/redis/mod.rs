@@ -28,6 +28,7 @@ pub(crate) mod codec;
 mod connection;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod socket;
 mod target;
 mod wake;
 
@@ -35,11 +36,11 @@ use std::{
     error::Error,
     io,
     sync::{Arc, LazyLock},
+    task::{Context, Poll},
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind, Value};
-use tokio::sync::mpsc;
 
 pub(crate) use self::target::Target;
 use self::{
@@ -85,8 +86,8 @@ impl Store for RedisStore {
         async move { inner.exchange(&exchange).await }.boxed()
     }
 
-    fn listen(&self, events: mpsc::Sender<Event>) {
-        self.inner.connector.listen(events);
+    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event> {
+        self.inner.connector.poll_event(cx)
     }
 
     fn disconnect(&self) {

@@ -1,29 +1,45 @@
 //! What the server pushes, as events for the keeper.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
 
+use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::mpsc;
 
 use super::codec::decode_wake;
 use crate::store::Event;
 
-/// Where events go: to the keeper's driver that listens now.
+/// How many events may wait for the keeper's driver. One that does not fit is dropped: a lost wake-up costs time,
+/// never a slot.
+const MAX_EVENTS: usize = 1_024;
+
+/// Events on their way to whoever polls the store.
 #[derive(Default)]
 pub(super) struct Events {
-    listener: Mutex<Option<mpsc::Sender<Event>>>,
+    queue: Mutex<VecDeque<Event>>,
+    poller: AtomicWaker,
 }
 
 impl Events {
-    pub(super) fn listen(&self, listener: mpsc::Sender<Event>) {
-        *self.listener() = Some(listener);
+    /// Who is to be woken when there is something for it.
+    pub(super) fn poller(&self) -> &AtomicWaker {
+        &self.poller
     }
 
-    /// An event that does not fit is lost: that costs time, never a slot.
+    pub(super) fn next(&self) -> Option<Event> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.pop_front()
+    }
+
     pub(super) fn tell(&self, event: Event) {
-        if let Some(listener) = &*self.listener() {
-            let _ = listener.try_send(event);
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() < MAX_EVENTS {
+            queue.push_back(event);
         }
+        drop(queue);
+        self.poller.wake();
     }
 
     pub(super) fn on_push(&self, push: &PushInfo) {
@@ -35,9 +51,5 @@ impl Events {
         {
             self.tell(Event::Wake(wake));
         }
-    }
-
-    fn listener(&self) -> MutexGuard<'_, Option<mpsc::Sender<Event>>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,280 @@
+//! Exchanges under way, and the one timer of a driver.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::{line::earliest, send::Outgoing};
+use crate::{
+    ledger::Reply,
+    store::{Event, Store, StoreError, StoreErrorKind},
+    telemetry::StoreMeter,
+};
+
+/// A deadline that is noticed so much too late was not missed by the store: this process stood still.
+const STOOD_STILL: Duration = Duration::from_millis(100);
+
+/// What came of an exchange. With an error: whether it is that its time ran out.
+pub(super) type Outcome = Result<Reply, (StoreError, bool)>;
+
+/// What the store has to say, or the time.
+pub(super) enum News {
+    Event(Event),
+    /// An exchange, by its number, is over.
+    Over(u64, Outcome),
+    /// The time has come.
+    Due,
+}
+
+pub(super) struct UnderWay {
+    store: Option<Arc<dyn Store>>,
+    meter: StoreMeter,
+    /// In the order in which they were sent; a handful at most.
+    exchanges: Vec<Sent>,
+    /// May ring too early. To set it anew for each exchange would wake the runtime's timer each time.
+    alarm: Pin<Box<Sleep>>,
+}
+
+struct Sent {
+    number: u64,
+    reply: BoxFuture<'static, Result<Reply, StoreError>>,
+    at: Instant,
+    deadline: Instant,
+    /// How long it may take.
+    patience: Duration,
+    /// Whether it was given its time once more.
+    twice: bool,
+}
+
+impl UnderWay {
+    pub(super) fn new(store: Option<Arc<dyn Store>>, meter: StoreMeter) -> Self {
+        Self {
+            store,
+            meter,
+            exchanges: Vec::new(),
+            alarm: Box::pin(sleep(Duration::ZERO)),
+        }
+    }
+
+    /// It is sent when its outcome is waited for.
+    pub(super) fn send(&mut self, outgoing: Outgoing) {
+        let Some(store) = &self.store else {
+            return;
+        };
+        let now = Instant::now();
+        self.exchanges.push(Sent {
+            number: outgoing.number,
+            reply: store.exchange(outgoing.exchange),
+            at: now,
+            deadline: outgoing.deadline,
+            patience: outgoing.deadline.saturating_duration_since(now),
+            twice: false,
+        });
+    }
+
+    /// What comes next, at `until` at the latest. Cancel safe.
+    pub(super) fn next(&mut self, until: Option<Instant>) -> impl Future<Output = News> {
+        poll_fn(move |cx| self.poll(until, cx))
+    }
+
+    fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
+        if let Some(store) = &self.store
+            && let Poll::Ready(event) = store.poll_event(cx)
+        {
+            return Poll::Ready(News::Event(event));
+        }
+        loop {
+            if let Some((index, outcome)) = self.outcome(cx) {
+                let sent = self.exchanges.remove(index);
+                self.meter.exchanged(&outcome, sent.at.elapsed());
+                return Poll::Ready(News::Over(sent.number, outcome));
+            }
+            let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
+            let Some(next) = earliest(deadlines.min(), until) else {
+                return Poll::Pending;
+            };
+            if self.alarm.deadline() > next || self.alarm.is_elapsed() {
+                self.alarm.as_mut().reset(next);
+            }
+            ready!(self.alarm.as_mut().poll(cx));
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Poll::Ready(News::Due);
+            }
+        }
+    }
+
+    /// Of the first that has one.
+    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Outcome)> {
+        let now = Instant::now();
+        for (index, sent) in self.exchanges.iter_mut().enumerate() {
+            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+                return Some((index, result.map_err(|error| (error, false))));
+            }
+            if now < sent.deadline {
+                continue;
+            }
+            if now > sent.deadline + STOOD_STILL && !sent.twice {
+                // The reply may have been here all the time, unread.
+                sent.twice = true;
+                sent.deadline = now + sent.patience;
+                continue;
+            }
+            // A connection that does not answer is not used again: it may be half open.
+            self.store.iter().for_each(|store| store.disconnect());
+            let error = StoreError {
+                kind: StoreErrorKind::Outage,
+                message: format!("no answer within {:?}", sent.patience),
+            };
+            return Some((index, Err((error, true))));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    };
+
+    use tokio::{sync::oneshot, time::advance};
+
+    use super::*;
+    use crate::ledger::{Exchange, ReplicaId};
+
+    const PATIENCE: Duration = Duration::from_millis(500);
+
+    /// Answers when it is told to.
+    #[derive(Default)]
+    struct Slow {
+        asked: Mutex<Vec<oneshot::Sender<()>>>,
+        disconnected: AtomicU32,
+    }
+
+    impl Store for Slow {
+        fn exchange(&self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+            let (tell, told) = oneshot::channel();
+            self.asked.lock().expect("sound").push(tell);
+            let reply = Reply {
+                now_us: 1,
+                more: false,
+                batches: Vec::new(),
+                claims: Vec::new(),
+            };
+            told.map(|_| Ok(reply)).boxed()
+        }
+
+        fn poll_event(&self, _: &mut Context<'_>) -> Poll<Event> {
+            Poll::Pending
+        }
+
+        fn disconnect(&self) {
+            self.disconnected.fetch_add(1, Relaxed);
+        }
+    }
+
+    impl Slow {
+        fn answer(&self, number: usize) {
+            let tell = self.asked.lock().expect("sound").remove(number);
+            tell.send(()).expect("somebody waits");
+        }
+    }
+
+    fn slow() -> (Arc<Slow>, UnderWay) {
+        let store = Arc::new(Slow::default());
+        let under_way = UnderWay::new(Some(store.clone()), StoreMeter::noop());
+        (store, under_way)
+    }
+
+    fn outgoing(number: u64) -> Outgoing {
+        let exchange = Exchange {
+            replica: ReplicaId::from_bits(1),
+            lease_ms: 1,
+            promote_ms: 1,
+            alive_ms: 1,
+            not_after_us: 0,
+            batches: Vec::new(),
+            claims: Vec::new(),
+            refunds: Vec::new(),
+        };
+        Outgoing {
+            number,
+            exchange: Arc::new(exchange),
+            deadline: Instant::now() + PATIENCE,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_come_in_any_order() {
+        let (store, mut under_way) = slow();
+        under_way.send(outgoing(1));
+        under_way.send(outgoing(2));
+        store.answer(1);
+        assert!(matches!(under_way.next(None).await, News::Over(2, Ok(_))));
+        store.answer(0);
+        assert!(matches!(under_way.next(None).await, News::Over(1, Ok(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_without_an_answer_is_over_at_its_deadline() {
+        let (store, mut under_way) = slow();
+        let start = Instant::now();
+        under_way.send(outgoing(1));
+        advance(PATIENCE / 2).await;
+        under_way.send(outgoing(2));
+        for (number, at) in [(1, PATIENCE), (2, PATIENCE * 3 / 2)] {
+            let News::Over(over, Err((error, true))) = under_way.next(None).await else {
+                panic!("it had no answer");
+            };
+            assert_eq!((over, start.elapsed()), (number, at));
+            assert!(error.is_outage());
+        }
+        assert_eq!(store.disconnected.load(Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_stood_still_does_not_blame_the_store() {
+        let (store, mut under_way) = slow();
+        under_way.send(outgoing(1));
+        assert!(under_way.next(None).now_or_never().is_none());
+        advance(2 * PATIENCE).await;
+        // It is given its time once more, and no more than that.
+        assert!(under_way.next(None).now_or_never().is_none());
+        store.answer(0);
+        assert!(matches!(under_way.next(None).await, News::Over(1, Ok(_))));
+        under_way.send(outgoing(2));
+        let start = Instant::now();
+        advance(2 * PATIENCE).await;
+        let over = under_way.next(None).await;
+        assert!(matches!(over, News::Over(2, Err((_, true)))));
+        assert_eq!(start.elapsed(), 3 * PATIENCE);
+        assert_eq!(store.disconnected.load(Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_comes_neither_early_nor_late() {
+        let (store, mut under_way) = slow();
+        let start = Instant::now();
+        // The alarm is set for the deadline first, then for something sooner, then for something later.
+        under_way.send(outgoing(1));
+        assert!(under_way.next(None).now_or_never().is_none());
+        for ms in [200, 900] {
+            if ms == 900 {
+                store.answer(0);
+                assert!(matches!(under_way.next(None).await, News::Over(1, Ok(_))));
+            }
+            let at = Duration::from_millis(ms);
+            let news = under_way.next(Some(start + at)).await;
+            assert!(matches!(news, News::Due));
+            assert_eq!(start.elapsed(), at);
+        }
+    }
+}

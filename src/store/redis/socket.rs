@@ -1,0 +1,63 @@
+//! Opens connections that are driven by whoever waits for them.
+
+use futures_util::future::{BoxFuture, FutureExt, select_ok};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, RedisResult,
+    aio::MultiplexedConnection,
+    io::tcp::{TcpSettings, socket2::SockRef},
+};
+use tokio::net::{TcpStream, lookup_host};
+
+use super::connection::check_tls;
+
+/// Moves bytes and completes requests while it is polled, until the connection ends.
+pub(super) type Io = BoxFuture<'static, ()>;
+
+/// Opens a connection. Through TLS it has a task of its own, and there is nothing to poll.
+pub(super) async fn open(
+    client: &Client,
+    config: AsyncConnectionConfig,
+) -> RedisResult<(MultiplexedConnection, Option<Io>)> {
+    let info = client.get_connection_info();
+    let redis = info.redis_settings();
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let stream = connect(host, *port, info.tcp_settings()).await?;
+            let (connection, io) =
+                MultiplexedConnection::new_with_config(redis, stream, config).await?;
+            Ok((connection, Some(io.boxed())))
+        }
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => {
+            let stream = tokio::net::UnixStream::connect(path).await?;
+            let (connection, io) =
+                MultiplexedConnection::new_with_config(redis, stream, config).await?;
+            Ok((connection, Some(io.boxed())))
+        }
+        _ => {
+            check_tls(client)?;
+            let connection = client.get_multiplexed_async_connection_with_config(&config);
+            Ok((connection.await?, None))
+        }
+    }
+}
+
+/// To the address of the host that answers first.
+async fn connect(host: &str, port: u16, settings: &TcpSettings) -> RedisResult<TcpStream> {
+    let addresses = lookup_host((host, port)).await?;
+    let attempts: Vec<_> = addresses
+        .map(|address| TcpStream::connect(address).boxed())
+        .collect();
+    if attempts.is_empty() {
+        return Err(std::io::Error::from(std::io::ErrorKind::AddrNotAvailable).into());
+    }
+    let (stream, _others) = select_ok(attempts).await?;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(stream)
+}
