@@ -160,7 +160,7 @@ impl LimiterBuilder {
     }
 
     /// As [`connect`](Self::connect), with a client of the [`redis`] crate: for TLS with an authority of one's own, or
-    /// with a certificate that the server asks for.
+    /// with a certificate that the server asks for. A linger time in its TCP settings does not apply.
     ///
     #[cfg_attr(feature = "tls", doc = "```no_run")]
     #[cfg_attr(not(feature = "tls"), doc = "```ignore")]
