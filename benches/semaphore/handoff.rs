@@ -9,7 +9,7 @@ use redis::AsyncConnectionConfig;
 use tokio::{runtime::Runtime, task::JoinSet};
 use tower_turnstile::{Limit, Limiter, Semaphore};
 
-use crate::{redis_server::RedisServer, spread::Spread};
+use crate::{cost::Cost, redis_server::RedisServer, spread::Spread};
 
 const WAITERS: usize = 64;
 const HOLD: Duration = Duration::from_millis(5);
@@ -22,19 +22,23 @@ const fn line(name: &'static str, limit: u32) -> Limit {
 }
 
 pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, slice: Duration) {
-    let (mut trips, mut waits, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let [mut trips, mut waits, mut scripts, mut shares] = [const { Vec::new() }; 4];
     for replicas in [1, 2] {
         for _ in 0..rounds {
             trips.push(1e6 * runtime.block_on(ping(server, slice)).as_secs_f64());
             let semaphores = runtime.block_on(replicas_of(server, &ONE, replicas));
-            let wait = runtime.block_on(hand_on(semaphores, slice));
-            waits.push(1e6 * wait.as_secs_f64());
+            let before = Cost::read(server, &["evalsha"]);
+            let times = runtime.block_on(hand_on(semaphores, slice));
+            let mut cost = Cost::default();
+            cost.add(before, Cost::read(server, &["evalsha"]));
+            scripts.push(cost.commands_us / times.len() as f64);
+            waits.push(1e6 * median(times).as_secs_f64());
             let semaphores = runtime.block_on(replicas_of(server, &FEW, replicas));
             shares.push(100.0 * runtime.block_on(in_use(semaphores, 8, 5 * slice)));
         }
         let ratio = Spread::of(waits.iter().zip(&trips).map(|(wait, trip)| wait / trip));
-        let [trip, wait, share] =
-            [&mut trips, &mut waits, &mut shares].map(|values| Spread::of(values.drain(..)));
+        let all = [&mut trips, &mut waits, &mut scripts, &mut shares];
+        let [trip, wait, script, share] = all.map(|values| Spread::of(values.drain(..)));
         println!();
         println!("{WAITERS} wait, in {replicas} process(es)");
         println!(
@@ -48,6 +52,10 @@ pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, sli
         println!(
             "    in round trips             {:>9.2} ± {:.2}",
             ratio.median, ratio.around
+        );
+        println!(
+            "    of it the server's script  {:>9.1} us ± {:.1}",
+            script.median, script.around
         );
         println!(
             "  limit 8, 5 ms each: in use   {:>9.1} % ± {:.1}",
@@ -91,8 +99,8 @@ pub(crate) async fn ping(server: &RedisServer, slice: Duration) -> Duration {
     tokio::spawn(pings).await.expect("no panic")
 }
 
-/// From the release of the only slot until somebody has it: the median of some.
-async fn hand_on(replicas: Vec<Semaphore>, slice: Duration) -> Duration {
+/// From the release of the only slot until somebody has it.
+async fn hand_on(replicas: Vec<Semaphore>, slice: Duration) -> Vec<Duration> {
     let released = Arc::new(Mutex::new(None::<Instant>));
     let times = all_of(replicas, slice, move |semaphore| {
         let released = released.clone();
@@ -105,7 +113,7 @@ async fn hand_on(replicas: Vec<Semaphore>, slice: Duration) -> Duration {
             time
         }
     });
-    median(times.await.into_iter().flatten().collect())
+    times.await.into_iter().flatten().collect()
 }
 
 /// What part of the time the slots are in use.

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{
             AtomicU8,
-            Ordering::{AcqRel, Acquire, Release},
+            Ordering::{AcqRel, Acquire},
         },
     },
     task::{Context, Poll, Wake, Waker},
@@ -73,7 +73,8 @@ impl<F: Future> Future for Again<F> {
         let mut this = self.project();
         this.relay.task.register(cx.waker());
         for _ in 0..MOST {
-            this.relay.state.store(AT_WORK, Release);
+            // What was done before it was woken is to be seen.
+            this.relay.state.swap(AT_WORK, AcqRel);
             let mut inner = Context::from_waker(this.waker);
             if let Poll::Ready(output) = this.future.as_mut().poll(&mut inner) {
                 return Poll::Ready(output);

@@ -46,8 +46,8 @@ pub(super) struct Link {
 
 #[derive(Default)]
 struct LinkState {
-    /// The connection is known to be cut.
-    cut: AtomicBool,
+    /// The connection is known to be cut. Shared with its `io`, which must not keep the link.
+    cut: Arc<AtomicBool>,
     script_was_sent: AtomicBool,
     /// What moves its bytes. It ends with the last that uses the connection.
     io: Mutex<Option<Io>>,
@@ -154,13 +154,13 @@ impl Connector {
 
     async fn connect_to(&self, client: Client) -> RedisResult<Link> {
         let state = Arc::<LinkState>::default();
-        let (events, seen) = (self.events.clone(), state.clone());
+        let (events, seen) = (self.events.clone(), state.cut.clone());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(move |push: redis::PushInfo| {
                 if push.kind == PushKind::Disconnection {
-                    seen.cut.store(true, Relaxed);
+                    seen.store(true, Relaxed);
                 } else {
                     events.on_push(&push);
                 }
