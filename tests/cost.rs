@@ -290,9 +290,9 @@ fn renewals_of_a_thousand_keys_share_exchanges() {
         let calls = calls(&server);
         let exchanges = calls["evalsha"];
         assert!((10..=100).contains(&exchanges), "{calls:?}");
-        // What each key costs: as if it was alone.
+        // What each key costs.
         let of_a_key: u64 = calls.values().sum::<u64>() / KEYS as u64;
-        assert!(of_a_key <= 7, "{calls:?}");
+        assert!(of_a_key <= 4, "{calls:?}");
     });
 }
 

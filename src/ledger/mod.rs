@@ -28,8 +28,8 @@
 //! | `recall` | somebody waits or was refused: replicas that keep idle slots are told to give them back |
 //! | `keep` | nobody waits: the replica that asks may keep idle slots for a while |
 //!
-//! The script has a short way besides, for a ledger that nobody waits in and whose leases all go on: `release`, and
-//! `acquire` if there is room for all.
+//! The script has a short way besides, for a ledger that nobody waits in and whose leases all go on: `release`, `renew`,
+//! and `acquire` if there is room for all.
 //!
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
