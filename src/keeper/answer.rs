@@ -37,9 +37,9 @@ impl Line {
             in_use,
             waiting,
             head,
-            nearest_ms,
             seen: at,
         };
+        note.nearest_ms = nearest_ms;
         self.follow_right(ctx, batch, at);
         for release in note.releases.drain(..) {
             if release.not_after_us >= at.store_us {
@@ -95,7 +95,7 @@ impl Line {
     pub(super) fn ask_once_more(&mut self, ctx: &mut Ctx, seq: Seq) {
         match ctx.down {
             Some(refused) => self.decide_without_store(ctx, seq, refused),
-            None => self.work.acquire.push_front(seq),
+            None => self.work.get_or_insert_default().acquire.push_front(seq),
         }
     }
 
@@ -111,9 +111,7 @@ impl Line {
         };
         entry.renewing = false;
         match (entry.state, standing) {
-            (State::Held { .. } | State::Checking, _)
-                if entry.held_since.is_some_and(|since| at.sent < since) =>
-            {
+            (State::Held { .. } | State::Checking, _) if at.sent < entry.since => {
                 // It speaks of a time before. One that is being checked has to be asked for again.
                 match entry.state {
                     State::Checking => self.renew(seq),
@@ -121,7 +119,7 @@ impl Line {
                 }
             }
             // The store has lost it, or has gone back to an older copy.
-            (State::Held { .. }, _) => self.work.adopt.push_back(seq),
+            (State::Held { .. }, _) => self.work.get_or_insert_default().adopt.push_back(seq),
             (State::Waiting { .. } | State::Checking, Standing::Waiting { ticket }) => {
                 self.set(ctx, seq, State::Waiting { ticket, seen: at });
             }
@@ -145,7 +143,7 @@ impl Line {
             }
             _ if entry.wanted => {
                 self.look_after(ctx, seq);
-                self.work.adopt.push_back(seq);
+                self.work.get_or_insert_default().adopt.push_back(seq);
             }
             _ => self.give_up(ctx, seq),
         }
@@ -232,9 +230,7 @@ impl Line {
 
     /// Before a new head is noted: what the old one tells of those whom the new one has passed.
     fn remember_waiting(&mut self, head: Option<i64>) {
-        let passed = self.queue.range(..(head.unwrap_or(0), 0));
-        let passed: Vec<_> = passed.copied().collect();
-        for (ticket, seq) in passed {
+        for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
             let heard = self.heard;
             if let Some(entry) = self.entries.get_mut(&seq)
                 && let State::Waiting { seen, .. } = &mut entry.state
@@ -245,21 +241,16 @@ impl Line {
     }
 
     /// Looks for waiters that have left the line, and sets the timers of those that have not.
-    pub(super) fn watch(&mut self, ctx: &mut Ctx, at: Seen, now: Instant) {
-        let Heard {
-            head, nearest_ms, ..
-        } = self.heard;
-        let left = self.queue.range(..(head.unwrap_or(0), 0));
-        let left: Vec<Seq> = left.map(|(_, seq)| *seq).collect();
-        for seq in left {
+    pub(super) fn watch(&mut self, ctx: &mut Ctx, nearest_ms: Option<u64>, at: Seen, now: Instant) {
+        let head = self.heard.head;
+        for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
             self.renew(seq);
         }
-        let Some((first, _)) = self.queue.first() else {
-            (
-                self.timers.poll,
-                self.timers.handover,
-                self.timers.roll_call,
-            ) = (None, None, None);
+        let Some(queue) = &mut self.queue else {
+            return;
+        };
+        let Some((first, _)) = queue.waiters.first() else {
+            self.queue = None;
             return;
         };
         // Leases are renewed long before they end, so somebody crashed. The replica of the head asks first; if that is
@@ -269,14 +260,12 @@ impl Line {
         } else {
             ctx.settings.poll_interval / 10
         };
-        self.timers.handover = nearest_ms.map(|nearest_ms| {
+        queue.handover = nearest_ms.map(|nearest_ms| {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             now + Duration::from_millis(rest) + turn
         });
-        self.timers.poll = Some(now + ctx.jittered(ctx.settings.poll_interval));
-        self.timers.roll_call = self
-            .timers
-            .roll_call
-            .or(Some(now + ctx.settings.waiter_ttl));
+        queue.poll = Some(now + ctx.jittered(ctx.settings.poll_interval));
+        let next = Some(now + ctx.settings.waiter_ttl);
+        queue.roll_call = queue.roll_call.or(next);
     }
 }

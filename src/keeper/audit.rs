@@ -43,7 +43,7 @@ impl Core {
         }
         // Names that an unanswered exchange may put into the ledger, and those that it renews.
         let (mut entering, mut renewing) = (BTreeSet::new(), BTreeSet::new());
-        let mut in_flight: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut in_flight: BTreeMap<usize, u16> = BTreeMap::new();
         for flight in &self.in_flight {
             for (batch, note) in flight.exchange.batches.iter().zip(&flight.notes) {
                 *in_flight.entry(note.line).or_default() += 1;
@@ -89,10 +89,11 @@ impl Core {
                 listed.push(index);
             }
             hold!(!line.is_idle(), "{at}: is idle and there");
-            hold!(
-                line.listed || !line.has_work(),
-                "{at}: has work and is not listed"
-            );
+            let has_work = line.has_work();
+            let (no_work, no_queue) = Default::default();
+            let work = line.work.as_deref().unwrap_or(&no_work);
+            let queue = line.queue.as_deref().unwrap_or(&no_queue);
+            hold!(line.listed || !has_work, "{at}: has work and is not listed");
             hold!(
                 line.due == line.next_due(),
                 "{at}: due {:?}, not {:?}",
@@ -125,7 +126,7 @@ impl Core {
                     let young = *seq >= line.young_from;
                     let listed = self.ctx.leases.contains(&(at, index, *seq));
                     leases += usize::from(listed && !young);
-                    let timed = young && line.timers.young.is_some_and(|young| young <= at);
+                    let timed = young && line.young.is_some_and(|young| young <= at);
                     let seen_to = listed || timed || entry.open;
                     hold!(seen_to, "{at:?}: nobody looks after {seq}");
                 }
@@ -138,7 +139,7 @@ impl Core {
                     "{at}: open {}",
                     entry.open
                 );
-                let asked = line.work.renew.contains(seq) || renewing.contains(seq);
+                let asked = work.renew.contains(seq) || renewing.contains(seq);
                 hold!(!entry.renewing || asked, "{at}: renewing, and nobody asks");
                 hold!(
                     !entry.taken || entry.claim.is_none(),
@@ -154,7 +155,7 @@ impl Core {
                 match entry.state {
                     State::Asking(None) => {
                         hold!(
-                            line.work.acquire.contains(seq) && up,
+                            work.acquire.contains(seq) && up,
                             "{at}: wants to ask, and will not"
                         );
                     }
@@ -168,7 +169,7 @@ impl Core {
                     }
                     State::Waiting { ticket, .. } => {
                         hold!(
-                            line.queue.contains(&(ticket, *seq)),
+                            queue.waiters.contains(&(ticket, *seq)),
                             "{at}: not in the queue"
                         );
                     }
@@ -176,7 +177,7 @@ impl Core {
                     _ => {}
                 }
             }
-            for (ticket, seq) in &line.queue {
+            for (ticket, seq) in &queue.waiters {
                 let state = line.entries.get(seq).map(|entry| entry.state);
                 let same =
                     matches!(state, Some(State::Waiting { ticket: own, .. }) if own == *ticket);
@@ -186,8 +187,8 @@ impl Core {
                 !shared || !up || line.local.is_none(),
                 "{at}: has a ledger of its own"
             );
-            if up && shared && !line.queue.is_empty() {
-                let asked = line.timers.poll.is_some() || line.in_flight > 0 || line.has_work();
+            if up && shared && !queue.waiters.is_empty() {
+                let asked = queue.poll.is_some() || line.in_flight > 0 || has_work;
                 hold!(asked, "{at}: waits, and never asks");
             }
             check_local(line, &at)?;
@@ -317,7 +318,7 @@ fn check_pool(line: &Line, at: &str) -> Result<(), String> {
     }
     let names: BTreeSet<_> = idle.iter().collect();
     hold!(names.len() == idle.len(), "{at}: lies idle twice: {idle:?}");
-    let tended = line.timers.pool.is_some() || line.local.is_some();
+    let tended = line.tend_at.is_some() || line.local.is_some();
     hold!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
     Ok(())
 }

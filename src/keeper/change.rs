@@ -7,6 +7,7 @@ use super::{
     clock::local_deadline,
     entry::{Entry, Seen, State},
     line::Line,
+    work::Queue,
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -25,7 +26,7 @@ impl Line {
         };
         let line = entry.lease.line;
         match entry.state {
-            State::Waiting { ticket, .. } => drop(self.queue.remove(&(ticket, seq))),
+            State::Waiting { ticket, .. } => leave(&mut self.queue, ticket, seq),
             State::Held { look_at: Some(at) } if seq < self.young_from => {
                 ctx.leases.remove(&(at, line, seq));
             }
@@ -37,7 +38,8 @@ impl Line {
         match state {
             State::Asking(_) => {}
             State::Waiting { ticket, .. } => {
-                self.queue.insert((ticket, seq));
+                let queue = self.queue.get_or_insert_default();
+                queue.waiters.insert((ticket, seq));
                 ctx.expiries.insert(expires);
             }
             State::WaitingHere => drop(ctx.expiries.insert(expires)),
@@ -60,7 +62,7 @@ impl Line {
         let entry = self.entries.remove(&seq)?;
         let line = entry.lease.line;
         match entry.state {
-            State::Waiting { ticket, .. } => drop(self.queue.remove(&(ticket, seq))),
+            State::Waiting { ticket, .. } => leave(&mut self.queue, ticket, seq),
             State::Held { look_at: Some(at) } if seq < self.young_from => {
                 ctx.leases.remove(&(at, line, seq));
             }
@@ -77,7 +79,8 @@ impl Line {
             return;
         };
         if !entry.open && (entry.in_store || entry.not_after_us > 0) {
-            self.work.release.push(ctx.release(seq, entry.not_after_us));
+            let release = ctx.release(seq, entry.not_after_us);
+            self.work.get_or_insert_default().release.push(release);
             (entry.in_store, entry.not_after_us) = (false, 0);
         }
     }
@@ -88,7 +91,7 @@ impl Line {
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_seq();
         entry.lease.rename(new);
-        (entry.state, entry.renewing, entry.held_since) = (State::Asking(None), false, None);
+        (entry.state, entry.renewing) = (State::Asking(None), false);
         // An answer that is still to come is about the old name, and says nothing new: the store has told of it.
         (entry.open, entry.alone) = (false, false);
         ctx.count(self.key.0, entry.state);
@@ -117,11 +120,11 @@ impl Line {
             return;
         };
         if let Some(entry) = self.entries.get_mut(&new) {
-            entry.asking_since = ctx.now;
+            entry.since = ctx.now;
         }
         match ctx.down {
             Some(refused) => self.decide_without_store(ctx, new, refused),
-            None => self.work.acquire.push_back(new),
+            None => self.work.get_or_insert_default().acquire.push_back(new),
         }
     }
 
@@ -136,7 +139,8 @@ impl Line {
     ) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             // Given up in the meantime, or a ghost of an exchange that ran late.
-            self.work.release.push(ctx.release(seq, 0));
+            let release = ctx.release(seq, 0);
+            self.work.get_or_insert_default().release.push(release);
             return;
         };
         entry.in_store = true;
@@ -154,14 +158,14 @@ impl Line {
             }
             // There must be time to renew it.
             _ if until <= now + ctx.settings.store_timeout => {
-                entry.held_since = Some(now);
+                entry.since = now;
                 self.set(ctx, seq, State::Checking);
                 self.renew(seq);
             }
             _ => {
                 ctx.history.held(&self.ledger, seq, until, until_ms, now);
                 entry.lease.hold(Some(until));
-                entry.held_since = Some(now);
+                entry.since = now;
                 let look_at = Some(renew_at);
                 self.set(ctx, seq, State::Held { look_at });
             }
@@ -173,7 +177,7 @@ impl Line {
         if let Some(entry) = self.entries.get_mut(&seq) {
             ctx.history.admitted(&self.ledger, seq, ctx.now);
             entry.lease.hold(None);
-            entry.held_since = Some(ctx.now);
+            entry.since = ctx.now;
             self.set(ctx, seq, State::Held { look_at: None });
         }
     }
@@ -193,7 +197,7 @@ impl Line {
         if entry.wanted {
             ctx.history.given_up(&self.ledger, seq, ctx.now);
         }
-        if entry.taken && entry.wanted && entry.held_since.is_some() {
+        if entry.taken && entry.wanted && entry.is_held() {
             ctx.note_hold(self.key.0, entry.lease.tenure_lasts(ctx.now));
         }
         if entry.open {
@@ -223,5 +227,12 @@ impl Line {
             }
             _ => {}
         }
+    }
+}
+
+/// The line is looked after as before until the next answer.
+fn leave(queue: &mut Option<Box<Queue>>, ticket: i64, seq: Seq) {
+    if let Some(queue) = queue {
+        queue.waiters.remove(&(ticket, seq));
     }
 }

@@ -8,7 +8,7 @@ use super::{
     Core, Lease, MAX_BATCHES, MAX_NAMES, MAX_REFUNDS,
     claim::{self, Stage},
     ctx::Ctx,
-    entry::{Release, Seen, State},
+    entry::{Seen, State},
     line::Line,
     rates::Paid,
     send::Note,
@@ -130,7 +130,7 @@ impl Core {
         let batch = match draft.notes.iter().position(|note| note.line == index) {
             Some(batch) => batch,
             None => {
-                self.lines[index].work.touch = true;
+                self.lines[index].touch = true;
                 self.draft_batch(draft, index, now);
                 draft.batches.len() - 1
             }
@@ -203,55 +203,42 @@ impl Line {
             reuse: self.reuse(ctx, now),
             ..Batch::default()
         };
-        let touch = std::mem::take(&mut self.work.touch);
-        let inquiries = std::mem::take(&mut self.work.inquiries);
-        let count = self.work.release.len().min(*room);
-        let releases: Vec<Release> = self.work.release.drain(..count).collect();
-        batch.release = releases.iter().map(|release| release.seq).collect();
-        *room -= count;
-        while *room > 0
-            && let Some(seq) = self.work.renew.pop_front()
-        {
-            if self.entries.contains_key(&seq) {
-                batch.renew.push(seq);
-                *room -= 1;
-            }
-        }
-        while *room > 0
-            && let Some(seq) = self.work.adopt.pop_front()
-        {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && entry.is_held()
-                && !entry.open
-                && !entry.lease.is_over(now)
+        let touch = std::mem::take(&mut self.touch);
+        let (mut releases, mut inquiries) = (Vec::new(), Vec::new());
+        if let Some(work) = &mut self.work {
+            inquiries = std::mem::take(&mut work.inquiries);
+            let count = work.release.len().min(*room);
+            let rest = work.release.split_off(count);
+            releases = std::mem::replace(&mut work.release, rest);
+            batch.release = releases.iter().map(|release| release.seq).collect();
+            *room -= count;
+            while *room > 0
+                && let Some(seq) = work.renew.pop_front()
             {
-                entry.open = true;
-                batch.adopt.push(seq);
-                *room -= 1;
+                if self.entries.contains_key(&seq) {
+                    batch.renew.push(seq);
+                    *room -= 1;
+                }
             }
-        }
-        let introducing = self.is_introducing();
-        while *room > 0
-            && !introducing
-            && let Some(seq) = self.work.acquire.pop_front()
-        {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && let State::Asking(None) = entry.state
+            while *room > 0
+                && let Some(seq) = work.adopt.pop_front()
             {
-                entry.open = true;
-                entry.state = State::Asking(Some(Seen {
-                    store_us: 0,
-                    sent: now,
-                }));
-                batch.acquire.push(Ask {
-                    seq,
-                    wait: !entry.wait.is_zero(),
-                });
-                *deadline = ctx.patience(entry.asking_since, now).min(*deadline);
-                *room -= 1;
+                if let Some(entry) = self.entries.get_mut(&seq)
+                    && entry.is_held()
+                    && !entry.open
+                    && !entry.lease.is_over(now)
+                {
+                    entry.open = true;
+                    batch.adopt.push(seq);
+                    *room -= 1;
+                }
             }
         }
-        batch.waits = !self.queue.is_empty() || batch.acquire.iter().any(|ask| ask.wait);
+        if !self.is_introducing() {
+            self.take_newcomers(ctx, &mut batch, room, deadline, now);
+        }
+        self.tidy();
+        batch.waits = self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
         let empty = batch.release.is_empty()
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
@@ -267,7 +254,40 @@ impl Line {
                 failed: false,
                 releases,
                 inquiries,
+                nearest_ms: None,
             },
         ))
+    }
+
+    fn take_newcomers(
+        &mut self,
+        ctx: &Ctx,
+        batch: &mut Batch,
+        room: &mut usize,
+        deadline: &mut Instant,
+        now: Instant,
+    ) {
+        let Some(work) = &mut self.work else {
+            return;
+        };
+        while *room > 0
+            && let Some(seq) = work.acquire.pop_front()
+        {
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && let State::Asking(None) = entry.state
+            {
+                entry.open = true;
+                entry.state = State::Asking(Some(Seen {
+                    store_us: 0,
+                    sent: now,
+                }));
+                batch.acquire.push(Ask {
+                    seq,
+                    wait: !entry.wait.is_zero(),
+                });
+                *deadline = ctx.patience(entry.since, now).min(*deadline);
+                *room -= 1;
+            }
+        }
     }
 }

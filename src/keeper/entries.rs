@@ -10,50 +10,65 @@ const FEW: usize = 8;
 
 /// Most lines have one entry or two, for which a list takes a tenth of the memory of a tree: the tree makes room for
 /// eleven at once.
-#[derive(Default)]
-pub(super) struct Entries {
-    /// In order. All of them, or none.
-    few: Vec<(Seq, Entry)>,
-    /// All of them, or none.
-    many: BTreeMap<Seq, Entry>,
+pub(super) enum Entries {
+    /// In order.
+    Few(Vec<(Seq, Entry)>),
+    Many(BTreeMap<Seq, Entry>),
+}
+
+impl Default for Entries {
+    fn default() -> Self {
+        Self::Few(Vec::new())
+    }
 }
 
 impl Entries {
     pub(super) fn insert(&mut self, seq: Seq, entry: Entry) {
-        if self.few.len() == FEW {
-            self.many.extend(self.few.drain(..));
+        if let Self::Few(few) = self
+            && few.len() == FEW
+        {
+            *self = Self::Many(few.drain(..).collect());
         }
-        if !self.many.is_empty() {
-            self.many.insert(seq, entry);
-            return;
+        match self {
+            Self::Few(few) => match place(few, seq) {
+                Ok(place) => few[place].1 = entry,
+                Err(place) => {
+                    few.reserve_exact(1);
+                    few.insert(place, (seq, entry));
+                }
+            },
+            Self::Many(many) => drop(many.insert(seq, entry)),
         }
-        match self.place(seq) {
-            Ok(place) => self.few[place].1 = entry,
-            Err(place) => {
-                self.few.reserve_exact(1);
-                self.few.insert(place, (seq, entry));
+    }
+
+    /// When the last of many goes there are few again.
+    pub(super) fn remove(&mut self, seq: &Seq) -> Option<Entry> {
+        match self {
+            Self::Few(few) => Some(few.remove(place(few, *seq).ok()?).1),
+            Self::Many(many) => {
+                let entry = many.remove(seq);
+                if many.is_empty() {
+                    *self = Self::default();
+                }
+                entry
             }
         }
     }
 
-    pub(super) fn remove(&mut self, seq: &Seq) -> Option<Entry> {
-        match self.place(*seq) {
-            Ok(place) => Some(self.few.remove(place).1),
-            Err(_) => self.many.remove(seq),
-        }
-    }
-
     pub(super) fn get(&self, seq: &Seq) -> Option<&Entry> {
-        match self.place(*seq) {
-            Ok(place) => Some(&self.few[place].1),
-            Err(_) => self.many.get(seq),
+        match self {
+            Self::Few(few) => Some(&few[place(few, *seq).ok()?].1),
+            Self::Many(many) => many.get(seq),
         }
     }
 
     pub(super) fn get_mut(&mut self, seq: &Seq) -> Option<&mut Entry> {
-        match self.place(*seq) {
-            Ok(place) => Some(&mut self.few[place].1),
-            Err(_) => self.many.get_mut(seq),
+        match self {
+            Self::Few(few) => {
+                let place = place(few, *seq).ok()?;
+                Some(&mut few[place].1)
+            }
+            Self::Many(many) => many.get_mut(seq),
         }
     }
 
@@ -62,24 +77,36 @@ impl Entries {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.few.len() + self.many.len()
+        match self {
+            Self::Few(few) => few.len(),
+            Self::Many(many) => many.len(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    pub(super) fn are_few(&self) -> bool {
+        matches!(self, Self::Few(_))
+    }
+
     /// By name, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Seq, &Entry)> {
-        let few = self.few.iter().map(|(seq, entry)| (seq, entry));
-        few.chain(&self.many)
+        self.since(0)
     }
 
     /// Those from this name on.
     pub(super) fn since(&self, first: Seq) -> impl Iterator<Item = (&Seq, &Entry)> {
-        let (Ok(place) | Err(place)) = self.place(first);
-        let few = self.few[place..].iter().map(|(seq, entry)| (seq, entry));
-        few.chain(self.many.range(first..))
+        let (few, many) = match self {
+            Self::Few(few) => {
+                let (Ok(place) | Err(place)) = place(few, first);
+                (&few[place..], None)
+            }
+            Self::Many(many) => (&[][..], Some(many.range(first..))),
+        };
+        let few = few.iter().map(|(seq, entry)| (seq, entry));
+        few.chain(many.into_iter().flatten())
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Seq> {
@@ -91,14 +118,18 @@ impl Entries {
     }
 
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        let few = self.few.iter_mut().map(|(_, entry)| entry);
-        few.chain(self.many.values_mut())
+        let (few, many) = match self {
+            Self::Few(few) => (&mut few[..], None),
+            Self::Many(many) => (&mut [][..], Some(many.values_mut())),
+        };
+        let few = few.iter_mut().map(|(_, entry)| entry);
+        few.chain(many.into_iter().flatten())
     }
+}
 
-    /// Where it is in the list, or would be.
-    fn place(&self, seq: Seq) -> Result<usize, usize> {
-        self.few.binary_search_by_key(&seq, |(seq, _)| *seq)
-    }
+/// Where it is in the list, or would be.
+fn place(few: &[(Seq, Entry)], seq: Seq) -> Result<usize, usize> {
+    few.binary_search_by_key(&seq, |(seq, _)| *seq)
 }
 
 #[cfg(test)]

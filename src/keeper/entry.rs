@@ -33,8 +33,6 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// It lives in the store's ledger, not only in this process's.
     pub(super) in_store: bool,
-    /// When this process learned that it has a slot: an answer to an earlier question says nothing against it.
-    pub(super) held_since: Option<Instant>,
     /// An exchange that puts it into the store's ledger has not been answered.
     pub(super) open: bool,
     /// Unanswered exchanges may put it there until this store time.
@@ -48,8 +46,9 @@ pub(super) struct Entry {
     /// That permit has no other slots.
     pub(super) alone: bool,
     pub(super) asked: Instant,
-    /// When it began to ask the store that it asks now: it has `store_timeout` from then.
-    pub(super) asking_since: Instant,
+    /// When it began to ask the store that it asks now: it has `store_timeout` from then. Once it has a slot, when this
+    /// process learned of that: an answer to an earlier question says nothing against it.
+    pub(super) since: Instant,
     /// Zero: it does not wait.
     pub(super) wait: Duration,
     pub(super) place: u32,
@@ -92,7 +91,6 @@ impl Entry {
             lease,
             state: State::Parked,
             in_store: false,
-            held_since: None,
             open: false,
             not_after_us: 0,
             renewing: false,
@@ -100,7 +98,7 @@ impl Entry {
             taken: false,
             alone: false,
             asked: now,
-            asking_since: now,
+            since: now,
             wait,
             place: 0,
             waker: None,

@@ -1,17 +1,14 @@
 //! A line: what this process knows of one ledger, and what it has to tell it next.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     Ctx, Pool,
     entries::Entries,
-    entry::{Entry, Release, Seen, State},
+    entry::{Entry, Seen, State},
+    work::{Queue, Work},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -32,21 +29,22 @@ pub(super) struct Line {
     pub(super) entries: Entries,
     /// Held permits from this name on are not listed in [`Ctx::leases`]: most are given back before they are due.
     pub(super) young_from: Seq,
-    /// Those that wait in the store's ledger, by ticket. A ticket is used twice if the store has forgotten one who waits,
-    /// and its clock was stepped back.
-    pub(super) queue: BTreeSet<(i64, Seq)>,
-    pub(super) work: Work,
-    /// Releases to repeat at `timers.release`: what they release might still arrive.
-    pub(super) later: Vec<Release>,
+    pub(super) queue: Option<Box<Queue>>,
+    pub(super) work: Option<Box<Work>>,
+    /// Send a batch even if it is empty.
+    pub(super) touch: bool,
     /// Exchanges under way that have a batch for this line.
-    pub(super) in_flight: u32,
+    pub(super) in_flight: u16,
     /// The ledger in this process, which decides while there is no store.
     pub(super) local: Option<Box<Ledger>>,
-    pub(super) timers: Timers,
+    /// The first of the permits that are not listed is due to be looked after.
+    pub(super) young: Option<Instant>,
     /// If its slots may be used again without the store.
     pub(super) pool: Option<Arc<Pool>>,
     /// When the right to do so was last recalled: what was asked before says nothing of it.
     pub(super) recalled: Option<Instant>,
+    /// When the pool is to be tended.
+    pub(super) tend_at: Option<Instant>,
     pub(super) introducing: bool,
     pub(super) heard: Heard,
     /// Whether it stands in the keeper's list of lines with work.
@@ -57,41 +55,12 @@ pub(super) struct Line {
     pub(super) spared: bool,
 }
 
-/// What is to be sent. Names are checked again when it is sent: an entry may have gone in the meantime.
-#[derive(Default)]
-pub(super) struct Work {
-    pub(super) release: Vec<Release>,
-    pub(super) renew: VecDeque<Seq>,
-    pub(super) adopt: VecDeque<Seq>,
-    pub(super) acquire: VecDeque<Seq>,
-    pub(super) inquiries: Vec<oneshot::Sender<Usage>>,
-    /// Send a batch even if it is empty.
-    pub(super) touch: bool,
-}
-
-/// When to look after a line, and why.
-#[derive(Default)]
-pub(super) struct Timers {
-    /// The first of the permits that are not listed is due to be looked after.
-    pub(super) young: Option<Instant>,
-    /// The line has to be asked how far it is.
-    pub(super) poll: Option<Instant>,
-    /// The next lease in the ledger ends, and its slot goes to the line.
-    pub(super) handover: Option<Instant>,
-    pub(super) release: Option<Instant>,
-    /// Every waiter is asked for by name: one that is not before the head may still have left the line.
-    pub(super) roll_call: Option<Instant>,
-    /// The pool is to be tended.
-    pub(super) pool: Option<Instant>,
-}
-
 /// What the last reply told of a ledger.
 #[derive(Clone, Copy)]
 pub(super) struct Heard {
     pub(super) in_use: u32,
     pub(super) waiting: u32,
     pub(super) head: Option<i64>,
-    pub(super) nearest_ms: Option<u64>,
     pub(super) seen: Seen,
 }
 
@@ -120,20 +89,20 @@ impl Line {
             own_max: None,
             entries: Entries::default(),
             young_from: 0,
-            queue: BTreeSet::new(),
-            work: Work::default(),
-            later: Vec::new(),
+            queue: None,
+            work: None,
+            touch: false,
             in_flight: 0,
             local: None,
-            timers: Timers::default(),
+            young: None,
             pool: None,
             recalled: None,
+            tend_at: None,
             introducing: false,
             heard: Heard {
                 in_use: 0,
                 waiting: 0,
                 head: None,
-                nearest_ms: None,
                 seen: Seen {
                     store_us: 0,
                     sent: now,
@@ -188,7 +157,7 @@ impl Line {
 
     /// There may be more slots: waiters get them.
     fn grow(&mut self, ctx: &mut Ctx) {
-        self.work.touch |= !self.queue.is_empty();
+        self.touch |= self.has_waiters();
         if self.local.is_some() {
             self.run_here(ctx, One::Nothing);
         }
@@ -199,7 +168,7 @@ impl Line {
         if let Some(entry) = self.entries.get_mut(&seq)
             && !std::mem::replace(&mut entry.renewing, true)
         {
-            self.work.renew.push_back(seq);
+            self.work.get_or_insert_default().renew.push_back(seq);
         }
     }
 
@@ -228,7 +197,9 @@ impl Line {
     /// Whether the store has not confirmed all holders since the line was introduced.
     pub(super) fn is_introducing(&mut self) -> bool {
         let unconfirmed = |entry: &Entry| entry.is_held() && (entry.renewing || entry.open);
-        self.introducing &= !self.work.adopt.is_empty() || self.entries.values().any(unconfirmed);
+        let adopts = |work: &Work| !work.adopt.is_empty();
+        self.introducing &=
+            self.work.as_deref().is_some_and(adopts) || self.entries.values().any(unconfirmed);
         self.introducing
     }
 
@@ -286,42 +257,25 @@ impl Line {
         Some(held.mul_f64(turns).min(MAX_WAIT))
     }
 
-    pub(super) fn has_work(&mut self) -> bool {
-        let newcomers = !self.work.acquire.is_empty() && !self.is_introducing();
-        let Work {
-            release,
-            renew,
-            adopt,
-            inquiries,
-            touch,
-            acquire: _,
-        } = &self.work;
-        let known = release.is_empty() && renew.is_empty() && adopt.is_empty();
-        newcomers || !known || !inquiries.is_empty() || *touch
-    }
-
     /// Nothing is known of it that the store would not tell again.
     pub(super) fn is_idle(&mut self) -> bool {
         self.is_unused()
             && self.in_flight == 0
-            && self.later.is_empty()
             && !self.listed
             && !self.has_work()
+            && !self.releases_later()
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let Timers {
-            young,
-            poll,
-            handover,
-            release,
-            roll_call,
-            pool,
-        } = self.timers;
-        [young, poll, handover, release, roll_call, pool]
-            .into_iter()
-            .flatten()
-            .min()
+        let mut due = earliest(self.young, self.tend_at);
+        if let Some(work) = &self.work {
+            due = earliest(due, work.later_at);
+        }
+        if let Some(queue) = &self.queue {
+            let timers = [queue.poll, queue.handover, queue.roll_call];
+            due = timers.into_iter().fold(due, earliest);
+        }
+        due
     }
 }
 

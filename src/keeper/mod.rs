@@ -14,6 +14,7 @@
 //! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
 //! | `rates` | what a claim is charged |
 //! | `entry`, `entries`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
+//! | `work` | what a line has to tell its ledger, and who waits there |
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `draft`, `send` | collect the work of many lines, and claims, into one exchange (group commit) |
 //! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
@@ -68,6 +69,7 @@ mod timers;
 mod turn;
 mod under_way;
 mod verdict;
+mod work;
 
 use std::time::Duration;
 

@@ -167,8 +167,7 @@ impl Line {
         if refused {
             self.local = None;
         }
-        self.work.inquiries.clear();
-        let mut waiters: Vec<Seq> = self.queue.iter().map(|(_, seq)| *seq).collect();
+        let mut waiters: Vec<Seq> = self.waiters().map(|(_, seq)| *seq).collect();
         let elsewhere = |state| match state {
             State::Checking => true,
             State::WaitingHere => refused,
@@ -180,7 +179,10 @@ impl Line {
                 .filter(|(_, entry)| elsewhere(entry.state))
                 .map(|(seq, _)| seq),
         );
-        waiters.extend(self.work.acquire.drain(..));
+        if let Some(work) = &mut self.work {
+            work.inquiries.clear();
+            waiters.extend(work.acquire.drain(..));
+        }
         for seq in waiters {
             self.decide_without_store(ctx, seq, refused);
         }
@@ -325,8 +327,10 @@ impl Line {
 
     /// Drops releases that are not worth repeating any more.
     fn forget(&mut self, now: Instant) {
-        self.work.release.retain(|release| release.forget_at > now);
-        self.later.retain(|release| release.forget_at > now);
+        if let Some(work) = &mut self.work {
+            work.release.retain(|release| release.forget_at > now);
+            work.later.retain(|release| release.forget_at > now);
+        }
     }
 
     /// The store is back: waiters queue there again.

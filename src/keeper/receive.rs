@@ -43,7 +43,7 @@ impl Core {
         let mut outage = None;
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
             let line = &mut self.lines[note.line];
-            line.work.touch |= reply.more;
+            line.touch |= reply.more;
             match result {
                 Ok(answer) => line.answered(&mut self.ctx, batch, note, answer, heard_at, now),
                 Err(error) => {
@@ -76,7 +76,7 @@ impl Core {
         for note in &notes {
             let line = &mut self.lines[note.line];
             line.in_flight -= 1;
-            line.watch(&mut self.ctx, heard_at, now);
+            line.watch(&mut self.ctx, note.nearest_ms, heard_at, now);
             self.settle(note.line);
         }
         match outage {

@@ -168,7 +168,7 @@ impl Line {
         if given && !old && self.may_keep(ctx) {
             let until = at.sent + RIGHT.min(ctx.settings.lease);
             self.pool.iter().for_each(|pool| pool.open(until));
-            self.timers.pool = self.timers.pool.or(Some(at.sent + RIGHT / 2));
+            self.tend_at = self.tend_at.or(Some(at.sent + RIGHT / 2));
         }
     }
 
@@ -191,7 +191,7 @@ impl Line {
 
     /// Gives back what lies idle. What is in use goes back when it comes free.
     pub(super) fn recall(&mut self, ctx: &mut Ctx) {
-        self.timers.pool = None;
+        self.tend_at = None;
         let idle = self.pool.as_ref().map(|pool| pool.close());
         self.give_back(ctx, idle.unwrap_or_default());
     }
@@ -204,8 +204,8 @@ impl Line {
         let idle = pool.tend(now);
         self.give_back(ctx, idle);
         if pool.is_open() {
-            self.timers.pool = Some(now + RIGHT / 2);
-            self.work.touch |= pool.wants_right(now);
+            self.tend_at = Some(now + RIGHT / 2);
+            self.touch |= pool.wants_right(now);
         }
     }
 

@@ -27,6 +27,8 @@ pub(super) struct Note {
     pub(super) failed: bool,
     pub(super) releases: Vec<Release>,
     pub(super) inquiries: Vec<oneshot::Sender<Usage>>,
+    /// As the answer tells it: [`BatchReply::nearest_ms`](crate::ledger::BatchReply::nearest_ms).
+    pub(super) nearest_ms: Option<u64>,
 }
 
 /// An exchange for the driver to run.

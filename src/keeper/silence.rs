@@ -52,7 +52,7 @@ impl Line {
         self.recall(ctx);
         for release in note.releases.drain(..) {
             match fate {
-                Fate::Unknown => self.work.release.push(release),
+                Fate::Unknown => self.work.get_or_insert_default().release.push(release),
                 _ => self.repeat_release(ctx, release, pause, now),
             }
         }
@@ -98,13 +98,15 @@ impl Line {
             }
         }
         for seq in again.into_iter().rev() {
-            self.work.acquire.push_front(seq);
+            self.work.get_or_insert_default().acquire.push_front(seq);
         }
         if fate == Fate::Refused {
             self.leave_store(ctx, true);
         }
-        if !self.queue.is_empty() {
-            self.timers.poll = Some(now + pause);
+        if let Some(queue) = &mut self.queue
+            && !queue.waiters.is_empty()
+        {
+            queue.poll = Some(now + pause);
         }
     }
 
@@ -129,9 +131,9 @@ impl Line {
             }
             State::Asking(_) if entry.claim.is_some() => self.park(ctx, seq),
             State::Asking(_) if fate == Fate::Unknown => {
-                let new = self.rename(ctx, seq);
-                new.into_iter()
-                    .for_each(|new| self.work.acquire.push_front(new));
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.work.get_or_insert_default().acquire.push_front(new);
+                }
             }
             State::Asking(_) => self.decide_without_store(ctx, seq, false),
             State::Checking if fate != Fate::Unknown => {
@@ -149,8 +151,9 @@ impl Line {
         pause: Duration,
         now: Instant,
     ) {
-        self.later.push(release);
+        let work = self.work.get_or_insert_default();
+        work.later.push(release);
         let at = now + pause.min(ctx.settings.poll_interval);
-        self.timers.release = earliest(self.timers.release, Some(at));
+        work.later_at = earliest(work.later_at, Some(at));
     }
 }

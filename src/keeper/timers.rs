@@ -77,19 +77,23 @@ impl Core {
 impl Line {
     fn on_time(&mut self, ctx: &mut Ctx, now: Instant) {
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
-        if due(&mut self.timers.young) {
+        if due(&mut self.young) {
             self.list_young(ctx);
         }
-        if due(&mut self.timers.roll_call) {
-            self.call_roll();
+        if let Some(queue) = &mut self.queue {
+            self.touch |= due(&mut queue.poll);
+            self.touch |= due(&mut queue.handover);
+            if due(&mut queue.roll_call) {
+                self.call_roll();
+            }
         }
-        self.work.touch |= due(&mut self.timers.poll);
-        self.work.touch |= due(&mut self.timers.handover);
-        if due(&mut self.timers.pool) {
+        if due(&mut self.tend_at) {
             self.tend_pool(ctx, now);
         }
-        if due(&mut self.timers.release) {
-            self.work.release.append(&mut self.later);
+        if let Some(work) = &mut self.work
+            && due(&mut work.later_at)
+        {
+            work.release.append(&mut work.later);
         }
     }
 
@@ -114,7 +118,7 @@ impl Line {
         if seq < self.young_from {
             ctx.leases.insert((at, line, seq));
         } else {
-            self.timers.young = earliest(self.timers.young, Some(at));
+            self.young = earliest(self.young, Some(at));
         }
     }
 

@@ -54,7 +54,7 @@ impl Core {
         match self.breaker {
             _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq),
             Breaker::Down { refused, .. } => line.decide_without_store(&mut self.ctx, seq, refused),
-            Breaker::Up { .. } => line.work.acquire.push_back(seq),
+            Breaker::Up { .. } => line.work.get_or_insert_default().acquire.push_back(seq),
         }
         self.settle(index);
         lease
@@ -216,7 +216,7 @@ impl Core {
             // The receiver is right here.
             let _ = tell.send(line.usage());
         } else if matches!(self.breaker, Breaker::Up { .. }) {
-            line.work.inquiries.push(tell);
+            line.work.get_or_insert_default().inquiries.push(tell);
         }
         self.settle(index);
         told

@@ -29,8 +29,7 @@ impl Core {
         };
         self.lines.iter().any(|(_, line)| {
             line.entries.get(&seq).is_some_and(may_be_there)
-                || listed(&line.work.release)
-                || listed(&line.later)
+                || (line.work.iter()).any(|work| listed(&work.release) || listed(&work.later))
         }) || self
             .in_flight
             .iter()
