@@ -11,8 +11,9 @@ use super::{
 use crate::{error::AcquireErrorKind, ledger::Seq};
 
 /// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
-/// than to renew one more permit of it.
-const TOGETHER: u32 = 20;
+/// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
+/// together after the second. With nearly all of it, each would be renewed whenever another is.
+const TOGETHER: u32 = 6;
 /// So many of its permits are looked at for that.
 const COMPANIONS: usize = 128;
 
