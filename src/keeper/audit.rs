@@ -318,7 +318,8 @@ fn check_pool(line: &Line, at: &str) -> Result<(), String> {
     }
     let names: BTreeSet<_> = idle.iter().collect();
     hold!(names.len() == idle.len(), "{at}: lies idle twice: {idle:?}");
-    let tended = line.tend_at.is_some() || line.local.is_some();
+    let tended = (line.upkeep.as_ref()).is_some_and(|upkeep| upkeep.tend_at.is_some())
+        || line.local.is_some();
     hold!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
     Ok(())
 }

@@ -8,6 +8,7 @@ use super::{
     Ctx, Pool,
     entries::Entries,
     entry::{Entry, Seen, State},
+    reuse::Upkeep,
     work::{Queue, Work},
 };
 use crate::{
@@ -41,10 +42,8 @@ pub(super) struct Line {
     pub(super) young: Option<Instant>,
     /// If its slots may be used again without the store.
     pub(super) pool: Option<Arc<Pool>>,
-    /// When the right to do so was last recalled: what was asked before says nothing of it.
-    pub(super) recalled: Option<Instant>,
-    /// When the pool is to be tended.
-    pub(super) tend_at: Option<Instant>,
+    /// As long as it has a pool.
+    pub(super) upkeep: Option<Box<Upkeep>>,
     pub(super) introducing: bool,
     pub(super) heard: Heard,
     /// Whether it stands in the keeper's list of lines with work.
@@ -96,8 +95,7 @@ impl Line {
             local: None,
             young: None,
             pool: None,
-            recalled: None,
-            tend_at: None,
+            upkeep: None,
             introducing: false,
             heard: Heard {
                 in_use: 0,
@@ -267,7 +265,8 @@ impl Line {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let mut due = earliest(self.young, self.tend_at);
+        let tend_at = self.upkeep.as_ref().and_then(|upkeep| upkeep.tend_at);
+        let mut due = earliest(self.young, tend_at);
         if let Some(work) = &self.work {
             due = earliest(due, work.later_at);
         }

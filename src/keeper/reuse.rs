@@ -68,6 +68,14 @@ impl Shared {
     }
 }
 
+/// Of a pool: when its right was last recalled, and when it is to be tended.
+#[derive(Default)]
+pub(super) struct Upkeep {
+    /// What was asked before says nothing of it.
+    pub(super) recalled: Option<Instant>,
+    pub(super) tend_at: Option<Instant>,
+}
+
 impl Core {
     fn bind(&mut self, limit: usize, key: Key, now: Instant) -> Option<(usize, Arc<Pool>)> {
         if !self.limits[limit].is_reused() {
@@ -137,6 +145,7 @@ impl Line {
             let pool = Pool::new(meter);
             pool.set_own_max(self.own_max);
             self.pool = Some(Arc::new(pool));
+            self.upkeep = Some(Box::default());
         }
     }
 
@@ -157,18 +166,20 @@ impl Line {
 
     /// The store has answered: what this means to the right to keep slots.
     pub(super) fn follow_right(&mut self, ctx: &mut Ctx, batch: &Batch, at: Seen) {
-        if self.pool.is_none() {
+        let Some(upkeep) = &self.upkeep else {
             return;
-        }
+        };
         if self.heard.waiting > 0 || self.heard.in_use > self.max() {
             return self.recalled(ctx, at.sent);
         }
-        let old = self.recalled.is_some_and(|recalled| at.sent <= recalled);
+        let old = upkeep.recalled.is_some_and(|recalled| at.sent <= recalled);
         let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.heard.in_use);
         if given && !old && self.may_keep(ctx) {
             let until = at.sent + RIGHT.min(ctx.settings.lease);
             self.pool.iter().for_each(|pool| pool.open(until));
-            self.tend_at = self.tend_at.or(Some(at.sent + RIGHT / 2));
+            if let Some(upkeep) = &mut self.upkeep {
+                upkeep.tend_at = upkeep.tend_at.or(Some(at.sent + RIGHT / 2));
+            }
         }
     }
 
@@ -185,13 +196,17 @@ impl Line {
 
     /// Somebody wants what is kept, or an answer to what was sent `at` that moment tells so.
     pub(super) fn recalled(&mut self, ctx: &mut Ctx, at: Instant) {
-        self.recalled = self.recalled.max(Some(at));
+        if let Some(upkeep) = &mut self.upkeep {
+            upkeep.recalled = upkeep.recalled.max(Some(at));
+        }
         self.recall(ctx);
     }
 
     /// Gives back what lies idle. What is in use goes back when it comes free.
     pub(super) fn recall(&mut self, ctx: &mut Ctx) {
-        self.tend_at = None;
+        if let Some(upkeep) = &mut self.upkeep {
+            upkeep.tend_at = None;
+        }
         let idle = self.pool.as_ref().map(|pool| pool.close());
         self.give_back(ctx, idle.unwrap_or_default());
     }
@@ -204,7 +219,9 @@ impl Line {
         let idle = pool.tend(now);
         self.give_back(ctx, idle);
         if pool.is_open() {
-            self.tend_at = Some(now + RIGHT / 2);
+            if let Some(upkeep) = &mut self.upkeep {
+                upkeep.tend_at = Some(now + RIGHT / 2);
+            }
             self.touch |= pool.wants_right(now);
         }
     }

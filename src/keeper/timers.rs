@@ -88,7 +88,9 @@ impl Line {
                 self.call_roll();
             }
         }
-        if due(&mut self.tend_at) {
+        if let Some(upkeep) = &mut self.upkeep
+            && due(&mut upkeep.tend_at)
+        {
             self.tend_pool(ctx, now);
         }
         if let Some(work) = &mut self.work
