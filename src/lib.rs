@@ -287,6 +287,7 @@ mod permit;
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;
 mod semaphore;
+mod small_map;
 mod status;
 mod store;
 mod telemetry;

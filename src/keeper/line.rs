@@ -6,7 +6,6 @@ use tokio::time::Instant;
 
 use super::{
     Ctx, Pool,
-    entries::Entries,
     entry::{Entry, Seen, State},
     reuse::Upkeep,
     work::{Queue, Work},
@@ -16,6 +15,7 @@ use crate::{
     key::Key,
     ledger::{Ledger, One, Seq},
     limit::{Limit, MAX_WAIT, Mode},
+    small_map::SmallMap,
     status::{Quota, Usage},
 };
 
@@ -27,7 +27,7 @@ pub(super) struct Line {
     pub(super) limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     pub(super) own_max: Option<u32>,
-    pub(super) entries: Entries,
+    pub(super) entries: SmallMap<Seq, Entry>,
     /// Held permits from this name on are not listed in [`Ctx::leases`]: most are given back before they are due.
     pub(super) young_from: Seq,
     pub(super) queue: Option<Box<Queue>>,
@@ -86,7 +86,7 @@ impl Line {
             ledger,
             limit,
             own_max: None,
-            entries: Entries::default(),
+            entries: SmallMap::default(),
             young_from: 0,
             queue: None,
             work: None,

@@ -13,7 +13,7 @@
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
 //! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
 //! | `rates` | what a claim is charged |
-//! | `entry`, `entries`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
+//! | `entry`, `line` | a permit; and a ledger as this process knows it, with an entry for each of its own permits |
 //! | `work` | what a line has to tell its ledger, and who waits there |
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `draft`, `send` | collect the work of many lines, and claims, into one exchange (group commit) |
@@ -43,7 +43,6 @@ mod ctx;
 mod demand;
 mod draft;
 mod driver;
-mod entries;
 mod entry;
 mod index;
 mod keepers;

@@ -2,13 +2,14 @@
 
 use std::{
     cmp::{max, min},
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
 };
 
 use super::{
     Ask, Batch, BatchReply, Exchange, MAX_LEASE_MS, PermitId, Promotion, RIGHT_MS, ReplicaId,
     Reuse, SWEEP_BUDGET, Seq, Standing, Wake,
 };
+use crate::small_map::SmallMap;
 
 /// Added to the time of queueing, it gives a ticket: negative until the year 2112.
 const FIRST_TICKET: i64 = -(1 << 52);
@@ -18,9 +19,9 @@ const FIRST_TICKET: i64 = -(1 << 52);
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledger {
     /// Where each permit stands: in `holders` or in `line`, never in both.
-    places: BTreeMap<PermitId, Place>,
+    places: SmallMap<PermitId, Place>,
     /// By deadline, in store milliseconds.
-    holders: BTreeSet<(u64, PermitId)>,
+    holders: SmallMap<(u64, PermitId), ()>,
     /// By ticket.
     line: BTreeMap<i64, PermitId>,
     /// Until when the waiters of a replica count as alive, in store milliseconds. A mark that has ended stays for a
@@ -152,7 +153,11 @@ impl Ledger {
             self.remove(call.own(seq));
         }
         self.reap(call, batch);
-        let promoted = self.promote(call, batch);
+        // Mostly nobody waits.
+        let promoted = match self.line.is_empty() {
+            true => Vec::new(),
+            false => self.promote(call, batch),
+        };
         let standing = match one {
             One::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
             One::Nothing | One::Release(_) => None,
@@ -184,7 +189,7 @@ impl Ledger {
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
         reply.head = self.line.keys().next().copied();
-        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first()?.0));
+        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first_key()?.0));
     }
 
     fn end(&mut self, call: &mut Call, batch: &Batch) {
@@ -253,7 +258,7 @@ impl Ledger {
     }
 
     fn reap(&mut self, call: &mut Call, batch: &Batch) {
-        while let Some(&(until_ms, id)) = self.holders.first()
+        while let Some(&(until_ms, id)) = self.holders.first_key()
             && until_ms <= call.now_ms
             && call.spend()
         {
@@ -263,7 +268,7 @@ impl Ledger {
             return;
         }
         // The clock was stepped back: the dead among these would hold their slots until it has caught up.
-        while let Some(&(until_ms, id)) = self.holders.last()
+        while let Some(&(until_ms, id)) = self.holders.last_key()
             && until_ms > call.latest_end_ms()
             && call.spend()
         {
@@ -382,8 +387,12 @@ impl Ledger {
     /// Marks matter to a line only. One that ended long ago goes when another comes, so that they cannot pile up.
     fn alive(&mut self, call: &Call, batch: &Batch) {
         if self.is_empty() {
-            self.alive.clear();
-            self.rights.clear();
+            for marks in [&mut self.alive, &mut self.rights] {
+                // Even to clear an empty one costs something.
+                if !marks.is_empty() {
+                    marks.clear();
+                }
+            }
         } else if batch.waits && !self.line.is_empty() {
             let until_ms = call.now_ms + call.alive_ms;
             if self.alive.insert(call.replica, until_ms).is_none() {
@@ -435,7 +444,7 @@ impl Ledger {
     pub(super) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
         let before = self.places.insert(id, Place::Holds { until_ms });
         self.leave(before, id);
-        self.holders.insert((until_ms, id));
+        self.holders.insert((until_ms, id), ());
         Standing::Held { until_ms }
     }
 
@@ -470,7 +479,7 @@ impl Ledger {
     pub(crate) fn is_sound(&self) -> bool {
         let holds = |(until_ms, id): &(u64, PermitId)| matches!(self.places.get(id), Some(Place::Holds { until_ms: until }) if until == until_ms);
         let waits = |(ticket, id): (&i64, &PermitId)| matches!(self.places.get(id), Some(Place::Waits { ticket: at }) if at == ticket);
-        self.holders.iter().all(holds)
+        self.holders.keys().all(holds)
             && self.line.iter().all(waits)
             && self.holders.len() + self.line.len() == self.places.len()
     }
@@ -479,7 +488,7 @@ impl Ledger {
 #[cfg(test)]
 impl Ledger {
     pub(crate) fn holders(&self) -> impl Iterator<Item = (PermitId, u64)> {
-        self.holders.iter().map(|&(until_ms, id)| (id, until_ms))
+        self.holders.keys().map(|&(until_ms, id)| (id, until_ms))
     }
 
     pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
@@ -526,7 +535,7 @@ impl Ledger {
             .map(|(&ticket, id)| (text(id), ticket as f64));
         let holders = self
             .holders
-            .iter()
+            .keys()
             .map(|(until_ms, id)| (text(id), *until_ms as f64));
         let mark = |(replica, until_ms): (&ReplicaId, &u64)| {
             (
