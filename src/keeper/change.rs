@@ -17,6 +17,7 @@ use crate::{
 impl Line {
     /// Changes an entry's state, and everything that is counted or listed by it.
     pub(super) fn set(&mut self, ctx: &mut Ctx, seq: Seq, state: State) {
+        self.unlist(ctx, seq);
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -24,34 +25,23 @@ impl Line {
             State::Refused(kind) if entry.shadow => State::Passed(kind),
             state => state,
         };
-        let line = entry.lease.line;
-        match entry.state {
-            State::Waiting { ticket, .. } => leave(&mut self.queue, ticket, seq),
-            State::Held { look_at: Some(at) } if seq < self.young_from => {
-                ctx.leases.remove(&(at, line, seq));
-            }
-            _ => {}
-        }
-        ctx.uncount(self.key.0, entry.state);
+        entry.state = state;
         ctx.count(self.key.0, state);
-        let expires = (entry.wait_until(), line, seq);
+        let line = entry.lease.line;
         match state {
-            State::Asking(_) => {}
             State::Waiting { ticket, .. } => {
                 let queue = self.queue.get_or_insert_default();
                 queue.waiters.insert((ticket, seq));
-                ctx.expiries.insert(expires);
+                ctx.expiries.insert((entry.wait_until(), line, seq));
             }
-            State::WaitingHere => drop(ctx.expiries.insert(expires)),
+            State::WaitingHere => drop(ctx.expiries.insert((entry.wait_until(), line, seq))),
             // Its slot is there: only the store's word is missing, and that has its own time limit.
-            State::Checking => drop(ctx.expiries.remove(&expires)),
+            State::Asking(_) | State::Checking => {}
             State::Held { .. } | State::Refused(_) | State::Passed(_) | State::Parked => {
-                ctx.expiries.remove(&expires);
                 ctx.wakers.extend(entry.waker.take());
                 ctx.moved.extend(entry.claim);
             }
         }
-        entry.state = state;
         if let State::Held { look_at: Some(at) } = state {
             self.list(ctx, line, seq, at);
         }
@@ -59,18 +49,28 @@ impl Line {
 
     /// Takes an entry out of the line, without a word to any ledger.
     pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
-        let entry = self.entries.remove(&seq)?;
+        self.unlist(ctx, seq);
+        self.entries.remove(&seq)
+    }
+
+    /// Takes an entry out of everything that it is counted or listed in by its state.
+    fn unlist(&mut self, ctx: &mut Ctx, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
         let line = entry.lease.line;
         match entry.state {
-            State::Waiting { ticket, .. } => leave(&mut self.queue, ticket, seq),
+            State::Waiting { ticket, .. } => {
+                leave(&mut self.queue, ticket, seq);
+                ctx.expiries.remove(&(entry.wait_until(), line, seq));
+            }
+            State::WaitingHere => drop(ctx.expiries.remove(&(entry.wait_until(), line, seq))),
             State::Held { look_at: Some(at) } if seq < self.young_from => {
                 ctx.leases.remove(&(at, line, seq));
             }
             _ => {}
         }
         ctx.uncount(self.key.0, entry.state);
-        ctx.expiries.remove(&(entry.wait_until(), line, seq));
-        Some(entry)
     }
 
     /// Puts a name on the release list if the store may know it, unless an answer that will tell is still to come.
@@ -200,13 +200,12 @@ impl Line {
         if entry.taken && entry.wanted && entry.is_held() {
             ctx.note_hold(self.key.0, entry.lease.tenure_lasts(ctx.now));
         }
+        ctx.old_wakers.extend(entry.waker.take());
         if entry.open {
             entry.wanted = false;
-            ctx.old_wakers.extend(entry.waker.take());
         } else {
             self.retire(ctx, seq);
-            let removed = self.remove(ctx, seq);
-            ctx.old_wakers.extend(removed.and_then(|entry| entry.waker));
+            self.remove(ctx, seq);
         }
         self.release_here(ctx, seq);
     }

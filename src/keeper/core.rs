@@ -27,7 +27,7 @@ use super::{
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
-    ledger::{Exchange, Refund, Seq},
+    ledger::{Batch, Exchange, Refund, Seq},
     limit::{Limit, Mode},
     store::{StoreError, StoreErrorKind},
     telemetry::{History, Meters},
@@ -78,7 +78,7 @@ impl Core {
             promote_ms: 1,
             alive_ms: 1,
             not_after_us: 0,
-            batches: Vec::new(),
+            batches: vec![Batch::default()],
             claims: Vec::new(),
             refunds: Vec::new(),
         };

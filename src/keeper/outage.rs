@@ -235,8 +235,10 @@ impl Line {
         if self.local.is_none() {
             let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
             let batch = Batch {
+                limit: self.limit_here(ctx),
+                max_waiters: self.limit.waiters(),
                 adopt: held.map(|(seq, _)| *seq).collect(),
-                ..self.batch_here(ctx)
+                ..Batch::default()
             };
             let mut ledger = Box::new(Ledger::default());
             ledger.run(&mut Call::new(&ctx.here, 0), &batch);
@@ -293,11 +295,12 @@ impl Line {
     /// Runs a step of this process's own ledger. Its clock stands still, so that no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Ctx, one: One) -> Option<Standing> {
         let mut ledger = self.local.take()?;
-        let batch = Batch {
-            waits: matches!(one, One::Acquire(ask) if ask.wait),
-            ..self.batch_here(ctx)
-        };
-        let (promoted, standing) = ledger.run_one(&mut Call::new(&ctx.here, 0), &batch, one);
+        let (mut call, limit) = (Call::new(&ctx.here, 0), self.limit_here(ctx));
+        // One for all, or it would cost more to make and drop it than to run it.
+        let batch = &mut ctx.here.batches[0];
+        (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
+        batch.waits = matches!(one, One::Acquire(ask) if ask.wait);
+        let (promoted, standing) = ledger.run_one(&mut call, batch, one);
         self.hear(&ledger);
         self.local = Some(ledger);
         for promotion in promoted {
@@ -307,9 +310,9 @@ impl Line {
         standing
     }
 
-    /// What holds for each step of this process's own ledger.
-    fn batch_here(&self, ctx: &Ctx) -> Batch {
-        let limit = match self.limit.policy() {
+    /// How many slots this process's own ledger has.
+    fn limit_here(&self, ctx: &Ctx) -> u32 {
+        match self.limit.policy() {
             // The key's own value counts here too, unless there are fewer for all keys.
             OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
                 Some(own) if limit == self.limit.max() => own,
@@ -317,11 +320,6 @@ impl Line {
                 None => limit,
             },
             _ => self.max(),
-        };
-        Batch {
-            limit,
-            max_waiters: self.limit.waiters(),
-            ..Batch::default()
         }
     }
 

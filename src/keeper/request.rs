@@ -70,6 +70,7 @@ impl Request {
         self.step.place()
     }
 
+    #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         if self.legs.is_empty() {
             let taken = self.step.poll(self.tells, cx);

@@ -241,10 +241,13 @@ impl Shared {
 
     /// As [`with`](Self::with). Tells also whether the driver is needed and not there.
     pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
-        self.with_driver(|core, driver, now| {
+        let mut needs_driver = false;
+        let result = self.with_driver(|core, driver, now| {
             let result = step(core, now);
-            (result, self.needs_driver(core, *driver))
-        })
+            needs_driver = self.needs_driver(core, *driver);
+            result
+        });
+        (result, needs_driver)
     }
 
     fn needs_driver(&self, core: &Core, driver: Driver) -> bool {

@@ -42,6 +42,7 @@ impl Step {
     }
 
     /// What it took, and, if it `tells`, how its limits stand.
+    #[inline]
     pub(super) fn poll(
         &mut self,
         tells: bool,
