@@ -65,10 +65,10 @@ where
     S: Service<Request<Q>>,
 {
     pub(super) fn new(gate: Arc<Gate>, service: S, request: Request<Q>) -> Self {
-        let (turn, request) = gate.turn(request);
+        let (head, body) = request.into_parts();
         let state = State::Waiting {
-            turn,
-            call: Some((service, request)),
+            turn: gate.turn(&head),
+            call: Some((service, Request::from_parts(head, body))),
         };
         Self { gate, state }
     }

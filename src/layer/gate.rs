@@ -85,16 +85,14 @@ impl Gate {
         &self.scopes[first_of(&self.scopes)].1
     }
 
-    pub(super) fn turn<Q>(&self, request: Request<Q>) -> (Turn, Request<Q>) {
-        let (head, body) = request.into_parts();
-        let turn = match &self.scopes[..] {
-            [(number, scope)] => match scope.find(*number, &head) {
+    pub(super) fn turn(&self, head: &Parts) -> Turn {
+        match &self.scopes[..] {
+            [(number, scope)] => match scope.find(*number, head) {
                 Found::Now(leg) => self.turn_of(leg.map(Demand::One)),
                 Found::Later(leg) => Turn::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
             },
-            scopes => self.turn_under_all(scopes, &head),
-        };
-        (turn, Request::from_parts(head, body))
+            scopes => self.turn_under_all(scopes, head),
+        }
     }
 
     fn turn_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Turn {
@@ -177,6 +175,7 @@ impl Gate {
     }
 
     /// Passes the slot on to the body, or lets go of it here.
+    #[inline]
     pub(super) fn hand_over<B: Body>(
         &self,
         mut guard: Guard,

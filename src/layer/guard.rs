@@ -47,6 +47,7 @@ impl Guard {
     }
 
     /// Polls what the slot is held for. An error: the slot is over, and that ends the response.
+    #[inline]
     pub(super) fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
