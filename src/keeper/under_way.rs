@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt,
+    future::{self, BoxFuture},
+};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{line::earliest, send::Outgoing};
@@ -20,6 +23,10 @@ use crate::{
 
 /// A deadline that is noticed so much too late was not missed by the store: this process stood still.
 const STOOD_STILL: Duration = Duration::from_millis(100);
+
+/// Exchanges of so many ledgers go out before an answer that is there already is looked at: so the store works while we
+/// do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.
+const LONG: usize = 16;
 
 /// What came of an exchange. With an error: whether it is that its time ran out.
 pub(super) type Outcome = Result<Reply, (StoreError, bool)>;
@@ -44,6 +51,8 @@ pub(super) struct UnderWay {
 
 struct Sent {
     number: u64,
+    /// Goes out before what has come in is looked at.
+    first: bool,
     reply: BoxFuture<'static, Result<Reply, StoreError>>,
     at: Instant,
     deadline: Instant,
@@ -71,6 +80,7 @@ impl UnderWay {
         let now = Instant::now();
         self.exchanges.push(Sent {
             number: outgoing.number,
+            first: outgoing.exchange.batches.len() >= LONG,
             reply: store.exchange(outgoing.exchange),
             at: now,
             deadline: outgoing.deadline,
@@ -85,6 +95,12 @@ impl UnderWay {
     }
 
     fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
+        for sent in self.exchanges.iter_mut().filter(|sent| sent.first) {
+            sent.first = false;
+            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+                sent.reply = future::ready(result).boxed();
+            }
+        }
         if let Some(store) = &self.store
             && let Poll::Ready(event) = store.poll_event(cx)
         {
@@ -148,28 +164,34 @@ mod tests {
     use tokio::{sync::oneshot, time::advance};
 
     use super::*;
-    use crate::ledger::{Exchange, ReplicaId};
+    use crate::ledger::{Batch, Exchange, ReplicaId};
 
     const PATIENCE: Duration = Duration::from_millis(500);
 
     /// Answers when it is told to.
     #[derive(Default)]
     struct Slow {
-        asked: Mutex<Vec<oneshot::Sender<()>>>,
+        /// What was sent and has no answer.
+        asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
         disconnected: AtomicU32,
     }
 
     impl Store for Slow {
         fn exchange(&self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
-            let (tell, told) = oneshot::channel();
-            self.asked.lock().expect("sound").push(tell);
+            let asked = self.asked.clone();
             let reply = Reply {
                 now_us: 1,
                 more: false,
                 batches: Vec::new(),
                 claims: Vec::new(),
             };
-            told.map(|_| Ok(reply)).boxed()
+            async move {
+                let (tell, told) = oneshot::channel();
+                asked.lock().expect("sound").push(tell);
+                told.await.expect("an answer");
+                Ok(reply)
+            }
+            .boxed()
         }
 
         fn poll_event(&self, _: &mut Context<'_>) -> Poll<Event> {
@@ -186,6 +208,10 @@ mod tests {
             let tell = self.asked.lock().expect("sound").remove(number);
             tell.send(()).expect("somebody waits");
         }
+
+        fn asked(&self) -> usize {
+            self.asked.lock().expect("sound").len()
+        }
     }
 
     fn slow() -> (Arc<Slow>, UnderWay) {
@@ -195,13 +221,17 @@ mod tests {
     }
 
     fn outgoing(number: u64) -> Outgoing {
+        outgoing_of(number, 1)
+    }
+
+    fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
         let exchange = Exchange {
             replica: ReplicaId::from_bits(1),
             lease_ms: 1,
             promote_ms: 1,
             alive_ms: 1,
             not_after_us: 0,
-            batches: Vec::new(),
+            batches: vec![Batch::default(); ledgers],
             claims: Vec::new(),
             refunds: Vec::new(),
         };
@@ -217,10 +247,28 @@ mod tests {
         let (store, mut under_way) = slow();
         under_way.send(outgoing(1));
         under_way.send(outgoing(2));
+        assert!(under_way.next(None).now_or_never().is_none());
         store.answer(1);
         assert!(matches!(under_way.next(None).await, News::Over(2, Ok(_))));
         store.answer(0);
         assert!(matches!(under_way.next(None).await, News::Over(1, Ok(_))));
+    }
+
+    /// Which of two comes first, an answer that is there or an exchange that is to go out.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_exchange_goes_out_before_an_answer_is_looked_at() {
+        for (ledgers, under_way_then) in [(LONG - 1, 0), (LONG, 1)] {
+            let (store, mut under_way) = slow();
+            under_way.send(outgoing(1));
+            assert!(under_way.next(None).now_or_never().is_none());
+            store.answer(0);
+            under_way.send(outgoing_of(2, ledgers));
+            assert!(matches!(under_way.next(None).await, News::Over(1, Ok(_))));
+            assert_eq!(store.asked(), under_way_then);
+            assert!(under_way.next(None).now_or_never().is_none());
+            store.answer(0);
+            assert!(matches!(under_way.next(None).await, News::Over(2, Ok(_))));
+        }
     }
 
     #[tokio::test(start_paused = true)]
