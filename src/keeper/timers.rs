@@ -40,6 +40,7 @@ impl Core {
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now
         {
+            self.ctx.expiries.pop_first();
             self.lines[index].refuse(&mut self.ctx, seq, AcquireErrorKind::TimedOut);
             self.settle(index);
         }

@@ -51,8 +51,9 @@ pub(super) struct UnderWay {
 
 struct Sent {
     number: u64,
-    /// Goes out before what has come in is looked at.
-    first: bool,
+    /// Whether it has been polled.
+    begun: bool,
+    is_long: bool,
     reply: BoxFuture<'static, Result<Reply, StoreError>>,
     at: Instant,
     deadline: Instant,
@@ -80,7 +81,8 @@ impl UnderWay {
         let now = Instant::now();
         self.exchanges.push(Sent {
             number: outgoing.number,
-            first: outgoing.exchange.batches.len() >= LONG,
+            begun: false,
+            is_long: outgoing.exchange.batches.len() >= LONG,
             reply: store.exchange(outgoing.exchange),
             at: now,
             deadline: outgoing.deadline,
@@ -95,11 +97,10 @@ impl UnderWay {
     }
 
     fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
-        for sent in self.exchanges.iter_mut().filter(|sent| sent.first) {
-            sent.first = false;
-            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                sent.reply = future::ready(result).boxed();
-            }
+        let exchanges = &self.exchanges;
+        let is_begun = exchanges.iter().any(|sent| sent.begun);
+        if is_begun && exchanges.iter().any(|sent| !sent.begun && sent.is_long) {
+            self.begin_all(cx);
         }
         if let Some(store) = &self.store
             && let Poll::Ready(event) = store.poll_event(cx)
@@ -126,10 +127,21 @@ impl UnderWay {
         }
     }
 
+    /// In their order: requests of one ledger may be in several.
+    fn begin_all(&mut self, cx: &mut Context<'_>) {
+        for sent in self.exchanges.iter_mut().filter(|sent| !sent.begun) {
+            sent.begun = true;
+            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+                sent.reply = future::ready(result).boxed();
+            }
+        }
+    }
+
     /// Of the first that has one.
     fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Outcome)> {
         let now = Instant::now();
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
+            sent.begun = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
                 return Some((index, result.map_err(|error| (error, false))));
             }
@@ -173,12 +185,17 @@ mod tests {
     struct Slow {
         /// What was sent and has no answer.
         asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
+        /// Ledgers in each that was sent.
+        lengths: Arc<Mutex<Vec<usize>>>,
         disconnected: AtomicU32,
     }
 
     impl Store for Slow {
-        fn exchange(&self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
-            let asked = self.asked.clone();
+        fn exchange(
+            &self,
+            exchange: Arc<Exchange>,
+        ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+            let (asked, lengths) = (self.asked.clone(), self.lengths.clone());
             let reply = Reply {
                 now_us: 1,
                 more: false,
@@ -188,6 +205,7 @@ mod tests {
             async move {
                 let (tell, told) = oneshot::channel();
                 asked.lock().expect("sound").push(tell);
+                lengths.lock().expect("sound").push(exchange.batches.len());
                 told.await.expect("an answer");
                 Ok(reply)
             }
@@ -269,6 +287,17 @@ mod tests {
             store.answer(0);
             assert!(matches!(under_way.next(None).await, News::Over(2, Ok(_))));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_exchange_does_not_overtake_a_short_one() {
+        let (store, mut under_way) = slow();
+        under_way.send(outgoing_of(1, 2));
+        assert!(under_way.next(None).now_or_never().is_none());
+        under_way.send(outgoing_of(2, 3));
+        under_way.send(outgoing_of(3, LONG));
+        assert!(under_way.next(None).now_or_never().is_none());
+        assert_eq!(*store.lengths.lock().expect("sound"), [2, 3, LONG]);
     }
 
     #[tokio::test(start_paused = true)]

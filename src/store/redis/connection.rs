@@ -136,6 +136,8 @@ impl Connector {
 
     pub(super) fn disconnect(&self) {
         *self.current() = None;
+        // It would keep the runtime of a driver that has ended.
+        drop(self.events.poller().take());
         self.target.disconnect();
     }
 

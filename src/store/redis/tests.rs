@@ -339,6 +339,25 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     while connections().contains("id=") {}
 }
 
+#[tokio::test]
+async fn a_disconnect_lets_go_of_whoever_polled() {
+    struct Poller;
+    impl std::task::Wake for Poller {
+        fn wake(self: Arc<Self>) {}
+    }
+    let server = RedisServer::start();
+    let replica = Replica::of(&server, 1);
+    replica.run(acquire(1)).await;
+    let poller = Arc::new(Poller);
+    let waker = poller.clone().into();
+    let mut cx = Context::from_waker(&waker);
+    while replica.store.poll_event(&mut cx).is_ready() {}
+    drop(waker);
+    assert!(Arc::strong_count(&poller) > 1);
+    replica.store.disconnect();
+    assert_eq!(Arc::strong_count(&poller), 1);
+}
+
 #[test]
 fn another_runtime_may_go_on() {
     let server = RedisServer::start();
