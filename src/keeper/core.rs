@@ -22,6 +22,7 @@ use super::{
     outage::Breaker,
     part::PARTS,
     rates::Rates,
+    reconnect::Connection,
     send::InFlight,
 };
 use crate::{
@@ -64,6 +65,7 @@ pub(crate) struct Core {
     pub(super) rates: Rates,
     pub(super) clock: Option<StoreClock>,
     pub(super) breaker: Breaker,
+    pub(super) connection: Connection,
     pub(super) orphaned: bool,
     advancing: bool,
 }
@@ -126,6 +128,7 @@ impl Core {
             rates: Rates::default(),
             clock: None,
             breaker: Breaker::new(),
+            connection: Connection::default(),
             orphaned: false,
             advancing: false,
         }

@@ -26,7 +26,8 @@ async fn work(shared: &Shared, store: Option<Arc<dyn Store>>) {
             () = shared.parking().notified() => continue,
         };
         shared.with(|core, now| match news {
-            News::Event(Event::Connected) => core.on_connected(),
+            News::Event(Event::Connected) => core.on_connected(now),
+            News::Event(Event::Disconnected) => core.on_disconnected(now),
             News::Event(Event::Wake(wake)) => core.on_wake(&wake, now),
             News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
             News::Over(number, Err((error, timed_out))) => {

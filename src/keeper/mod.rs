@@ -18,6 +18,7 @@
 //! | `change` | what can happen to an entry: granted, refused, given up, lost |
 //! | `draft`, `send` | collect the work of many lines, and claims, into one exchange (group commit) |
 //! | `receive`, `answer`, `silence` | replies, wake-ups and failures, and what they mean to a line |
+//! | `reconnect` | connections that come and go |
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
 //! | `outage` | the breaker, policies, and the way back |
@@ -54,6 +55,7 @@ mod pool;
 mod progress;
 mod rates;
 mod receive;
+mod reconnect;
 mod request;
 mod reuse;
 mod send;

@@ -136,14 +136,6 @@ impl Core {
         }
     }
 
-    /// There is a new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
-    pub(crate) fn on_connected(&mut self) {
-        self.clock = None;
-        if self.store_is_up() {
-            self.each_line(|line, _| line.introduce());
-        }
-    }
-
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
         self.ctx.now = now;

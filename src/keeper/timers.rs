@@ -29,7 +29,8 @@ impl Core {
             _ => None,
         };
         let bound = self.bounded.next_due();
-        let due = [line, lease, expiry, sleeper, bound, probe];
+        let connection = self.connection.next_due();
+        let due = [line, lease, expiry, sleeper, bound, probe, connection];
         due.into_iter().flatten().min()
     }
 
@@ -45,6 +46,7 @@ impl Core {
             self.settle(index);
         }
         self.end_bounded(now);
+        self.reconnect(now);
         while let Some(&(at, index)) = self.due.first()
             && at <= now
         {

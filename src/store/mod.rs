@@ -35,6 +35,8 @@ pub(crate) trait Store: Send + Sync + 'static {
 pub(crate) enum Event {
     /// A new connection is there and the subscription to wake-ups is confirmed; earlier ones may be lost.
     Connected,
+    /// A connection has ended: from now on wake-ups are lost. What is under way on it fails by itself.
+    Disconnected,
     /// Waiters of this replica were promoted by another one's exchange.
     Wake(Wake),
 }

@@ -7,9 +7,12 @@ use tokio::time::sleep;
 use crate::{
     scene::{
         Holders, LEASE, POLL, SLACK, WAITER_TTL, queue, quick, semaphore, soon, strict,
-        until_empty, until_usage,
+        until_empty, until_usage, usage,
     },
-    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+    support::{
+        fault_proxy::{FaultProxy, Seen, Way},
+        redis_server::RedisServer,
+    },
 };
 
 /// Connections with subscriptions are killed all the time, and with them wake-ups, replies and requests.
@@ -54,7 +57,7 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
     until_empty(&server).await;
 }
 
-/// A wake-up is lost with its connection: the next one begins with a question.
+/// A wake-up is lost with its connection: the end of that is noticed, and the next one begins with a question.
 #[tokio::test]
 async fn a_wake_up_lost_with_its_connection_is_asked_for() {
     let server = RedisServer::start();
@@ -68,8 +71,11 @@ async fn a_wake_up_lost_with_its_connection_is_asked_for() {
         let held = soon(giver.acquire()).await.expect("free");
         let waiter = queue(&waits, 1).await;
         proxy.drop_replies(true);
+        let lost = |seen: &Seen| seen.lost(Way::Replies);
+        let before = lost(&proxy.seen());
         drop(held);
-        until_usage(&giver, |in_use, waiting| (in_use, waiting) == (1, 0)).await;
+        soon(proxy.until(|seen| lost(seen) > before)).await;
+        assert_eq!(usage(&giver).await, (1, 0), "it has the slot");
         let ended = Instant::now();
         proxy.drop_replies(false);
         drop(soon(waiter).await.expect("no panic"));

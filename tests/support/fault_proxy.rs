@@ -49,6 +49,7 @@ pub(crate) struct Passed {
 struct Bytes {
     received: usize,
     delivered: usize,
+    lost: usize,
 }
 
 impl FaultProxy {
@@ -212,6 +213,11 @@ impl Seen {
     /// Over all connections.
     pub(crate) fn delivered(&self, way: Way) -> usize {
         self.connections.iter().map(|one| one.delivered(way)).sum()
+    }
+
+    /// What was swallowed, over all connections.
+    pub(crate) fn lost(&self, way: Way) -> usize {
+        self.connections.iter().map(|one| one.bytes(way).lost).sum()
     }
 }
 

@@ -38,6 +38,9 @@ impl World {
             }
             return;
         }
+        if !std::mem::replace(&mut self.replicas[replica].connected, true) {
+            self.tell(replica, Duration::ZERO, Event::Connects);
+        }
         if self.chance(self.faults.cut) {
             self.tell(replica, Duration::from_micros(100), Event::Cut);
             if self.rng.bool() {

@@ -23,6 +23,7 @@ pub(super) struct Replica {
     /// Which life of this replica it is: what was sent in an earlier one does not arrive.
     pub(super) life: u32,
     pub(super) stalled_until: Duration,
+    pub(super) connected: bool,
     told_lost: u64,
     /// When it last heard from the store.
     heard: Duration,
@@ -61,6 +62,7 @@ impl World {
             values,
             life,
             stalled_until: Duration::ZERO,
+            connected: false,
             told_lost: 0,
             heard: self.now,
             ticks_at: None,
@@ -131,6 +133,7 @@ impl World {
                 let is_open = core.unanswered().contains(&number);
                 self.fails(replica, number, StoreErrorKind::Outage, true);
                 // A connection that does not answer is not used again.
+                self.replicas[replica].connected &= !is_open;
                 if is_open && self.rng.bool() {
                     self.tell(replica, Duration::ZERO, Event::Cut);
                 }
@@ -141,12 +144,23 @@ impl World {
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
             Event::Cut => {
+                // That is told as well, before or after it, but for an event that was one too many.
+                let told = self.rng.u8(0..8);
+                if told < 4 {
+                    core.on_disconnected(now);
+                }
                 for number in core.unanswered() {
                     self.fails(replica, number, StoreErrorKind::Outage, false);
                 }
-                self.tell(replica, Duration::from_millis(1), Event::Connects);
+                let Replica {
+                    core, connected, ..
+                } = &mut self.replicas[replica];
+                *connected = false;
+                if (4..7).contains(&told) {
+                    core.on_disconnected(now);
+                }
             }
-            Event::Connects => core.on_connected(),
+            Event::Connects => core.on_connected(now),
             Event::Ticks => self.replicas[replica].ticks_at = None,
             Event::Looks => {}
         }

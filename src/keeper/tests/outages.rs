@@ -128,7 +128,7 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     world.pass(Duration::from_millis(900));
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_connected();
+    world.keepers[0].on_connected(now);
     for _ in 0..4 {
         let outgoing = world.send(0);
         assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
@@ -138,6 +138,31 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
         }
     }
     panic!("the waiter did not queue again");
+}
+
+/// G4, G1: what was lost with a connection is asked for before the next poll or renewal, by holders too.
+#[test]
+fn an_ended_connection_is_followed_by_a_question() {
+    for waits in [true, false] {
+        let mut world = World::new(2, &STRICT);
+        let (_holder, _waiter) = world.holder_and_waiter();
+        let keeper = usize::from(!waits);
+        let now = world.local();
+        world.keepers[keeper].on_connected(now);
+        world.settle();
+        world.keepers[keeper].on_disconnected(now);
+        assert!(!world.keepers[keeper].may_send(now), "at once again");
+        world.pass(Duration::from_millis(50));
+        let hello = world.send(keeper);
+        world.complete(keeper, &hello);
+        assert_eq!(world.send(keeper).exchange.batches[0].renew.len(), 1);
+    }
+    let mut idle = World::new(1, &STRICT);
+    let now = idle.local();
+    idle.keepers[0].on_disconnected(now);
+    idle.pass(Duration::from_secs(1));
+    let now = idle.local();
+    assert!(!idle.keepers[0].may_send(now), "nothing to ask");
 }
 
 /// G8: a store that answers probes and does no work is asked ever more rarely.

@@ -163,6 +163,7 @@ impl Connector {
             .set_push_sender(move |push: redis::PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     seen.store(true, Relaxed);
+                    events.tell(Event::Disconnected);
                 } else {
                     events.on_push(&push);
                 }
@@ -200,11 +201,6 @@ impl Connector {
                 );
             }
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_connected(&self) -> bool {
-        self.current().as_ref().is_some_and(Link::is_usable)
     }
 
     fn polled(&self) -> MutexGuard<'_, Vec<Weak<LinkState>>> {

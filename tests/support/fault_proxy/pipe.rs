@@ -193,7 +193,7 @@ impl Pipe {
             let held = faults.wait_for(|faults| !faults.holds(way, self.number));
             let swallows = held.await.is_ok_and(|faults| faults.of(way).swallows);
             if swallows {
-                return self.swallow(way, take).await;
+                return self.swallow(way, bytes.len(), take).await;
             }
             if self.write(way, &bytes, &mut to).await.is_err() {
                 // It left. The other side need not notice yet.
@@ -206,10 +206,14 @@ impl Pipe {
     }
 
     /// Until the switch goes off. Nothing can follow what was lost.
-    async fn swallow(&self, way: Way, mut take: mpsc::Receiver<Chunk>) {
+    async fn swallow(&self, way: Way, first: usize, mut take: mpsc::Receiver<Chunk>) {
         let mut faults = self.state.faults.subscribe();
+        let lose = |length| self.count(way, |bytes| bytes.lost += length);
+        lose(first);
         let drained = async {
-            while take.recv().await.is_some() {}
+            while let Some((_, bytes)) = take.recv().await {
+                lose(bytes.len());
+            }
             std::future::pending::<()>().await;
         };
         tokio::select! {
