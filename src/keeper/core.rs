@@ -286,13 +286,17 @@ impl Core {
         if self.ctx.shared {
             self.recall_all();
         }
-        for (_, line) in &mut self.lines {
+        self.each_line(|line, ctx| {
             for entry in line.entries.values_mut() {
-                self.ctx.wakers.extend(entry.waker.take());
+                ctx.wakers.extend(entry.waker.take());
                 // Whoever waits for its loss looks after it now.
                 entry.lease.stir();
             }
-        }
+            // Who inquires would start none either.
+            if let Some(work) = &mut line.work {
+                work.inquiries.clear();
+            }
+        });
         for claim in self.claims.values_mut() {
             self.ctx.wakers.extend(claim.waker.take());
         }

@@ -18,6 +18,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
+
 use backend::{Backend, PATIENT, queue, start, until, until_free, until_waiting};
 use support::redis_server::RedisServer;
 use tower_turnstile::{AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit};
@@ -386,6 +388,29 @@ fn waiters_of_another_runtime_survive_the_one_with_the_task() {
             .expect("no panic")
             .expect("the slot was passed on"),
     );
+}
+
+/// A question that was not sent yet is over with the runtime that was to send it.
+#[test]
+fn a_question_does_not_outlive_the_runtime_with_the_task() {
+    let server = RedisServer::start();
+    let (first, second) = (current_thread(), current_thread());
+    let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
+    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    drop(first.block_on(semaphore.acquire()).expect("free"));
+    let ask = || semaphore.usage();
+    let unsent = second.block_on(async {
+        let mut usage = Box::pin(ask());
+        assert!(usage.as_mut().now_or_never().is_none());
+        usage
+    });
+    drop(first);
+    second.block_on(async {
+        let answer = tokio::time::timeout(PATIENT, unsent).await;
+        let error = answer.expect("it is over").expect_err("not sent");
+        assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+        assert_eq!(ask().await.expect("another task").in_use, 0);
+    });
 }
 
 fn current_thread() -> tokio::runtime::Runtime {
