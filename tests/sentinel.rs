@@ -224,7 +224,7 @@ fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
         let _held = granted(&semaphore).await;
         watched.servers[0].resume();
         let back = async {
-            while !watched.servers[0].cli(&["ROLE"]).starts_with("slave") {
+            while !watched.answer(0, &["ROLE"]).starts_with("slave") {
                 let error = semaphore.try_acquire().await.expect_err("G1: it is taken");
                 assert_eq!(error.kind(), AcquireErrorKind::Full, "{error}");
                 sleep(Duration::from_millis(20)).await;
@@ -246,13 +246,13 @@ fn a_replaced_primary_that_is_well_is_left_at_once() {
         })
         .await;
         let new = block_in_place(|| watched.primary()).expect("one is named");
-        let size = |server: usize| watched.servers[server].cli(&["DBSIZE"]);
+        let size = |server: usize| watched.answer(server, &["DBSIZE"]);
         let (in_old, in_new) = (size(0), size(new));
         let semaphore = limiter.semaphore(&strict(1), "where");
         let _held = granted(&semaphore).await;
         assert_ne!(size(new), in_new, "the permit is in the new one");
         let in_old_now = size(0);
-        let is_primary = watched.servers[0].cli(&["ROLE"]).starts_with("master");
+        let is_primary = watched.answer(0, &["ROLE"]).starts_with("master");
         println!("the old one is still a primary: {is_primary}");
         assert!(
             !is_primary || in_old_now == in_old,

@@ -97,6 +97,16 @@ impl Watched {
         self.servers.iter().position(names)
     }
 
+    /// A server's answer. Sentinels cut all connections of a server that they make a replica: it is asked again then.
+    pub(crate) fn answer(&self, server: usize, arguments: &[&str]) -> String {
+        let mut answer = None;
+        until("the server answers", || {
+            answer = self.servers[server].try_cli(arguments).ok();
+            answer.is_some()
+        });
+        answer.expect("just seen")
+    }
+
     /// Waits until all sentinels have told of another primary. Until then one of them may lead to the old one.
     pub(crate) fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
