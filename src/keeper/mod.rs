@@ -10,6 +10,7 @@
 //! | `step` | what a request asks of one keeper |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
 //! | `core`, `ctx`, `index` | the state machine: lines, and where to find the one that needs something |
+//! | `limits` | the limits, and the values that they have now |
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
 //! | `claim`, `progress`, `verdict` | a request for slots under several limits, all or nothing; from leg to leg; as the store answers |
 //! | `rates` | what a claim is charged |
@@ -48,6 +49,7 @@ mod entry;
 mod index;
 mod keepers;
 mod lease;
+mod limits;
 mod line;
 mod outage;
 mod part;
