@@ -6,7 +6,7 @@
 //! | a policy lets somebody in without the store | G1 for that permit | it ends |
 //! | an older copy takes over | G6 for names which it brings back | they have waited, and a lease |
 //! | an exchange runs once more after its answer | G6 for the names that it lets in | they have waited, and a lease |
-//! | a replica is without the store for ten leases, and gives up its releases | G6 for its names in the ledgers then | the same |
+//! | a replica is without the store, or a ledger of it, for ten leases, and gives up releases | G6 for these names in the ledgers then | the same |
 //! | an exchange from before a step back runs late | the same: its end is too late by the step | the same |
 //! | the clock is stepped back | adds its length to G4, G5, G6 | |
 //!
@@ -85,6 +85,11 @@ impl Excuses {
         let replica = exchange.replica;
         self.revived
             .extend(seqs.map(|seq| PermitId { replica, seq }));
+    }
+
+    /// Its release could not be told for so long that it is told no more.
+    pub(super) fn note_given_up(&mut self, id: PermitId) {
+        self.revived.insert(id);
     }
 
     /// Since when somebody was excused who should have ended by now.

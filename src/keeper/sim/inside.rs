@@ -22,19 +22,23 @@ pub(super) struct WaitingClaim {
 impl Core {
     /// Whether a name is anywhere in here.
     pub(super) fn knows(&self, seq: Seq) -> bool {
-        let listed = |releases: &[Release]| releases.iter().any(|release| release.seq == seq);
         // One that was refused is released at once, and stays here until its client comes for the answer.
         let may_be_there = |entry: &Entry| {
             !entry.is_decided() || entry.open || entry.in_store || entry.not_after_us > 0
         };
-        self.lines.iter().any(|(_, line)| {
-            line.entries.get(&seq).is_some_and(may_be_there)
-                || (line.work.iter()).any(|work| listed(&work.release) || listed(&work.later))
-        }) || self
-            .in_flight
+        self.lines
             .iter()
-            .flat_map(|flight| &flight.notes)
-            .any(|note| listed(&note.releases))
+            .any(|(_, line)| line.entries.get(&seq).is_some_and(may_be_there))
+            || self.release_of(seq).is_some()
+    }
+
+    /// A release that has not been acknowledged.
+    pub(super) fn release_of(&self, seq: Seq) -> Option<&Release> {
+        let works = self.lines.iter().flat_map(|(_, line)| &line.work);
+        let waiting = works.flat_map(|work| work.release.iter().chain(&work.later));
+        let notes = self.in_flight.iter().flat_map(|flight| &flight.notes);
+        let sent = notes.flat_map(|note| &note.releases);
+        waiting.chain(sent).find(|release| release.seq == seq)
     }
 
     pub(super) fn waiting_claims(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingClaim> {

@@ -8,8 +8,9 @@ use crate::{keeper::demand::Asked, ledger::PermitId};
 impl World {
     /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
     pub(super) fn check_names(&mut self) {
-        let now_ms = self.now_ms();
+        let (now_ms, now) = (self.now_ms(), self.local());
         let (mut strangers, mut ungreeted) = (BTreeMap::new(), BTreeMap::new());
+        let (mut given_up_at, mut given_up) = (BTreeMap::new(), Vec::new());
         for ledger in self.picture.values() {
             let holding = ledger.holding(now_ms).map(|id| (id, true));
             let line = ledger.line.values().map(|(id, _)| (*id, false));
@@ -23,7 +24,13 @@ impl World {
                 if stalls || self.has_given_up_releases(number) {
                     continue;
                 }
+                if let Some(release) = replica.core.release_of(id.seq) {
+                    given_up_at.insert(id, release.forget_at);
+                }
                 if !replica.core.knows(id.seq) {
+                    if self.given_up_at.get(&id).is_some_and(|at| *at <= now) {
+                        given_up.push(id);
+                    }
                     if holds || !self.excuses.is_revived(id) {
                         let since = self.strangers.get(&id).copied().unwrap_or(self.now);
                         strangers.insert(id, since);
@@ -35,6 +42,10 @@ impl World {
             }
         }
         (self.strangers, self.ungreeted) = (strangers, ungreeted);
+        self.given_up_at.append(&mut given_up_at);
+        given_up
+            .into_iter()
+            .for_each(|id| self.excuses.note_given_up(id));
         self.check_strangers();
         self.check_ungreeted();
     }

@@ -73,6 +73,8 @@ pub(super) struct World {
     /// Names in a ledger that are news to their keeper, or to their client, and since when.
     pub(super) strangers: BTreeMap<PermitId, Duration>,
     pub(super) ungreeted: BTreeMap<PermitId, Duration>,
+    /// Names in a ledger that were to be released, and until when.
+    pub(super) given_up_at: BTreeMap<PermitId, Instant>,
     pub(super) totals: Totals,
     /// If it is wanted.
     pub(super) log: Option<Vec<String>>,
@@ -173,6 +175,7 @@ impl World {
             largest: BTreeMap::new(),
             granted: BTreeSet::new(),
             strangers: BTreeMap::new(),
+            given_up_at: BTreeMap::new(),
             ungreeted: BTreeMap::new(),
             totals: Totals::default(),
             log: logs.then(Vec::new),
