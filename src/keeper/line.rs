@@ -19,6 +19,9 @@ use crate::{
     status::{Quota, Usage},
 };
 
+/// What a store has lost is told by those who hold, in this time, before those who wait ask it for more.
+const HOLDERS_FIRST: Duration = Duration::from_millis(100);
+
 pub(super) struct Line {
     /// The number of its limit, and its key.
     pub(super) key: (usize, Key),
@@ -172,24 +175,34 @@ impl Line {
 
     /// Asks for every waiter by name.
     pub(super) fn call_roll(&mut self) {
-        let waiting = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| matches!(entry.state, State::Waiting { .. } | State::Checking));
-        for seq in waiting.map(|(seq, _)| *seq).collect::<Vec<_>>() {
-            self.renew(seq);
+        self.renew_all(|entry| matches!(entry.state, State::Waiting { .. } | State::Checking));
+    }
+
+    /// Asks for every waiter in a moment, and not before: if the store has lost its data, or is another, holders of other
+    /// replicas are there first.
+    pub(super) fn call_roll_soon(&mut self, ctx: &Ctx) {
+        if let Some(queue) = &mut self.queue {
+            let poll_interval = ctx.settings.poll_interval;
+            queue.roll_call = Some(ctx.now + HOLDERS_FIRST.min(poll_interval));
+            queue.poll = Some(ctx.now + poll_interval);
+            queue.handover = None;
         }
+        self.renew_all(|entry| matches!(entry.state, State::Checking));
     }
 
     /// The store may be another, or have lost its data: it is asked for everybody, and newcomers wait for the answer.
     /// It is not told to adopt at once: repeated late, that could bring back a permit which was given back meanwhile.
-    pub(super) fn introduce(&mut self) {
-        let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
-        for seq in held.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+    pub(super) fn introduce(&mut self, ctx: &Ctx) {
+        self.renew_all(Entry::is_held);
+        self.introducing = true;
+        self.call_roll_soon(ctx);
+    }
+
+    fn renew_all(&mut self, which: impl Fn(&Entry) -> bool) {
+        let those = self.entries.iter().filter(|(_, entry)| which(entry));
+        for seq in those.map(|(seq, _)| *seq).collect::<Vec<_>>() {
             self.renew(seq);
         }
-        self.introducing = true;
-        self.call_roll();
     }
 
     /// Whether the store has not confirmed all holders since the line was introduced.

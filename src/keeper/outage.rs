@@ -334,7 +334,7 @@ impl Line {
     /// The store is back: waiters queue there again.
     fn return_to_store(&mut self, ctx: &mut Ctx) {
         self.local = None;
-        self.introduce();
+        self.introduce(ctx);
         let here = |entry: &Entry| matches!(entry.state, State::WaitingHere);
         let waiters = self.entries.iter().filter(|(_, entry)| here(entry));
         for seq in waiters.map(|(seq, _)| *seq).collect::<Vec<_>>() {

@@ -132,7 +132,7 @@ impl Core {
         }
         self.reopen_all(&claims);
         if self.store_is_up() {
-            self.each_line(|line, _| line.call_roll());
+            self.each_line(|line, ctx| line.call_roll_soon(ctx));
         }
     }
 

@@ -13,8 +13,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub(super) struct Connection {
     made: Option<Instant>,
-    /// When to ask for a new one, as it has ended.
+    /// When to make a new one, as it has ended.
     again_at: Option<Instant>,
+    /// Now.
+    pub(super) is_wanted: bool,
 }
 
 impl Connection {
@@ -28,31 +30,29 @@ impl Core {
     pub(crate) fn on_connected(&mut self, now: Instant) {
         self.connection = Connection {
             made: Some(now),
-            again_at: None,
+            ..Connection::default()
         };
-        self.introduce_all();
+        self.ctx.now = now;
+        self.clock = None;
+        if self.store_is_up() {
+            self.each_line(|line, ctx| line.introduce(ctx));
+        }
     }
 
-    /// The connection has ended, perhaps since the server has: whoever waits may have been promoted and not know it, and
-    /// whoever holds may be forgotten.
+    /// The connection has ended, perhaps since the server has: whoever holds may be forgotten, and whoever waits may have
+    /// been promoted and not know it.
     pub(crate) fn on_disconnected(&mut self, now: Instant) {
         let made = self.connection.made;
         let soonest = made.map_or(now, |made| made + PAUSE);
         self.connection.again_at = Some(soonest.max(now));
     }
 
-    /// Lines that have something to ask make a new connection, if nothing else has made one.
+    /// Whoever waits or holds needs a new connection, if nothing else has made one.
     pub(super) fn reconnect(&mut self, now: Instant) {
-        let again_at = &mut self.connection.again_at;
-        if again_at.take_if(|at| *at <= now).is_some() {
-            self.introduce_all();
-        }
-    }
-
-    fn introduce_all(&mut self) {
-        self.clock = None;
-        if self.store_is_up() {
-            self.each_line(|line, _| line.introduce());
+        let is_due = self.connection.again_at.take_if(|at| *at <= now).is_some();
+        if is_due && self.store_is_up() && !self.lines.is_empty() {
+            self.clock = None;
+            self.connection.is_wanted = true;
         }
     }
 }

@@ -53,7 +53,7 @@ impl Core {
                 };
                 let work =
                     !self.ready.is_empty() || !self.asking.is_empty() || !self.refunds.is_empty();
-                work && self.in_flight.len() < most
+                (work || self.connection.is_wanted) && self.in_flight.len() < most
             }
         }
     }
@@ -95,6 +95,7 @@ impl Core {
         let (ids, claims) = claims.into_values().unzip();
         let settings = &self.ctx.settings;
         self.exchanges += 1;
+        self.connection.is_wanted = false;
         let exchange = Arc::new(Exchange {
             replica: settings.replica,
             lease_ms: ms(settings.lease),

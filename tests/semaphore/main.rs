@@ -399,11 +399,8 @@ fn a_question_does_not_outlive_the_runtime_with_the_task() {
     let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
     drop(first.block_on(semaphore.acquire()).expect("free"));
     let ask = || semaphore.usage();
-    let unsent = second.block_on(async {
-        let mut usage = Box::pin(ask());
-        assert!(usage.as_mut().now_or_never().is_none());
-        usage
-    });
+    let mut unsent = Box::pin(ask());
+    second.block_on(async { assert!(unsent.as_mut().now_or_never().is_none()) });
     drop(first);
     second.block_on(async {
         let answer = tokio::time::timeout(PATIENT, unsent).await;

@@ -149,6 +149,10 @@ impl World {
         self.keepers[keeper].release(lease, now);
     }
 
+    fn may_send(&self, keeper: usize) -> bool {
+        self.keepers[keeper].may_send(self.local())
+    }
+
     fn send(&mut self, keeper: usize) -> Outgoing {
         let now = self.local();
         self.keepers[keeper]

@@ -140,29 +140,45 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     panic!("the waiter did not queue again");
 }
 
-/// G4, G1: what was lost with a connection is asked for before the next poll or renewal, by holders too.
+/// G1, G4: what was lost with a connection is asked for before the next renewal or poll. Holders come first, since the
+/// store may have lost its data, and holders of other replicas are as quick.
 #[test]
-fn an_ended_connection_is_followed_by_a_question() {
-    for waits in [true, false] {
+fn an_ended_connection_is_followed_by_questions() {
+    for (keeper, pause) in [(1, 0), (0, 100)] {
         let mut world = World::new(2, &STRICT);
         let (_holder, _waiter) = world.holder_and_waiter();
-        let keeper = usize::from(!waits);
         let now = world.local();
-        world.keepers[keeper].on_connected(now);
-        world.settle();
         world.keepers[keeper].on_disconnected(now);
-        assert!(!world.keepers[keeper].may_send(now), "at once again");
-        world.pass(Duration::from_millis(50));
+        world.pass(Duration::ZERO);
         let hello = world.send(keeper);
+        world.keepers[keeper].on_connected(now);
         world.complete(keeper, &hello);
+        if pause > 0 {
+            world.pass(Duration::from_millis(pause - 1));
+            assert!(!world.may_send(keeper), "too soon");
+            world.pass(Duration::from_millis(1));
+        }
         assert_eq!(world.send(keeper).exchange.batches[0].renew.len(), 1);
     }
-    let mut idle = World::new(1, &STRICT);
-    let now = idle.local();
-    idle.keepers[0].on_disconnected(now);
-    idle.pass(Duration::from_secs(1));
-    let now = idle.local();
-    assert!(!idle.keepers[0].may_send(now), "nothing to ask");
+}
+
+/// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
+#[test]
+fn connections_that_end_are_not_made_anew_in_a_hurry() {
+    let mut world = World::new(1, &STRICT);
+    let now = world.local();
+    world.keepers[0].on_disconnected(now);
+    world.pass(Duration::from_secs(1));
+    assert!(!world.may_send(0), "nothing to ask");
+    let _lease = world.grant(PATIENT);
+    let now = world.local();
+    world.keepers[0].on_connected(now);
+    world.settle();
+    world.keepers[0].on_disconnected(now);
+    world.pass(Duration::from_millis(49));
+    assert!(!world.may_send(0), "too soon");
+    world.pass(Duration::from_millis(1));
+    assert!(world.may_send(0));
 }
 
 /// G8: a store that answers probes and does no work is asked ever more rarely.
