@@ -47,7 +47,7 @@ pin_project! {
         // The service is ready, and is called once the request has its slot.
         Waiting {
             turn: Turn,
-            call: Option<(S, Request<Q>)>,
+            call: Option<(S, Parts, Q)>,
         },
         Running {
             #[pin]
@@ -68,15 +68,15 @@ where
         let (head, body) = request.into_parts();
         let state = State::Waiting {
             turn: gate.turn(&head),
-            call: Some((service, Request::from_parts(head, body))),
+            call: Some((service, head, body)),
         };
         Self { gate, state }
     }
 
-    /// The request, while it waits for its turn.
-    pub(super) fn waiting(self: Pin<&mut Self>) -> Option<&mut Request<Q>> {
+    /// The request's body, while it waits for its turn.
+    pub(super) fn waiting(self: Pin<&mut Self>) -> Option<&mut Q> {
         match self.project().state.project() {
-            StateProj::Waiting { call, .. } => call.as_mut().map(|(_, request)| request),
+            StateProj::Waiting { call, .. } => call.as_mut().map(|(.., body)| body),
             _ => None,
         }
     }
@@ -88,7 +88,7 @@ where
             StateProj::Waiting { call, .. } => call.take(),
             _ => None,
         }
-        .map(|(_, request)| request.into_parts().0);
+        .map(|(_, head, _)| head);
         state.set(State::Done);
         let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
         let refusal = Refusal::of_kind(gate, gate.first_scope(), kind);
@@ -107,14 +107,13 @@ where
         let ResponseFutureProj { gate, mut state } = self.project();
         if let StateProj::Waiting { turn, call } = state.as_mut().project() {
             let turn = ready!(turn.poll(gate, cx));
-            let Some((service, request)) = call.take() else {
+            let Some((service, head, body)) = call.take() else {
                 panic!("`ResponseFuture` polled after a panic");
             };
             match turn {
-                Ok(permit) => state.set(State::run(gate, service, request, permit)),
+                Ok(permit) => state.set(State::run(gate, service, head, body, permit)),
                 Err(error) => {
                     state.set(State::Done);
-                    let (head, _) = request.into_parts();
                     let refusal = Refusal::new(gate, &error);
                     let grpc = is_grpc(&head.headers);
                     return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
@@ -149,21 +148,21 @@ where
     fn run(
         gate: &Arc<Gate>,
         mut service: S,
-        mut request: Request<Q>,
+        mut head: Parts,
+        body: Q,
         permit: Option<Permit>,
     ) -> Self {
-        let (mut guard, mut grpc, mut head) = (Guard::default(), false, None);
+        let (mut guard, mut grpc, mut spare_head) = (Guard::default(), false, None);
         if let Some(permit) = permit {
-            grpc = gate.speaks_grpc(&request);
-            guard = gate.admit(permit, &mut request);
-            head = gate.spare_head(&request);
+            grpc = gate.speaks_grpc(&head);
+            guard = gate.admit(permit, &mut head);
+            spare_head = gate.spare_head(&head);
         }
-        let future = service.call(request);
         Self::Running {
-            future,
+            future: service.call(Request::from_parts(head, body)),
             guard,
             grpc,
-            head,
+            head: spare_head,
         }
     }
 }

@@ -14,7 +14,7 @@ use futures_util::{
     FutureExt,
     future::{BoxFuture, join_all},
 };
-use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http::{HeaderMap, Response, StatusCode, request::Parts};
 use http_body::Body;
 
 use super::{
@@ -130,14 +130,13 @@ impl Gate {
     }
 
     /// Shows the slot to the handler, and returns what holds it.
-    pub(super) fn admit<Q>(self: &Arc<Self>, permit: Permit, request: &mut Request<Q>) -> Guard {
+    pub(super) fn admit(self: &Arc<Self>, permit: Permit, head: &mut Parts) -> Guard {
         for (limit, kind) in permit.passed() {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
         let (share, quotas) = permit.into_share();
-        let extensions = request.extensions_mut();
-        let outer = extensions.remove::<Slot>();
-        extensions.insert(Slot::new(&share, outer));
+        let outer = head.extensions.remove::<Slot>();
+        head.extensions.insert(Slot::new(&share, outer));
         if !self.bounds.is_none() {
             share.bound(self.bounds);
         }
@@ -156,22 +155,14 @@ impl Gate {
     }
 
     /// Whether to refuse in gRPC once the service has taken the request.
-    pub(super) fn speaks_grpc<Q>(&self, request: &Request<Q>) -> bool {
-        self.may_end_early() && is_grpc(request.headers())
+    pub(super) fn speaks_grpc(&self, head: &Parts) -> bool {
+        self.may_end_early() && is_grpc(&head.headers)
     }
 
     /// A copy of the head for a refusal that may come when the service has taken the request.
-    pub(super) fn spare_head<Q>(&self, request: &Request<Q>) -> Option<Box<Parts>> {
-        if !self.may_end_early() || self.refuse.is_none() {
-            return None;
-        }
-        let (mut head, ()) = Request::new(()).into_parts();
-        head.method = request.method().clone();
-        head.uri = request.uri().clone();
-        head.version = request.version();
-        head.headers = request.headers().clone();
-        head.extensions = request.extensions().clone();
-        Some(Box::new(head))
+    pub(super) fn spare_head(&self, head: &Parts) -> Option<Box<Parts>> {
+        let may_be_needed = self.may_end_early() && self.refuse.is_some();
+        may_be_needed.then(|| Box::new(head.clone()))
     }
 
     /// Passes the slot on to the body, or lets go of it here.

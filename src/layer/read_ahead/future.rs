@@ -63,10 +63,9 @@ where
         if let Poll::Ready(result) = this.limited.as_mut().poll(cx) {
             return Poll::Ready(result);
         }
-        let Some(request) = this.limited.as_mut().waiting() else {
+        let Some(body) = this.limited.as_mut().waiting() else {
             return Poll::Pending;
         };
-        let body = request.body_mut();
         if body.is_read() {
             return Poll::Pending;
         }
