@@ -37,16 +37,13 @@ pub struct Permit {
 
 impl Permit {
     pub(crate) fn new(granted: Granted) -> Self {
-        let Granted {
-            keepers,
-            taken,
-            quotas,
-        } = granted;
+        let Granted { keepers, taken } = granted;
         let Taken {
             leases,
             waited,
             place,
             passed,
+            quotas,
             ..
         } = taken;
         Self {

@@ -50,7 +50,7 @@ pub(super) enum Stage {
 impl Core {
     /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
     /// [`drop_claim`](Self::drop_claim).
-    pub(super) fn submit_claim(&mut self, legs: Vec<Leg>, now: Instant) -> u64 {
+    pub(super) fn submit_claim(&mut self, legs: &[Leg], now: Instant) -> u64 {
         let id = self.ctx.next_seq();
         let (mut ordered, mut fees) = (Vec::new(), Vec::new());
         for leg in legs {
@@ -59,12 +59,12 @@ impl Core {
                 Mode::Off => continue,
                 mode => mode == Mode::Shadow,
             };
-            if let Some(fee) = self.fee(&leg, &limit, shadow) {
+            if let Some(fee) = self.fee(leg, &limit, shadow) {
                 fees.push(fee);
                 continue;
             }
             let class = limit.class_of(&leg.key);
-            let line = self.line(leg.limit, leg.key, now);
+            let line = self.line(leg.limit, &leg.key, now);
             self.lines[line].set_own_max(&mut self.ctx, leg.max);
             let wait = match leg.max {
                 // It would wait for nothing.
@@ -158,6 +158,7 @@ impl Core {
             place,
             passed: claim.passed,
             fees: claim.fees,
+            quotas: Vec::new(),
         }))
     }
 

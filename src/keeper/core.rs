@@ -218,18 +218,18 @@ impl Core {
     }
 
     /// The line of a key, made if need be. It goes when it is idle.
-    pub(super) fn line(&mut self, limit: usize, key: Key, now: Instant) -> usize {
-        if let Some(index) = self.by_key[limit].get(&key) {
+    pub(super) fn line(&mut self, limit: usize, key: &Key, now: Instant) -> usize {
+        if let Some(index) = self.by_key[limit].get(key) {
             return index;
         }
         let rules = self.limits[limit].clone();
         let ledger: Arc<str> = match self.ctx.shared {
-            true => self.ctx.settings.ledger_name(&key, rules.name()).into(),
+            true => self.ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
         let line = Line::new((limit, key.clone()), ledger.clone(), rules, now);
         let index = self.lines.insert(Box::new(line));
-        self.by_key[limit].insert(key, index);
+        self.by_key[limit].insert(key.clone(), index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger, index);
         } else {

@@ -14,6 +14,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
     limit::Limit,
+    status::Quota,
 };
 
 /// What a request wants of one limit.
@@ -66,6 +67,8 @@ pub(crate) struct Taken {
     pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// What it was charged at rates.
     pub(super) fees: Vec<Fee>,
+    /// How its limits stand, if it was to tell.
+    pub(crate) quotas: Vec<Quota>,
 }
 
 impl Taken {
@@ -77,6 +80,7 @@ impl Taken {
         self.place = self.place.max(next.place);
         self.passed.append(&mut next.passed);
         self.fees.append(&mut next.fees);
+        self.quotas.append(&mut next.quotas);
         self
     }
 }

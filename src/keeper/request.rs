@@ -12,7 +12,7 @@ use super::{
     part::Part,
     step::Step,
 };
-use crate::{error::AcquireError, status::Quota};
+use crate::error::AcquireError;
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -27,7 +27,7 @@ pub(crate) struct Request {
     /// How many of them are still to be asked for after this step.
     left: usize,
     /// What came of those before it.
-    taken: Option<Box<(Taken, Vec<Quota>)>>,
+    taken: Option<Box<Taken>>,
     /// Whether to tell how its limits stand.
     tells: bool,
 }
@@ -36,8 +36,6 @@ pub(crate) struct Request {
 pub(crate) struct Granted {
     pub(crate) keepers: Arc<Keepers>,
     pub(crate) taken: Taken,
-    /// How its limits stand, if it was to tell.
-    pub(crate) quotas: Vec<Quota>,
 }
 
 impl Request {
@@ -74,7 +72,7 @@ impl Request {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         if self.legs.is_empty() {
             let taken = self.step.poll(self.tells, cx);
-            return taken.map_ok(|(taken, quotas)| self.granted(taken, quotas));
+            return taken.map_ok(|taken| self.granted(taken));
         }
         self.poll_legs(cx)
     }
@@ -83,45 +81,35 @@ impl Request {
         loop {
             let outcome = ready!(self.step.poll(self.tells, cx));
             let before = mem::take(&mut self.taken).map(|before| *before);
-            let (taken, quotas) = match (outcome, before) {
+            let taken = match (outcome, before) {
                 (Ok(now), None) => now,
-                (Ok((taken, quotas)), Some(before)) => {
-                    let quotas = before.1.into_iter().chain(quotas).collect();
-                    match before.0.leases.is_lost() {
-                        false => (before.0.and(taken), quotas),
-                        true => self.ask_for_slots_again(before.0.and(taken), quotas),
-                    }
+                (Ok(now), Some(before)) if before.leases.is_lost() => {
+                    self.ask_for_slots_again(before.and(now))
                 }
+                (Ok(now), Some(before)) => before.and(now),
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
             let Some(left) = self.left.checked_sub(1) else {
                 self.keepers.note_admissions(&self.legs, &taken);
-                return Poll::Ready(Ok(self.granted(taken, quotas)));
+                return Poll::Ready(Ok(self.granted(taken)));
             };
             self.step = self.keepers.step(&self.legs[left]);
             self.left = left;
-            self.taken = Some(Box::new((taken, quotas)));
+            self.taken = Some(Box::new(taken));
         }
     }
 
-    fn granted(&self, taken: Taken, quotas: Vec<Quota>) -> Granted {
-        Granted {
-            keepers: self.keepers.clone(),
-            taken,
-            quotas,
-        }
+    fn granted(&self, taken: Taken) -> Granted {
+        let keepers = self.keepers.clone();
+        Granted { keepers, taken }
     }
 
     /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
     /// could end in a circle. What rates have charged is kept; what was waited is not waited again.
-    fn ask_for_slots_again(
-        &mut self,
-        mut taken: Taken,
-        mut quotas: Vec<Quota>,
-    ) -> (Taken, Vec<Quota>) {
+    fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
         self.keepers.untake(&mem::take(&mut taken.leases));
         taken.passed.retain(|(limit, _)| limit.period().is_some());
-        quotas.retain(|quota| quota.limit.period().is_some());
+        taken.quotas.retain(|quota| quota.limit.period().is_some());
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
         for (_, leg) in &mut self.legs {
@@ -130,19 +118,15 @@ impl Request {
                 self.left += 1;
             }
         }
-        (taken, quotas)
+        taken
     }
 
     /// Gives back what was taken before.
-    fn refused(
-        &self,
-        mut error: AcquireError,
-        before: Option<(Taken, Vec<Quota>)>,
-    ) -> AcquireError {
-        if let Some((taken, quotas)) = before {
+    fn refused(&self, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
+        if let Some(mut taken) = before {
             error.waited += taken.waited;
             // What it was charged is given back, so only its slots tell more.
-            let slots = quotas
+            let slots = mem::take(&mut taken.quotas)
                 .into_iter()
                 .filter(|quota| quota.limit.period().is_none());
             error.quotas.extend(slots);
@@ -155,7 +139,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let Some(before) = self.taken.take() {
-            self.keepers.give_back(before.0);
+            self.keepers.give_back(*before);
         }
     }
 }

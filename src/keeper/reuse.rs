@@ -37,11 +37,11 @@ impl BoundPool {
             place: 0,
             passed: Vec::new(),
             fees: Vec::new(),
+            quotas: Vec::new(),
         };
         Some(Granted {
             keepers: keepers.clone(),
             taken,
-            quotas: Vec::new(),
         })
     }
 }
@@ -81,7 +81,7 @@ impl Core {
         if !self.limits[limit].is_reused() {
             return None;
         }
-        let index = self.line(limit, key, now);
+        let index = self.line(limit, &key, now);
         let pool = self.lines[index].pool.clone()?;
         pool.bind();
         Some((index, pool))

@@ -1,6 +1,6 @@
 //! A permit's way through the state machine: asked for, collected, released.
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{slice, sync::Arc, task::Waker, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
 impl Core {
     /// Asks for a permit. The request is there until [`collect`](Self::collect) has an answer, or
     /// [`cancel`](Self::cancel).
-    pub(crate) fn submit(&mut self, demand: Demand, now: Instant) -> Result<Asked, AcquireError> {
+    pub(crate) fn submit(&mut self, demand: &Demand, now: Instant) -> Result<Asked, AcquireError> {
         self.ctx.now = now;
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
@@ -31,13 +31,16 @@ impl Core {
             Demand::One(leg) if self.limits[leg.limit].is_plain() => {
                 Ok(Asked::Slot(self.submit_slot(leg, now)))
             }
-            Demand::One(leg) => Ok(Asked::Claim(self.submit_claim(vec![leg], now))),
+            Demand::One(leg) => {
+                let legs = slice::from_ref(leg);
+                Ok(Asked::Claim(self.submit_claim(legs, now)))
+            }
             Demand::All(legs) => Ok(Asked::Claim(self.submit_claim(legs, now))),
         }
     }
 
-    fn submit_slot(&mut self, leg: Leg, now: Instant) -> Arc<Lease> {
-        let index = self.line(leg.limit, leg.key, now);
+    fn submit_slot(&mut self, leg: &Leg, now: Instant) -> Arc<Lease> {
+        let index = self.line(leg.limit, &leg.key, now);
         self.lines[index].set_own_max(&mut self.ctx, leg.max);
         if let Some(lease) = self.take_kept(index) {
             self.settle(index);
@@ -209,7 +212,7 @@ impl Core {
         now: Instant,
     ) -> oneshot::Receiver<Usage> {
         let (tell, told) = oneshot::channel();
-        let index = self.line(limit, key, now);
+        let index = self.line(limit, &key, now);
         let line = &mut self.lines[index];
         if line.local.is_some() {
             line.run_here(&mut self.ctx, One::Nothing);
@@ -300,6 +303,7 @@ impl Line {
             place: entry.place,
             passed: Vec::new(),
             fees: Vec::new(),
+            quotas: Vec::new(),
         })
     }
 
@@ -328,6 +332,7 @@ impl Line {
                     place,
                     passed: vec![(self.limit.clone(), kind)],
                     fees: Vec::new(),
+                    quotas: Vec::new(),
                 }))
             }
             _ => {

@@ -69,7 +69,7 @@ impl World {
         };
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
         let now = self.local();
-        let asked = self.replicas[replica].core.submit(demand, now);
+        let asked = self.replicas[replica].core.submit(&demand, now);
         if let Ok(Asked::Slot(lease)) = &asked
             && lease.is_reused()
         {

@@ -111,7 +111,7 @@ impl World {
             max: None,
             cost: 1,
         };
-        let asked = self.keepers[keeper].submit(Demand::One(leg), now);
+        let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
         match asked.expect("open") {
             Asked::Slot(lease) => lease,
             Asked::Claim(id) => panic!("{id} is a claim"),

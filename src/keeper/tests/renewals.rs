@@ -19,7 +19,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             cost: 1,
         };
         match world.keepers[0]
-            .submit(Demand::One(leg), now)
+            .submit(&Demand::One(leg), now)
             .expect("open")
         {
             Asked::Slot(lease) => lease,
