@@ -45,7 +45,15 @@ impl<K: Ord, V> SmallMap<K, V> {
     /// When the last of many goes there are few again.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         match self {
-            Self::Few(few) => Some(few.remove(place(few, key).ok()?).1),
+            Self::Few(few) => {
+                let place = place(few, key).ok()?;
+                // Mostly there is no other.
+                let removed = match place + 1 == few.len() {
+                    true => few.pop()?,
+                    false => few.remove(place),
+                };
+                Some(removed.1)
+            }
             Self::Many(many) => {
                 let value = many.remove(key);
                 if many.is_empty() {

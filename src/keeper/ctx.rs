@@ -47,8 +47,8 @@ pub(super) struct Ctx {
     pub(super) old_wakers: Vec<Waker>,
     /// Claims of which a leg was decided on.
     pub(super) moved: BTreeSet<u64>,
-    /// How long slots are held lately, by the number of the limit.
-    pub(super) holds: Vec<Option<Duration>>,
+    /// How many seconds slots are held lately, by the number of the limit.
+    pub(super) holds: Vec<Option<f64>>,
     /// Nothing is kept any more: the limiter is shut down, or nobody is left who could ask.
     pub(super) ending: bool,
     /// Whether the store is down, and if so, whether by its own word.
@@ -139,8 +139,8 @@ impl Ctx {
     /// How long slots of a limit are held: the recent ones count more.
     pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
         self.meters.limit(limit).hold.record(held);
-        let mean = &mut self.holds[limit];
-        *mean = Some(mean.map_or(held, |mean| (mean * 9 + held) / 10));
+        let (mean, held) = (&mut self.holds[limit], held.as_secs_f64());
+        *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
     }
 
     /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many lines share

@@ -204,11 +204,14 @@ impl Line {
 
     /// Gives back what lies idle. What is in use goes back when it comes free.
     pub(super) fn recall(&mut self, ctx: &mut Ctx) {
+        let Some(pool) = &self.pool else {
+            return;
+        };
         if let Some(upkeep) = &mut self.upkeep {
             upkeep.tend_at = None;
         }
-        let idle = self.pool.as_ref().map(|pool| pool.close());
-        self.give_back(ctx, idle.unwrap_or_default());
+        let idle = pool.close();
+        self.give_back(ctx, idle);
     }
 
     /// Gives back what was not needed lately, and asks for the right again if something was.

@@ -21,7 +21,7 @@ use super::{
     guard::Guard,
     refusal::{Refusal, RefusalKind},
 };
-use crate::permit::Permit;
+use crate::{permit::Permit, status::Quota};
 
 pin_project! {
     /// Response future of a [`Limited`](super::Limited) service.
@@ -53,6 +53,8 @@ pin_project! {
             #[pin]
             future: S::Future,
             guard: Guard,
+            // How the request's limits stood when it was let in, if the client is to know.
+            quotas: Vec<Quota>,
             grpc: bool,
             head: Option<Box<Parts>>,
         },
@@ -123,6 +125,7 @@ where
         let StateProj::Running {
             future,
             guard,
+            quotas,
             grpc,
             head,
         } = state.as_mut().project()
@@ -132,7 +135,7 @@ where
         let result = match ready!(guard.poll(cx, |cx| future.poll(cx))) {
             Ok(result) => {
                 let guard = mem::take(guard);
-                result.map(|response| gate.hand_over(guard, response))
+                result.map(|response| gate.hand_over(guard, quotas, response))
             }
             Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
         };
@@ -152,15 +155,17 @@ where
         body: Q,
         permit: Option<Permit>,
     ) -> Self {
-        let (mut guard, mut grpc, mut spare_head) = (Guard::default(), false, None);
+        let (mut guard, mut quotas) = (Guard::default(), Vec::new());
+        let (mut grpc, mut spare_head) = (false, None);
         if let Some(permit) = permit {
             grpc = gate.speaks_grpc(&head);
-            guard = gate.admit(permit, &mut head);
+            (guard, quotas) = gate.admit(permit, &mut head);
             spare_head = gate.spare_head(&head);
         }
         Self::Running {
             future: service.call(Request::from_parts(head, body)),
             guard,
+            quotas,
             grpc,
             head: spare_head,
         }

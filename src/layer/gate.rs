@@ -129,8 +129,12 @@ impl Gate {
         }
     }
 
-    /// Shows the slot to the handler, and returns what holds it.
-    pub(super) fn admit(self: &Arc<Self>, permit: Permit, head: &mut Parts) -> Guard {
+    /// Shows the slot to the handler, and returns what holds it, and how its limits stand.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        permit: Permit,
+        head: &mut Parts,
+    ) -> (Guard, Vec<Quota>) {
         for (limit, kind) in permit.passed() {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
@@ -141,7 +145,7 @@ impl Gate {
             share.bound(self.bounds);
         }
         let ends = self.may_end_early().then(|| self.clone());
-        Guard::new(share, quotas, ends)
+        (Guard::new(share, ends), quotas)
     }
 
     /// Whether a response may have to end with its slot.
@@ -170,9 +174,10 @@ impl Gate {
     pub(super) fn hand_over<B: Body>(
         &self,
         mut guard: Guard,
+        quotas: &[Quota],
         mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
-        self.tell(response.headers_mut(), guard.quotas());
+        self.tell(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
             guard.release();
         }

@@ -10,15 +10,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::gate::Gate;
-use crate::{error::LostErrorKind, permit::Share, status::Quota};
+use crate::{error::LostErrorKind, permit::Share};
 
 /// Holds the slot of a response in progress: first in the future, then in the body. Empty once the slot was given
 /// back, and for a request without a limit.
 #[derive(Default)]
 pub(super) struct Guard {
     share: Option<Share>,
-    /// How the request's limits stood when it was let in, if that was asked for.
-    quotas: Vec<Quota>,
     /// The gate, if the end of the slot may end the response.
     gate: Option<Arc<Gate>>,
     /// Wakes the response when its slot is over. Made when the response first has to wait.
@@ -28,17 +26,12 @@ pub(super) struct Guard {
 type Over = Pin<Box<dyn Future<Output = LostErrorKind> + Send + Sync>>;
 
 impl Guard {
-    pub(super) fn new(share: Share, quotas: Vec<Quota>, gate: Option<Arc<Gate>>) -> Self {
+    pub(super) fn new(share: Share, gate: Option<Arc<Gate>>) -> Self {
         Self {
             share: Some(share),
-            quotas,
             gate,
             over: None,
         }
-    }
-
-    pub(super) fn quotas(&self) -> &[Quota] {
-        &self.quotas
     }
 
     /// Gives the slot back, unless somebody else holds it too.
