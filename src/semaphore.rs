@@ -281,12 +281,6 @@ impl Acquire {
     }
 }
 
-impl From<Request> for Acquire {
-    fn from(request: Request) -> Self {
-        Self(Stage::Asked(request))
-    }
-}
-
 impl Future for Acquire {
     type Output = Result<Permit, AcquireError>;
 

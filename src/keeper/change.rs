@@ -17,10 +17,11 @@ use crate::{
 impl Line {
     /// Changes an entry's state, and everything that is counted or listed by it.
     pub(super) fn set(&mut self, ctx: &mut Ctx, seq: Seq, state: State) {
-        self.unlist(ctx, seq);
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
+        unlist(entry, ctx, &mut self.queue, self.young_from);
+        ctx.uncount(self.key.0, entry.state);
         let state = match state {
             State::Refused(kind) if entry.shadow => State::Passed(kind),
             state => state,
@@ -49,28 +50,10 @@ impl Line {
 
     /// Takes an entry out of the line, without a word to any ledger.
     pub(super) fn remove(&mut self, ctx: &mut Ctx, seq: Seq) -> Option<Entry> {
-        self.unlist(ctx, seq);
-        self.entries.remove(&seq)
-    }
-
-    /// Takes an entry out of everything that it is counted or listed in by its state.
-    fn unlist(&mut self, ctx: &mut Ctx, seq: Seq) {
-        let Some(entry) = self.entries.get(&seq) else {
-            return;
-        };
-        let line = entry.lease.line;
-        match entry.state {
-            State::Waiting { ticket, .. } => {
-                leave(&mut self.queue, ticket, seq);
-                ctx.expiries.remove(&(entry.wait_until(), line, seq));
-            }
-            State::WaitingHere => drop(ctx.expiries.remove(&(entry.wait_until(), line, seq))),
-            State::Held { look_at: Some(at) } if seq < self.young_from => {
-                ctx.leases.remove(&(at, line, seq));
-            }
-            _ => {}
-        }
+        let entry = self.entries.get(&seq)?;
+        unlist(entry, ctx, &mut self.queue, self.young_from);
         ctx.uncount(self.key.0, entry.state);
+        self.entries.remove(&seq)
     }
 
     /// Puts a name on the release list if the store may know it, unless an answer that will tell is still to come.
@@ -229,9 +212,21 @@ impl Line {
     }
 }
 
-/// The line is looked after as before until the next answer.
-fn leave(queue: &mut Option<Box<Queue>>, ticket: i64, seq: Seq) {
-    if let Some(queue) = queue {
-        queue.waiters.remove(&(ticket, seq));
+/// Takes an entry out of everything that it is listed in by its state. The line is looked after as before until the
+/// next answer.
+fn unlist(entry: &Entry, ctx: &mut Ctx, queue: &mut Option<Box<Queue>>, young_from: Seq) {
+    let (line, seq) = (entry.lease.line, entry.lease.seq());
+    match entry.state {
+        State::Waiting { ticket, .. } => {
+            if let Some(queue) = queue {
+                queue.waiters.remove(&(ticket, seq));
+            }
+            ctx.expiries.remove(&(entry.wait_until(), line, seq));
+        }
+        State::WaitingHere => drop(ctx.expiries.remove(&(entry.wait_until(), line, seq))),
+        State::Held { look_at: Some(at) } if seq < young_from => {
+            ctx.leases.remove(&(at, line, seq));
+        }
+        _ => {}
     }
 }

@@ -265,7 +265,9 @@ impl Line {
     fn next_free(&self, ctx: &Ctx) -> Option<Duration> {
         let held = ctx.holds[self.key.0]?;
         let turns = f64::from(self.heard.waiting + 1) / f64::from(self.max().max(1));
-        Some(Duration::from_secs_f64((held * turns).min(MAX_WAIT.as_secs_f64())))
+        Some(Duration::from_secs_f64(
+            (held * turns).min(MAX_WAIT.as_secs_f64()),
+        ))
     }
 
     /// Nothing is known of it that the store would not tell again.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 use std::{
     fmt,
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
@@ -29,10 +28,9 @@ use super::{
 };
 use crate::{
     error::{AcquireError, LostErrorKind},
-    keeper::{Bounds, Demand, Leg},
+    keeper::{Bounds, Demand, Leg, Request as Asked},
     limiter::Limiter,
     permit::Permit,
-    semaphore::Acquire,
     status::Quota,
     telemetry::LimitMeter,
 };
@@ -118,23 +116,17 @@ impl Gate {
         match demand {
             Some(demand) => {
                 let request = self.limiter.request(demand);
-                let tells = self.rate_limit_fields;
-                Turn::Slot(Acquire::from(if tells {
-                    request.telling()
-                } else {
-                    request
-                }))
+                Turn::Slot(match self.rate_limit_fields {
+                    true => request.telling(),
+                    false => request,
+                })
             }
             None => Turn::Free,
         }
     }
 
     /// Shows the slot to the handler, and returns what holds it, and how its limits stand.
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        permit: Permit,
-        head: &mut Parts,
-    ) -> (Guard, Vec<Quota>) {
+    pub(super) fn admit(self: &Arc<Self>, permit: Permit, head: &mut Parts) -> (Guard, Vec<Quota>) {
         for (limit, kind) in permit.passed() {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
@@ -237,7 +229,7 @@ impl fmt::Debug for Gate {
 pub(super) enum Turn {
     Free,
     Key(BoxFuture<'static, Option<Demand>>),
-    Slot(Acquire),
+    Slot(Asked),
 }
 
 impl Turn {
@@ -251,7 +243,9 @@ impl Turn {
             match self {
                 Turn::Free => return Poll::Ready(Ok(None)),
                 Turn::Key(key) => *self = gate.turn_of(ready!(key.as_mut().poll(cx))),
-                Turn::Slot(acquire) => return Pin::new(acquire).poll(cx).map_ok(Some),
+                Turn::Slot(asked) => {
+                    return asked.poll(cx).map_ok(|granted| Some(Permit::new(granted)));
+                }
             }
         }
     }
