@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{Bounds, Granted, Keepers, Leases, Taken},
+    keeper::{Bounds, Granted, Keepers, Leases, Notes, Taken},
     limit::Limit,
     status::Quota,
 };
@@ -31,8 +31,7 @@ pub struct Permit {
     share: Share,
     waited: Duration,
     place: u32,
-    passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
-    quotas: Vec<Quota>,
+    notes: Option<Box<Notes>>,
 }
 
 impl Permit {
@@ -42,27 +41,25 @@ impl Permit {
             leases,
             waited,
             place,
-            passed,
-            quotas,
-            ..
+            notes,
         } = taken;
         Self {
             share: Share { keepers, leases },
             waited,
             place,
-            passed,
-            quotas,
+            notes,
         }
     }
 
     /// What keeps its slots, and how its limits stood when it was given, if that was asked for.
     pub(crate) fn into_share(self) -> (Share, Vec<Quota>) {
-        (self.share, self.quotas)
+        let quotas = self.notes.map(|notes| notes.quotas);
+        (self.share, quotas.unwrap_or_default())
     }
 
     /// Limits that would have refused it, and only look on.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
-        &self.passed
+        self.notes.as_ref().map_or(&[], |notes| &notes.passed)
     }
 
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter

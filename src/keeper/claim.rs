@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     Core, Lease,
-    demand::{Leases, Leg, Taken},
+    demand::{Leases, Leg, Notes, Taken},
     rates::Fee,
 };
 use crate::{
@@ -152,13 +152,17 @@ impl Core {
                 place = place.max(entry.place);
             }
         }
+        let has_notes = !claim.passed.is_empty() || !claim.fees.is_empty();
+        let notes = Notes {
+            passed: claim.passed,
+            fees: claim.fees,
+            quotas: Vec::new(),
+        };
         Some(Ok(Taken {
             leases: Leases::many(claim.legs),
             waited,
             place,
-            passed: claim.passed,
-            fees: claim.fees,
-            quotas: Vec::new(),
+            notes: has_notes.then(|| Box::new(notes)),
         }))
     }
 

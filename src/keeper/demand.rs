@@ -63,6 +63,13 @@ pub(crate) struct Taken {
     pub(crate) waited: Duration,
     /// The place in the line when it was joined; 0 if there was no need to wait.
     pub(crate) place: u32,
+    /// Mostly there are none.
+    pub(crate) notes: Option<Box<Notes>>,
+}
+
+/// What else there is to tell of a permit.
+#[derive(Default)]
+pub(crate) struct Notes {
     /// Limits that would have refused it, and only look on.
     pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// What it was charged at rates.
@@ -73,15 +80,23 @@ pub(crate) struct Taken {
 
 impl Taken {
     /// Both, as one after the other.
-    pub(super) fn and(mut self, mut next: Self) -> Self {
+    pub(super) fn and(mut self, next: Self) -> Self {
         let leases = self.leases.all().iter().chain(next.leases.all());
         self.leases = Leases::many(leases.cloned().collect());
         self.waited += next.waited;
         self.place = self.place.max(next.place);
-        self.passed.append(&mut next.passed);
-        self.fees.append(&mut next.fees);
-        self.quotas.append(&mut next.quotas);
+        if let Some(mut next) = next.notes {
+            let notes = self.notes.get_or_insert_default();
+            notes.passed.append(&mut next.passed);
+            notes.fees.append(&mut next.fees);
+            notes.quotas.append(&mut next.quotas);
+        }
         self
+    }
+
+    /// Limits that would have refused it, and only look on.
+    pub(super) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
+        self.notes.as_ref().map_or(&[], |notes| &notes.passed)
     }
 }
 

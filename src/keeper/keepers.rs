@@ -106,7 +106,8 @@ impl Keepers {
     pub(super) fn give_back(&self, taken: Taken) {
         self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
-        for fee in taken.fees.into_iter().rev() {
+        let fees = taken.notes.map(|notes| notes.fees);
+        for fee in fees.into_iter().flatten().rev() {
             self.all[fee.keeper].refund(fee);
         }
     }

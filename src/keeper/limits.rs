@@ -47,7 +47,7 @@ impl Core {
         for (_, leg) in legs {
             let limit = &self.limits[leg.limit];
             let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
-            if limit.current_mode() != Mode::Off && !taken.passed.iter().any(passed) {
+            if limit.current_mode() != Mode::Off && !taken.passed().iter().any(passed) {
                 self.ctx.meters.limit(leg.limit).let_in(taken.waited);
             }
         }

@@ -78,7 +78,7 @@ use std::time::Duration;
 
 pub(crate) use self::{
     bounds::Bounds,
-    demand::{Demand, Leases, Leg, Taken},
+    demand::{Demand, Leases, Leg, Notes, Taken},
     keepers::Keepers,
     lease::Lease,
     part::Part,

@@ -108,8 +108,10 @@ impl Request {
     /// could end in a circle. What rates have charged is kept; what was waited is not waited again.
     fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
         self.keepers.untake(&mem::take(&mut taken.leases));
-        taken.passed.retain(|(limit, _)| limit.period().is_some());
-        taken.quotas.retain(|quota| quota.limit.period().is_some());
+        if let Some(notes) = &mut taken.notes {
+            notes.passed.retain(|(limit, _)| limit.period().is_some());
+            notes.quotas.retain(|quota| quota.limit.period().is_some());
+        }
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
         for (_, leg) in &mut self.legs {
@@ -126,8 +128,13 @@ impl Request {
         if let Some(mut taken) = before {
             error.waited += taken.waited;
             // What it was charged is given back, so only its slots tell more.
-            let slots = mem::take(&mut taken.quotas)
+            let quotas = taken
+                .notes
+                .as_mut()
+                .map(|notes| mem::take(&mut notes.quotas));
+            let slots = quotas
                 .into_iter()
+                .flatten()
                 .filter(|quota| quota.limit.period().is_none());
             error.quotas.extend(slots);
             self.keepers.give_back(taken);

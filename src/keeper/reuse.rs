@@ -35,9 +35,7 @@ impl BoundPool {
             leases: Leases::One(Tenure::of(lease)),
             waited: Duration::ZERO,
             place: 0,
-            passed: Vec::new(),
-            fees: Vec::new(),
-            quotas: Vec::new(),
+            notes: None,
         };
         Some(Granted {
             keepers: keepers.clone(),

@@ -178,9 +178,9 @@ impl Shared {
     /// As if it had not been taken.
     pub(super) fn give_back(&self, taken: Taken) {
         self.untake(taken.leases.all());
-        taken
-            .fees
-            .into_iter()
+        let fees = taken.notes.map(|notes| notes.fees);
+        fees.into_iter()
+            .flatten()
             .rev()
             .for_each(|fee| self.refund(fee));
     }

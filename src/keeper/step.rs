@@ -104,13 +104,14 @@ impl Stage {
             Self::Answered => panic!("`Acquire` polled after completion"),
         };
         // A claim is gone once it is collected.
-        let quotas = if tells {
-            core.quotas(&asked)
-        } else {
-            Vec::new()
-        };
-        match core.collect(&asked, waker, now) {
-            Some(taken) => Ok(Outcome::Taken(Taken { quotas, ..taken? })),
+        let quotas = tells.then(|| core.quotas(&asked));
+        match core.collect(&asked, waker, now).transpose()? {
+            Some(mut taken) => {
+                if let Some(quotas) = quotas {
+                    taken.notes.get_or_insert_default().quotas = quotas;
+                }
+                Ok(Outcome::Taken(taken))
+            }
             None => Ok(Outcome::Asked(asked)),
         }
     }

@@ -6,7 +6,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Core, Ctx, Lease,
-    demand::{Asked, Demand, Leases, Leg, Taken},
+    demand::{Asked, Demand, Leases, Leg, Notes, Taken},
     entry::{Entry, State},
     lease::Tenure,
     line::Line,
@@ -301,9 +301,7 @@ impl Line {
             leases: Leases::One(Tenure::of(lease.clone())),
             waited,
             place: entry.place,
-            passed: Vec::new(),
-            fees: Vec::new(),
-            quotas: Vec::new(),
+            notes: None,
         })
     }
 
@@ -326,13 +324,15 @@ impl Line {
             State::Passed(kind) => {
                 ctx.note_pass(self.key.0, kind);
                 self.give_up(ctx, lease.seq());
+                let notes = Notes {
+                    passed: vec![(self.limit.clone(), kind)],
+                    ..Notes::default()
+                };
                 Some(Ok(Taken {
                     leases: Leases::default(),
                     waited,
                     place,
-                    passed: vec![(self.limit.clone(), kind)],
-                    fees: Vec::new(),
-                    quotas: Vec::new(),
+                    notes: Some(Box::new(notes)),
                 }))
             }
             _ => {
