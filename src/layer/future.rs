@@ -158,9 +158,11 @@ where
         let (mut guard, mut quotas) = (Guard::default(), Vec::new());
         let (mut grpc, mut spare_head) = (false, None);
         if let Some(permit) = permit {
-            grpc = gate.speaks_grpc(&head);
             (guard, quotas) = gate.admit(permit, &mut head);
-            spare_head = gate.spare_head(&head);
+            if gate.may_end_early() {
+                grpc = is_grpc(&head.headers);
+                spare_head = gate.spare_head(&head);
+            }
         }
         Self::Running {
             future: service.call(Request::from_parts(head, body)),

@@ -19,7 +19,6 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
-    grpc::is_grpc,
     guard::Guard,
     layer::{OnLost, ReleaseAt},
     refusal::Refusal,
@@ -141,7 +140,7 @@ impl Gate {
     }
 
     /// Whether a response may have to end with its slot.
-    fn may_end_early(&self) -> bool {
+    pub(super) fn may_end_early(&self) -> bool {
         self.on_lost == OnLost::Abort || !self.bounds.is_none()
     }
 
@@ -150,15 +149,10 @@ impl Gate {
         self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
     }
 
-    /// Whether to refuse in gRPC once the service has taken the request.
-    pub(super) fn speaks_grpc(&self, head: &Parts) -> bool {
-        self.may_end_early() && is_grpc(&head.headers)
-    }
-
     /// A copy of the head for a refusal that may come when the service has taken the request.
     pub(super) fn spare_head(&self, head: &Parts) -> Option<Box<Parts>> {
-        let may_be_needed = self.may_end_early() && self.refuse.is_some();
-        may_be_needed.then(|| Box::new(head.clone()))
+        let is_needed = self.refuse.is_some();
+        is_needed.then(|| Box::new(head.clone()))
     }
 
     /// Passes the slot on to the body, or lets go of it here.
