@@ -235,23 +235,34 @@ impl Baseline {
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
-        let mut call = Vec::new();
-        for number in [3_600_000.0, 3_600_000.0, 600_000.0, 2f64.powi(52)] {
-            call.extend(f64::to_le_bytes(number));
-        }
-        for number in [1, 0, 0, batch.replica.len() as u32] {
-            call.extend(number.to_le_bytes());
-        }
-        call.extend(batch.replica.bytes().chain("wake:".bytes()));
+        let call = [
+            3_600_000.0,
+            3_600_000.0,
+            600_000.0,
+            2f64.powi(52),
+            1.0,
+            0.0,
+            0.0,
+        ];
         let waits = u32::from(batch.wait);
-        let mut asked = Vec::new();
-        let lists = [batch.release.len() as u32, batch.renew.len() as u32, 0];
-        for number in [batch.limit, 1_000_000, waits].into_iter().chain(lists) {
-            asked.extend(number.to_le_bytes());
-        }
-        asked.extend(waits.to_string().repeat(batch.acquire.len()).bytes());
-        exchange.arg(call).arg(asked);
-        for names in [batch.release, batch.renew, batch.acquire] {
+        let [limit, waits_here] = [batch.limit, waits].map(f64::from);
+        let lists = [batch.release, batch.renew, &[], batch.acquire];
+        let [released, renewed, adopted, acquired] = lists.map(|list| list.len() as f64);
+        let asked = [
+            limit,
+            1_000_000.0,
+            waits_here,
+            released,
+            renewed,
+            adopted,
+            acquired,
+        ];
+        let numbers = call.into_iter().chain(asked);
+        let mut packed: Vec<u8> = numbers.flat_map(f64::to_le_bytes).collect();
+        packed.extend(waits.to_string().repeat(batch.acquire.len()).bytes());
+        packed.extend("wake:".bytes().chain(batch.replica.bytes()));
+        exchange.arg(packed);
+        for names in lists {
             for name in names {
                 exchange.arg(format!("{}{name:010}", batch.replica));
             }

@@ -30,8 +30,8 @@ pub(crate) fn encode(
         .sum();
     let more = rates.keys.len() + 9 * exchange.refunds.len() + claims;
     let mut cmd = Cmd::with_capacity(
-        5 + 2 * ledgers + permits + more,
-        200 + script.len() + 100 * (ledgers + rates.keys.len()) + ID_CHARS * (permits + more),
+        5 + ledgers + permits + more,
+        250 + script.len() + 130 * (ledgers + rates.keys.len()) + ID_CHARS * (permits + more),
     );
     let keys = ledgers + rates.keys.len();
     let idle_key = idle_key.filter(|_| keys == 0);
@@ -42,9 +42,9 @@ pub(crate) fn encode(
     }
     cmd.arg(&rates.keys);
     let replica = exchange.replica.text();
-    encode_call(&mut cmd, &replica, wake_prefix, exchange);
+    cmd.arg(packed(&replica, wake_prefix, exchange));
     for batch in &exchange.batches {
-        encode_batch(&mut cmd, &replica, batch);
+        encode_permits(&mut cmd, &replica, batch);
     }
     for refund in &exchange.refunds {
         rates.encode_refund(&mut cmd, refund);
@@ -59,20 +59,48 @@ fn permits(batch: &Batch) -> usize {
     batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
 }
 
-fn encode_call(cmd: &mut Cmd, replica: &str, wake_prefix: &str, exchange: &Exchange) {
-    let mut call = Vec::with_capacity(48 + replica.len() + wake_prefix.len());
-    let times = [exchange.lease_ms, exchange.promote_ms, exchange.alive_ms];
-    for time in times.into_iter().chain([exchange.not_after_us]) {
-        // The script's numbers.
-        call.extend((time as f64).to_le_bytes());
+/// Of the exchange and of each of its batches seven numbers, as the script has them: eight bytes each.
+fn packed(replica: &str, wake_prefix: &str, exchange: &Exchange) -> Vec<u8> {
+    let wishes = exchange.batches.iter().map(|batch| batch.acquire.len());
+    let numbers = 7 * 8 * (1 + exchange.batches.len());
+    let size = numbers + wishes.sum::<usize>() + wake_prefix.len() + replica.len();
+    let mut packed = Vec::with_capacity(size);
+    pack(
+        &mut packed,
+        [
+            exchange.lease_ms,
+            exchange.promote_ms,
+            exchange.alive_ms,
+            exchange.not_after_us,
+            exchange.batches.len() as u64,
+            exchange.refunds.len() as u64,
+            exchange.claims.len() as u64,
+        ],
+    );
+    for batch in &exchange.batches {
+        pack(
+            &mut packed,
+            [
+                batch.limit.into(),
+                batch.max_waiters.into(),
+                needs(batch),
+                batch.release.len() as u64,
+                batch.renew.len() as u64,
+                batch.adopt.len() as u64,
+                batch.acquire.len() as u64,
+            ],
+        );
+        packed.extend(batch.acquire.iter().map(|ask| flag(ask.wait)));
     }
-    let (ledgers, refunds) = (exchange.batches.len(), exchange.refunds.len());
-    for count in [ledgers, refunds, exchange.claims.len(), replica.len()] {
-        call.extend((count as u32).to_le_bytes());
+    packed.extend(wake_prefix.bytes());
+    packed.extend(replica.bytes());
+    packed
+}
+
+fn pack(packed: &mut Vec<u8>, numbers: [u64; 7]) {
+    for number in numbers {
+        packed.extend((number as f64).to_le_bytes());
     }
-    call.extend(replica.bytes());
-    call.extend(wake_prefix.bytes());
-    cmd.arg(call);
 }
 
 /// The keys of rates in an exchange, and their places among its keys.
@@ -130,15 +158,7 @@ impl<'a> Rates<'a> {
     }
 }
 
-fn encode_batch(cmd: &mut Cmd, replica: &str, batch: &Batch) {
-    let mut asked = Vec::with_capacity(24 + batch.acquire.len());
-    let lists = [&batch.release, &batch.renew, &batch.adopt].map(|list| list.len() as u32);
-    let numbers = [batch.limit, batch.max_waiters, needs(batch)];
-    for number in numbers.into_iter().chain(lists) {
-        asked.extend(number.to_le_bytes());
-    }
-    asked.extend(batch.acquire.iter().map(|ask| flag(ask.wait)));
-    cmd.arg(asked);
+fn encode_permits(cmd: &mut Cmd, replica: &str, batch: &Batch) {
     let listed = batch.release.iter().chain(&batch.renew).chain(&batch.adopt);
     let acquired = batch.acquire.iter().map(|ask| &ask.seq);
     for &seq in listed.chain(acquired) {
@@ -155,13 +175,13 @@ fn encode_id(cmd: &mut Cmd, replica: &str, seq: Seq) {
 }
 
 /// Whether the replica waits, and twice what it says of reuse.
-fn needs(batch: &Batch) -> u32 {
+fn needs(batch: &Batch) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
         Reuse::Others => 2,
         Reuse::Keep => 4,
     };
-    u32::from(batch.waits) + reuse
+    u64::from(batch.waits) + reuse
 }
 
 fn flag(flag: bool) -> u8 {
