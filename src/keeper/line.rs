@@ -182,10 +182,12 @@ impl Line {
     /// replicas are there first.
     pub(super) fn call_roll_soon(&mut self, ctx: &Ctx) {
         if let Some(queue) = &mut self.queue {
-            let poll_interval = ctx.settings.poll_interval;
-            queue.roll_call = Some(ctx.now + HOLDERS_FIRST.min(poll_interval));
-            queue.poll = Some(ctx.now + poll_interval);
-            queue.handover = None;
+            let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
+            // Never put off, or connections that end again and again would do so for ever.
+            let at = queue.roll_call.map_or(soon, |at| at.min(soon));
+            queue.roll_call = Some(at);
+            queue.poll = queue.poll.map(|poll| poll.max(at));
+            queue.handover = queue.handover.map(|handover| handover.max(at));
         }
         self.renew_all(|entry| matches!(entry.state, State::Checking));
     }

@@ -162,6 +162,25 @@ fn an_ended_connection_is_followed_by_questions() {
     }
 }
 
+/// G4: connections that end again and again do not put off the question.
+#[test]
+fn a_waiter_is_asked_for_while_connections_come_and_go() {
+    let mut world = World::new(2, &STRICT);
+    let (_holder, _waiter) = world.holder_and_waiter();
+    let mut asked = 0;
+    for _ in 0..20 {
+        let now = world.local();
+        world.keepers[0].on_connected(now);
+        while let Some(outgoing) = world.keepers[0].next_exchange(now) {
+            let batches = outgoing.exchange.batches.iter();
+            asked += batches.map(|batch| batch.renew.len()).sum::<usize>();
+            world.complete(0, &outgoing);
+        }
+        world.pass(Duration::from_millis(60));
+    }
+    assert!(asked >= 9, "{asked} times in 1.2 s");
+}
+
 /// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
 #[test]
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
