@@ -22,14 +22,17 @@ pub(super) struct WaitingClaim {
 impl Core {
     /// Whether a name is anywhere in here.
     pub(super) fn knows(&self, seq: Seq) -> bool {
+        self.expects(seq) || self.release_of(seq).is_some()
+    }
+
+    /// Whether there is an entry of a name that may be in the store.
+    pub(super) fn expects(&self, seq: Seq) -> bool {
         // One that was refused is released at once, and stays here until its client comes for the answer.
         let may_be_there = |entry: &Entry| {
             !entry.is_decided() || entry.open || entry.in_store || entry.not_after_us > 0
         };
-        self.lines
-            .iter()
-            .any(|(_, line)| line.entries.get(&seq).is_some_and(may_be_there))
-            || self.release_of(seq).is_some()
+        let mut lines = self.lines.iter();
+        lines.any(|(_, line)| line.entries.get(&seq).is_some_and(may_be_there))
     }
 
     /// A release that has not been acknowledged.

@@ -24,10 +24,10 @@ impl World {
                 if stalls || self.has_given_up_releases(number) {
                     continue;
                 }
-                if let Some(release) = replica.core.release_of(id.seq) {
+                let expected = replica.core.expects(id.seq);
+                if !expected && let Some(release) = replica.core.release_of(id.seq) {
                     given_up_at.insert(id, release.forget_at);
-                }
-                if !replica.core.knows(id.seq) {
+                } else if !expected {
                     if self.given_up_at.get(&id).is_some_and(|at| *at <= now) {
                         given_up.push(id);
                     }
