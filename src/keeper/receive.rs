@@ -36,10 +36,13 @@ impl Core {
             store_us: reply.now_us,
             sent,
         };
-        self.clock = Some(StoreClock {
-            now_us: reply.now_us,
-            sent,
-        });
+        // One that came with the end of its connection tells nothing of the next: that is still to be made.
+        if !self.connection.is_wanted {
+            self.clock = Some(StoreClock {
+                now_us: reply.now_us,
+                sent,
+            });
+        }
         let mut outage = None;
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
             let line = &mut self.lines[note.line];

@@ -181,6 +181,28 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
     assert!(asked >= 9, "{asked} times in 1.2 s");
 }
 
+/// G1, G4: an answer that came with the end of its connection does not make up for it.
+#[test]
+fn a_last_answer_does_not_stand_for_a_new_connection() {
+    let mut world = World::new(1, &STRICT);
+    let now = world.local();
+    world.keepers[0].on_connected(now);
+    let lease = world.ask(0, PATIENT);
+    world.settle();
+    world.pass(LEASE / 2);
+    let sent = world.send(0);
+    let now = world.local();
+    world.keepers[0].on_disconnected(now);
+    world.pass(Duration::ZERO);
+    world.complete(0, &sent);
+    let next = world.send(0);
+    assert!(
+        next.exchange.batches.is_empty(),
+        "of the new one nothing is known yet"
+    );
+    assert!(held(world.collect(0, &lease)));
+}
+
 /// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
 #[test]
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
