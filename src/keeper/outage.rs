@@ -89,9 +89,13 @@ impl Core {
         }
     }
 
-    /// `worked`: it did more than tell the time.
+    /// `worked`: it did more than tell the time. If not, it makes no failure good: perhaps whatever else is sent cuts the
+    /// connection.
     pub(super) fn note_success(&mut self, worked: bool) {
         let was_down = !self.store_is_up();
+        if !worked && !was_down {
+            return;
+        }
         let pause = match worked {
             true => FIRST_PROBE,
             false => self.breaker.pause(),

@@ -203,6 +203,27 @@ fn a_last_answer_does_not_stand_for_a_new_connection() {
     assert!(held(world.collect(0, &lease)));
 }
 
+/// G8: a store that tells the time and cuts each connection that asks for more is an outage.
+#[test]
+fn a_store_that_cuts_whatever_works_is_down() {
+    let mut world = World::new(1, &STRICT);
+    let lease = world.ask(0, Duration::ZERO);
+    for _ in 0..2 {
+        let sent = world.send(0);
+        assert!(!sent.exchange.batches.is_empty());
+        world.fail(0, &sent, false);
+        world.pass(Duration::from_millis(1));
+        let now = world.local();
+        world.keepers[0].on_connected(now);
+        if world.may_send(0) {
+            let hello = world.send(0);
+            world.complete(0, &hello);
+        }
+    }
+    let unavailable = Some(AcquireErrorKind::Unavailable);
+    assert_eq!(world.refusal(0, &lease), unavailable);
+}
+
 /// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
 #[test]
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
