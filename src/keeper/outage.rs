@@ -21,12 +21,16 @@ use crate::{
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
+/// Connections may be cut several times in a row. More exchanges than that, and it is the store.
+const MOST_FRUITLESS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Breaker {
     Up {
         /// When an exchange failed that nothing has made good yet.
         failed: Option<Instant>,
+        /// How many have failed since one did more than tell the time.
+        fruitless: u32,
         /// The pause before the next probe but one, should it go down: a store that answers probes and does no work
         /// is asked ever more rarely.
         pause: Duration,
@@ -42,6 +46,7 @@ impl Breaker {
     pub(super) fn new() -> Self {
         Self::Up {
             failed: None,
+            fruitless: 0,
             pause: FIRST_PROBE,
         }
     }
@@ -59,7 +64,8 @@ impl Core {
     }
 
     /// One failed exchange may be a connection that was cut. One that timed out has cost its requests all the time
-    /// that they have, and a second failure in a row leaves little doubt.
+    /// that they have, and a second failure in a row leaves little doubt. A store may also tell the time, and cut each
+    /// connection that asks for more.
     pub(super) fn note_failure(
         &mut self,
         sent: Instant,
@@ -69,14 +75,25 @@ impl Core {
         now: Instant,
     ) {
         match self.breaker {
-            Breaker::Up { failed, .. }
-                if timed_out || refused || failed.is_some_and(|failed| sent >= failed) =>
+            Breaker::Up {
+                failed, fruitless, ..
+            } if timed_out
+                || refused
+                || fruitless >= MOST_FRUITLESS
+                || failed.is_some_and(|failed| sent >= failed) =>
             {
                 self.go_down(refused, why, now);
             }
-            Breaker::Up { failed, pause } => {
-                let failed = failed.or(Some(now));
-                self.breaker = Breaker::Up { failed, pause };
+            Breaker::Up {
+                failed,
+                fruitless,
+                pause,
+            } => {
+                self.breaker = Breaker::Up {
+                    failed: failed.or(Some(now)),
+                    fruitless: fruitless + 1,
+                    pause,
+                };
             }
             Breaker::Down {
                 refused: was_refused,
@@ -89,20 +106,23 @@ impl Core {
         }
     }
 
-    /// `worked`: it did more than tell the time. If not, it makes no failure good: perhaps whatever else is sent cuts the
-    /// connection.
+    /// `worked`: it did more than tell the time.
     pub(super) fn note_success(&mut self, worked: bool) {
         let was_down = !self.store_is_up();
-        if !worked && !was_down {
-            return;
-        }
-        let pause = match worked {
-            true => FIRST_PROBE,
-            false => self.breaker.pause(),
-        };
-        self.breaker = Breaker::Up {
-            failed: None,
-            pause,
+        self.breaker = match self.breaker {
+            _ if worked => Breaker::new(),
+            Breaker::Up {
+                fruitless, pause, ..
+            } => Breaker::Up {
+                failed: None,
+                fruitless,
+                pause,
+            },
+            Breaker::Down { pause, .. } => Breaker::Up {
+                failed: None,
+                fruitless: 0,
+                pause,
+            },
         };
         self.ctx.down = None;
         if was_down {
