@@ -21,15 +21,15 @@ use crate::{
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
-/// Connections may be cut several times in a row. More exchanges than that, and it is the store.
-const MOST_FRUITLESS: u32 = 3;
+/// Connections may be cut several times in a row. More of them than that, and it is the store.
+const MOST_FRUITLESS: u32 = 5;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Breaker {
     Up {
-        /// When an exchange failed that nothing has made good yet.
+        /// When an exchange failed, if nothing was heard of the store since.
         failed: Option<Instant>,
-        /// How many have failed since one did more than tell the time.
+        /// How many connections have failed since an exchange did more than tell the time.
         fruitless: u32,
         /// The pause before the next probe but one, should it go down: a store that answers probes and does no work
         /// is asked ever more rarely.
@@ -91,7 +91,8 @@ impl Core {
             } => {
                 self.breaker = Breaker::Up {
                     failed: failed.or(Some(now)),
-                    fruitless: fruitless + 1,
+                    // Those that were under way together count as one.
+                    fruitless: fruitless + u32::from(failed.is_none()),
                     pause,
                 };
             }
@@ -103,6 +104,13 @@ impl Core {
                 self.stay_down(refused, now);
                 self.each_line(|line, _| line.forget(now));
             }
+        }
+    }
+
+    /// There is a new connection.
+    pub(super) fn note_connection(&mut self) {
+        if let Breaker::Up { failed, .. } = &mut self.breaker {
+            *failed = None;
         }
     }
 

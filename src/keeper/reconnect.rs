@@ -34,6 +34,7 @@ impl Core {
         };
         self.ctx.now = now;
         self.clock = None;
+        self.note_connection();
         if self.store_is_up() {
             self.each_line(|line, ctx| line.introduce(ctx));
         }

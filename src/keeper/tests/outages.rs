@@ -208,7 +208,7 @@ fn a_last_answer_does_not_stand_for_a_new_connection() {
 fn a_store_that_cuts_whatever_works_is_down() {
     let mut world = World::new(1, &STRICT);
     let lease = world.ask(0, Duration::ZERO);
-    for _ in 0..4 {
+    for _ in 0..6 {
         let sent = world.send(0);
         assert!(!sent.exchange.batches.is_empty());
         world.fail(0, &sent, false);
