@@ -224,6 +224,22 @@ fn a_store_that_cuts_whatever_works_is_down() {
     assert_eq!(world.refusal(0, &lease), unavailable);
 }
 
+/// G8: two cuts in a row are no outage, if the store could be reached between them.
+#[test]
+fn connections_that_are_cut_one_after_the_other_are_no_outage() {
+    let mut world = World::new(1, &STRICT);
+    let lease = world.ask(0, Duration::ZERO);
+    for _ in 0..3 {
+        let sent = world.send(0);
+        world.pass(Duration::from_millis(1));
+        let now = world.local();
+        world.keepers[0].on_connected(now);
+        world.fail(0, &sent, false);
+    }
+    world.settle();
+    assert!(held(world.collect(0, &lease)));
+}
+
 /// G8: a server that ends all connections is given a new one now and then; and if nobody holds or waits, none.
 #[test]
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
