@@ -13,7 +13,7 @@ use crate::store::{
 };
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::{Keepers, Part, Settings, Shared},
+    keeper::{Home, Keepers, Part, Place, Settings, Shared},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
 };
@@ -32,7 +32,7 @@ const MAX_NAMESPACE_LEN: usize = 64;
 /// | [`poll_interval`](Self::poll_interval) | 1 s | |
 /// | [`waiter_ttl`](Self::waiter_ttl) | 5 s | at least 3 x `poll_interval`, at most 1 h |
 /// | [`namespace`](Self::namespace) | `turnstile` | |
-/// | [`runtime`](Self::runtime) | the caller's | |
+/// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the caller's runtime | |
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct LimiterBuilder {
@@ -41,7 +41,7 @@ pub struct LimiterBuilder {
     store_timeout: Duration,
     poll_interval: Duration,
     waiter_ttl: Duration,
-    runtime: Option<Handle>,
+    place: Place,
 }
 
 impl Default for LimiterBuilder {
@@ -52,7 +52,7 @@ impl Default for LimiterBuilder {
             store_timeout: Duration::from_millis(500),
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(5),
-            runtime: None,
+            place: Place::default(),
         }
     }
 }
@@ -100,9 +100,27 @@ impl LimiterBuilder {
         self
     }
 
-    /// The runtime that the limiter's task runs on. Default: the one that first uses the limiter.
+    /// The runtime that the limiter's task runs on; it needs timers and IO ([`enable_all`]). Default: the one that first uses
+    /// the limiter, and another one if that ends, or does not run the task in time.
+    ///
+    /// The task is never moved away from a runtime that is given here. While that does not run it, each limit's
+    /// [`on_unavailable`](crate::Limit::on_unavailable) applies, as if the store were down.
+    ///
+    /// [`enable_all`]: tokio::runtime::Builder::enable_all
     pub fn runtime(mut self, runtime: Handle) -> Self {
-        self.runtime = Some(runtime);
+        self.place = Place::Runtime(runtime);
+        self
+    }
+
+    /// Runs the limiter's task on a thread of its own, with a runtime of its own, in place of the caller's. The thread
+    /// (`turnstile`) ends when the last [`Limiter`] and the last permit are gone.
+    ///
+    /// For a service with one runtime for each core, for runtimes that come and go or are not always driven, and wherever
+    /// handlers may block a thread: nothing that they do delays the renewal of leases then. On the other hand each
+    /// round trip to the store wakes a thread more, so that a request takes longer under low load. Replaces
+    /// [`runtime`](Self::runtime).
+    pub fn dedicated_thread(mut self) -> Self {
+        self.place = Place::Thread;
         self
     }
 
@@ -113,7 +131,7 @@ impl LimiterBuilder {
     /// If a setting is out of range.
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
         let settings = self.settings(None)?;
-        let keeper = Shared::new(settings, None, self.runtime);
+        let keeper = Shared::new(settings, None, &self.home()?);
         Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
 
@@ -188,16 +206,23 @@ impl LimiterBuilder {
 
     #[cfg(feature = "redis")]
     async fn on_target(self, target: Target) -> Result<Limiter, ConfigError> {
-        let mut keepers = Vec::new();
+        let (home, mut keepers) = (self.home()?, Vec::new());
         for (part, target) in target.parts() {
             let settings = self.settings(part)?;
             let store = RedisStore::new(target, &settings.namespace, settings.replica);
-            let keeper = Shared::new(settings, Some(Arc::new(store)), self.runtime.clone());
+            let keeper = Shared::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
         }
         // The others will be heard when there is something to ask them.
         keepers[0].greet().await.map_err(refused)?;
         Ok(Limiter::new(Keepers::new(keepers)))
+    }
+
+    fn home(&self) -> Result<Home, ConfigError> {
+        self.place.open().map_err(|error| {
+            let message = format!("the thread of the limiter cannot be started: {error}");
+            ConfigError::new(ConfigErrorKind::Value, message)
+        })
     }
 
     /// All that is wrong with the settings, by their names.

@@ -87,7 +87,8 @@ pub enum AcquireErrorKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
-    /// There was no Tokio runtime to run the limiter's driver on.
+    /// There was no Tokio runtime to run the limiter's task on, or one without timers or IO: see
+    /// [`enable_all`](tokio::runtime::Builder::enable_all).
     NoRuntime,
 }
 
@@ -192,7 +193,9 @@ impl fmt::Display for AcquireError {
                 f.write_str("the store of the limit is misconfigured")
             }
             AcquireErrorKind::ShutDown => f.write_str("the limiter is shutting down"),
-            AcquireErrorKind::NoRuntime => f.write_str("no Tokio runtime to run the limiter on"),
+            AcquireErrorKind::NoRuntime => {
+                f.write_str("no Tokio runtime with timers and IO to run the limiter on")
+            }
         }
     }
 }

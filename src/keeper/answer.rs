@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Ctx,
+    effects::{Effect, Report},
     entry::{Seen, State},
     line::{Heard, Line},
     send::Note,
@@ -13,6 +14,7 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     ledger::{Batch, BatchReply, Seq, Standing, Wake},
+    telemetry::Measure,
 };
 
 impl Line {
@@ -48,8 +50,7 @@ impl Line {
             }
         }
         for inquiry in note.inquiries.drain(..) {
-            // Nobody may be listening any more.
-            let _ = inquiry.send(self.usage());
+            ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at, now);
@@ -57,14 +58,13 @@ impl Line {
         let lost = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
         let count = answer.adopted.iter().filter(lost).count();
         if count > 0 {
-            ctx.meters.limit(self.key.0).adopted.increment(count as u64);
-            let limit = self.limit.name();
-            tracing::warn!(
+            ctx.measure(self.key.0, Measure::Adopted(count as u64));
+            let limit = self.limit.clone();
+            ctx.effects.report(Report::Adopted {
                 limit,
                 count,
                 in_use,
-                "permits that the store did not have were adopted"
-            );
+            });
         }
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at, now);

@@ -9,7 +9,6 @@ use super::{
     entry::{Entry, State},
     index::Index,
     line::Line,
-    outage::Breaker,
     rates::Paid,
 };
 use crate::ledger::Seq;
@@ -66,7 +65,7 @@ impl Core {
                     .map(|ask| ask.seq),
             );
         }
-        let up = matches!(self.breaker, Breaker::Up { .. });
+        let up = self.store_is_up();
         hold!(up == self.ctx.down.is_none(), "breaker and `down` differ");
         let mut ready: Vec<_> = self.ready.iter().copied().collect();
         ready.sort_unstable();

@@ -8,8 +8,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Core, Lease, line::earliest};
-use crate::{error::LostErrorKind, ledger::Seq};
+use super::{
+    Core, Lease,
+    effects::{Effect, Report},
+    line::earliest,
+};
+use crate::{error::LostErrorKind, ledger::Seq, telemetry::Measure};
 
 /// What ends a permit while its lease is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,13 +63,14 @@ impl Core {
     pub(super) fn end_bounded(&mut self, now: Instant) {
         while let Some((lease, kind)) = self.bounded.next_over(now) {
             lease.end(kind);
+            self.ctx.effects.push(Effect::Tell(lease.clone()));
             let seq = lease.seq();
             let line = self.lines.get_mut(lease.line);
             // If the slot was lost before, only the response is left to end.
             if let Some(line) = line.filter(|line| line.entries.contains_key(&seq)) {
-                let limit = line.limit.name();
-                tracing::info!(limit, ?kind, "a slot was taken back");
-                self.ctx.meters.limit(line.key.0).expired(kind);
+                let limit = line.limit.clone();
+                self.ctx.effects.report(Report::Ended { limit, kind });
+                self.ctx.measure(line.key.0, Measure::Expired(kind));
                 line.give_up(&mut self.ctx, seq);
                 self.settle(lease.line);
             }

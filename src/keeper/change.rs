@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::{
     Ctx,
     clock::local_deadline,
+    effects::Effect,
     entry::{Entry, Seen, State},
     line::Line,
     work::Queue,
@@ -12,6 +13,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     ledger::Seq,
+    telemetry::Measure,
 };
 
 impl Line {
@@ -39,7 +41,7 @@ impl Line {
             // Its slot is there: only the store's word is missing, and that has its own time limit.
             State::Asking(_) | State::Checking => {}
             State::Held { .. } | State::Refused(_) | State::Passed(_) | State::Parked => {
-                ctx.wakers.extend(entry.waker.take());
+                ctx.wake(entry.waker.take());
                 ctx.moved.extend(entry.claim);
             }
         }
@@ -136,7 +138,7 @@ impl Line {
             State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
             State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held { .. } => {
-                ctx.history.held(&self.ledger, seq, until, until_ms, now);
+                ctx.record(ctx.history.held(&self.ledger, seq, until, until_ms, now));
                 self.look_at(ctx, seq, renew_at);
             }
             // There must be time to renew it.
@@ -146,7 +148,7 @@ impl Line {
                 self.renew(seq);
             }
             _ => {
-                ctx.history.held(&self.ledger, seq, until, until_ms, now);
+                ctx.record(ctx.history.held(&self.ledger, seq, until, until_ms, now));
                 entry.lease.hold(Some(until));
                 entry.since = now;
                 let look_at = Some(renew_at);
@@ -158,7 +160,7 @@ impl Line {
     /// Admits a request without the store's word.
     pub(super) fn admit(&mut self, ctx: &mut Ctx, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
-            ctx.history.admitted(&self.ledger, seq, ctx.now);
+            ctx.record(ctx.history.admitted(&self.ledger, seq, ctx.now));
             entry.lease.hold(None);
             entry.since = ctx.now;
             self.set(ctx, seq, State::Held { look_at: None });
@@ -178,12 +180,12 @@ impl Line {
             return;
         };
         if entry.wanted {
-            ctx.history.given_up(&self.ledger, seq, ctx.now);
+            ctx.record(ctx.history.given_up(&self.ledger, seq, ctx.now));
         }
         if entry.taken && entry.wanted && entry.is_held() {
             ctx.note_hold(self.key.0, entry.lease.tenure_lasts(ctx.now));
         }
-        ctx.old_wakers.extend(entry.waker.take());
+        ctx.effects.drop_waker(entry.waker.take());
         if entry.open {
             entry.wanted = false;
         } else {
@@ -197,10 +199,11 @@ impl Line {
     pub(super) fn lose(&mut self, ctx: &mut Ctx, seq: Seq) {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
-                ctx.history.lost(&self.ledger, seq, ctx.now);
+                ctx.record(ctx.history.lost(&self.ledger, seq, ctx.now));
                 entry.lease.end(LostErrorKind::Lost);
+                ctx.effects.push(Effect::Tell(entry.lease.clone()));
                 ctx.counts.lost += 1;
-                ctx.meters.limit(self.key.0).lost.increment(1);
+                ctx.measure(self.key.0, Measure::Lost);
                 self.give_up(ctx, seq);
             }
             Some(entry) if !entry.open => {

@@ -7,13 +7,14 @@
 //!
 //! Rates come first, and are charged once. What was charged is given back if the claim is refused after all.
 
-use std::{cmp::Ordering, sync::Arc, task::Waker, time::Duration};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     Core, Lease,
     demand::{Leases, Leg, Notes, Taken},
+    effects::StoredWaker,
     rates::Fee,
 };
 use crate::{
@@ -32,7 +33,7 @@ pub(super) struct Claim {
     pub(super) asking_since: Option<Instant>,
     /// Limits that would have refused it, and only look on.
     pub(super) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
-    pub(super) waker: Option<Waker>,
+    pub(super) waker: Option<StoredWaker>,
 }
 
 pub(super) enum Stage {
@@ -116,7 +117,6 @@ impl Core {
     pub(super) fn collect_claim(
         &mut self,
         id: u64,
-        waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         let claim = self.claims.get_mut(&id)?;
@@ -127,13 +127,10 @@ impl Core {
         }
         let claim = self.claims.get_mut(&id)?;
         if !matches!(claim.stage, Stage::Granted | Stage::Refused(_)) {
-            self.ctx
-                .old_wakers
-                .extend(claim.waker.replace(waker.clone()));
             return None;
         }
         let claim = self.claims.remove(&id)?;
-        self.ctx.old_wakers.extend(claim.waker);
+        self.ctx.effects.drop_waker(claim.waker);
         if let Stage::Refused(error) = claim.stage {
             return Some(Err(error));
         }
@@ -148,7 +145,8 @@ impl Core {
             if let Some(entry) = line.entries.get_mut(&lease.seq()) {
                 (entry.taken, entry.claim) = (true, None);
                 lease.begin_tenure(now);
-                self.ctx.history.taken(&line.ledger, lease.seq(), now);
+                let taken = self.ctx.history.taken(&line.ledger, lease.seq(), now);
+                self.ctx.record(taken);
                 place = place.max(entry.place);
             }
         }
@@ -170,7 +168,7 @@ impl Core {
     pub(super) fn drop_claim(&mut self, id: u64) {
         if let Some(mut claim) = self.claims.remove(&id) {
             self.let_go(id, &mut claim);
-            self.ctx.old_wakers.extend(claim.waker);
+            self.ctx.effects.drop_waker(claim.waker);
         }
     }
 
@@ -195,13 +193,14 @@ impl Core {
     /// Gives back what it has, and what it was charged.
     pub(super) fn refuse_claim(&mut self, id: u64, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
-            // What it was charged is given back, so only its slots tell more.
             let refused = error.limit_name.clone();
             let slots = self.slots_of(&claim);
-            let others = slots.filter(|quota| quota.limit.name() != refused);
+            let rates = claim.fees.iter().filter_map(|fee| self.quota_without(fee));
+            let others = slots.chain(rates);
+            let others = others.filter(|quota| quota.limit.name() != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
-            self.ctx.wakers.extend(claim.waker.take());
+            self.ctx.wake(claim.waker.take());
             claim.stage = Stage::Refused(error);
             self.claims.insert(id, claim);
         }
@@ -210,7 +209,7 @@ impl Core {
     pub(super) fn grant_claim(&mut self, id: u64) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = Stage::Granted;
-            self.ctx.wakers.extend(claim.waker.take());
+            self.ctx.wake(claim.waker.take());
         }
     }
 
@@ -240,9 +239,13 @@ impl Core {
         ids.len()
     }
 
-    /// A refusal that no leg of its own has to answer for.
-    pub(super) fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
+    /// A refusal that no limit is to blame for. It names the one that the claim waits for, or else its first.
+    fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
         let claim = &self.claims[&id];
+        let mut legs = claim.legs.iter();
+        if let Some(leg) = legs.position(|lease| self.place_of(lease).is_some()) {
+            return self.leg_error(id, leg, kind);
+        }
         let first = claim.legs.first().map(|lease| self.lines[lease.line].key.0);
         let limit = first
             .or(claim.fees.first().map(|fee| fee.limit))
@@ -252,5 +255,14 @@ impl Core {
             waited,
             ..self.refusal(limit, kind)
         }
+    }
+
+    /// A refusal by the limit of one leg.
+    pub(super) fn leg_error(&self, id: u64, leg: usize, kind: AcquireErrorKind) -> AcquireError {
+        let claim = &self.claims[&id];
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        let lease = &claim.legs[leg];
+        let place = self.entry(lease).map_or(0, |entry| entry.place);
+        self.lines[lease.line].error(&self.ctx, kind, place, waited)
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
-    task::Waker,
 };
 
 use slab::Slab;
@@ -12,13 +11,13 @@ use tokio::time::Instant;
 use super::{
     MAX_SPARED, Settings,
     bounds::Bounded,
+    breaker::Breaker,
     claim::Claim,
     clock::StoreClock,
     ctx::{Counts, Ctx},
+    effects::{Effect, Effects, Report},
     index::{Index, leave_room},
     line::Line,
-    outage::Breaker,
-    part::PARTS,
     rates::Rates,
     reconnect::Connection,
     send::InFlight,
@@ -27,8 +26,7 @@ use crate::{
     key::Key,
     ledger::{Batch, Exchange, Refund, Seq},
     limit::Limit,
-    store::{StoreError, StoreErrorKind},
-    telemetry::{History, Meters},
+    telemetry::History,
 };
 
 /// The state machine.
@@ -82,8 +80,6 @@ impl Core {
             refunds: Vec::new(),
         };
         let rng = fastrand::Rng::with_seed(settings.seed);
-        let share = settings.part.map(|_| 1.0 / PARTS as f64);
-        let meters = Meters::new(&settings.namespace, shared, share);
         Self {
             ctx: Ctx {
                 settings,
@@ -93,16 +89,15 @@ impl Core {
                 rng,
                 last_seq: 0,
                 counts: Counts::default(),
-                meters,
+                meters: Vec::new(),
                 history: History::new(replica, now),
                 complained: None,
                 expiries: BTreeSet::new(),
                 leases: BTreeSet::new(),
-                wakers: Vec::new(),
+                effects: Effects::default(),
                 moved: BTreeSet::new(),
                 ending: false,
                 holds: Vec::new(),
-                old_wakers: Vec::new(),
                 down: None,
                 now,
             },
@@ -135,16 +130,14 @@ impl Core {
         &self.ctx.settings
     }
 
-    pub(crate) fn meters(&self) -> &Meters {
-        &self.ctx.meters
+    /// What is to be done once the lock is free.
+    pub(crate) fn take_effects(&mut self) -> Effects {
+        self.ctx.effects.take()
     }
 
-    /// Those to wake, and those to drop.
-    pub(crate) fn take_wakers(&mut self) -> (Vec<Waker>, Vec<Waker>) {
-        let Ctx {
-            wakers, old_wakers, ..
-        } = &mut self.ctx;
-        (std::mem::take(wakers), std::mem::take(old_wakers))
+    /// Whether somebody listens to the history.
+    pub(crate) fn set_history_wanted(&mut self, wanted: bool) {
+        self.ctx.history.set_wanted(wanted);
     }
 
     /// The numbers of the exchanges under way.
@@ -154,13 +147,9 @@ impl Core {
 
     /// The driver is gone with its runtime. Whoever is left and gets polled starts another one.
     pub(crate) fn abandon(&mut self, now: Instant) {
-        let message = "the runtime of the driver ended".to_owned();
-        let error = StoreError {
-            kind: StoreErrorKind::Outage,
-            message,
-        };
+        self.ctx.now = now;
         for number in self.unanswered() {
-            self.on_failure(number, &error, false, now);
+            self.abandon_exchange(number);
         }
         // Who took what lies idle would start none.
         if self.ctx.shared {
@@ -168,18 +157,42 @@ impl Core {
         }
         self.each_line(|line, ctx| {
             for entry in line.entries.values_mut() {
-                ctx.wakers.extend(entry.waker.take());
+                ctx.wake(entry.waker.take());
                 // Whoever waits for its loss looks after it now.
-                entry.lease.stir();
+                ctx.effects.push(Effect::Tell(entry.lease.clone()));
             }
             // Who inquires would start none either.
             if let Some(work) = &mut line.work {
-                work.inquiries.clear();
+                ctx.dismiss(&mut work.inquiries);
             }
         });
         for claim in self.claims.values_mut() {
-            self.ctx.wakers.extend(claim.waker.take());
+            self.ctx.wake(claim.waker.take());
         }
+    }
+
+    /// The driver has not run in time, and another one takes its place.
+    pub(super) fn on_replaced_driver(&mut self, now: Instant) {
+        self.ctx.effects.report(Report::DriverReplaced);
+        self.abandon(now);
+    }
+
+    /// The driver has not run in time, and may not be replaced: those who wait for the store go by the fallbacks of their
+    /// limits, and what is due by time is done.
+    pub(super) fn on_stall(&mut self, now: Instant) {
+        self.ctx.now = now;
+        if self.ctx.shared && self.store_is_up() {
+            self.note_stall();
+            for number in self.unanswered() {
+                self.abandon_exchange(number);
+            }
+        }
+        self.on_time(now);
+    }
+
+    /// Whether anybody waits for an answer.
+    pub(super) fn has_requests(&self) -> bool {
+        self.ctx.counts.waiting > 0 || !self.claims.is_empty() || !self.in_flight.is_empty()
     }
 
     /// Nobody is left to ask for more.

@@ -1,17 +1,19 @@
 //! What lines need of their keeper.
 
-use std::{collections::BTreeSet, task::Waker, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     Part, Settings,
+    breaker::jittered,
+    effects::{Effect, Effects, Inquiry, StoredWaker},
     entry::{Release, State},
 };
 use crate::{
     error::AcquireErrorKind,
     ledger::{Exchange, Seq},
-    telemetry::{History, Meters},
+    telemetry::{History, LimitMeter, Measure},
 };
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
@@ -32,7 +34,9 @@ pub(super) struct Ctx {
     pub(super) rng: fastrand::Rng,
     pub(super) last_seq: Seq,
     pub(super) counts: Counts,
-    pub(super) meters: Meters,
+    /// By the limits' numbers. What is measured is an effect.
+    pub(super) meters: Vec<Arc<LimitMeter>>,
+    pub(super) effects: Effects,
     pub(super) history: History,
     /// When a ledger was last complained of.
     pub(super) complained: Option<Instant>,
@@ -41,10 +45,6 @@ pub(super) struct Ctx {
     /// Permits that have been held for a while, by when their leases are looked after: see
     /// [`Line::list`](super::line::Line::list).
     pub(super) leases: BTreeSet<(Instant, usize, Seq)>,
-    /// To be woken once the lock is free.
-    pub(super) wakers: Vec<Waker>,
-    /// To be dropped then: a waker may own anything, such as a permit.
-    pub(super) old_wakers: Vec<Waker>,
     /// Claims of which a leg was decided on.
     pub(super) moved: BTreeSet<u64>,
     /// How many seconds slots are held lately, by the number of the limit.
@@ -65,43 +65,67 @@ pub(super) struct Counts {
 }
 
 impl Ctx {
+    /// Measured once the lock is free.
+    #[inline]
+    pub(super) fn measure(&mut self, limit: usize, measure: Measure) {
+        if cfg!(feature = "metrics") {
+            let meter = self.meters[limit].clone();
+            self.effects.push(Effect::Measure(meter, measure));
+        }
+    }
+
+    pub(super) fn record(&mut self, event: Option<String>) {
+        if let Some(event) = event {
+            self.effects.push(Effect::Record(event));
+        }
+    }
+
+    /// Those who ask get no answer.
+    pub(super) fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
+        for inquiry in inquiries.drain(..) {
+            self.effects.push(Effect::Dismiss(inquiry));
+        }
+    }
+
+    pub(super) fn wake(&mut self, waker: Option<StoredWaker>) {
+        self.effects.wake(waker);
+    }
+
     /// There is an entry more in this state, under this limit.
     pub(super) fn count(&mut self, limit: usize, state: State) {
-        let meter = self.meters.limit(limit);
         match state {
             State::Held { .. } => {
                 self.counts.held += 1;
-                meter.held.increment(1.0);
+                self.measure(limit, Measure::Held(1.0));
             }
             State::Refused(_) | State::Passed(_) | State::Parked => {}
             _ => {
                 self.counts.waiting += 1;
-                meter.waiting.increment(1.0);
+                self.measure(limit, Measure::Waiting(1.0));
             }
         }
     }
 
     /// There is one less.
     pub(super) fn uncount(&mut self, limit: usize, state: State) {
-        let meter = self.meters.limit(limit);
         match state {
             State::Held { .. } => {
                 self.counts.held -= 1;
-                meter.held.decrement(1.0);
+                self.measure(limit, Measure::Held(-1.0));
             }
             State::Refused(_) | State::Passed(_) | State::Parked => {}
             _ => {
                 self.counts.waiting -= 1;
-                meter.waiting.decrement(1.0);
+                self.measure(limit, Measure::Waiting(-1.0));
             }
         }
     }
 
     /// A request has got its permit from this limit. In a cluster it may still be refused by another one: see
     /// [`Core::note_admissions`](super::Core::note_admissions).
-    pub(super) fn note_admission(&self, limit: usize, waited: Duration) {
+    pub(super) fn note_admission(&mut self, limit: usize, waited: Duration) {
         if self.settings.part.is_none() {
-            self.meters.limit(limit).let_in(waited);
+            self.measure(limit, Measure::Admitted(waited));
         }
     }
 
@@ -132,13 +156,13 @@ impl Ctx {
     }
 
     /// A request goes on that this limit would have refused, if it were enforced.
-    pub(super) fn note_pass(&self, limit: usize, kind: AcquireErrorKind) {
-        self.meters.limit(limit).refused_in_shadow(kind);
+    pub(super) fn note_pass(&mut self, limit: usize, kind: AcquireErrorKind) {
+        self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
     /// How long slots of a limit are held: the recent ones count more.
     pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
-        self.meters.limit(limit).hold.record(held);
+        self.measure(limit, Measure::Hold(held));
         let (mean, held) = (&mut self.holds[limit], held.as_secs_f64());
         *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
     }
@@ -153,8 +177,7 @@ impl Ctx {
         at - Duration::from_nanos(late)
     }
 
-    /// A little less, so that replicas which started together drift apart.
     pub(super) fn jittered(&mut self, length: Duration) -> Duration {
-        length.mul_f64(0.9 + 0.1 * self.rng.f64())
+        jittered(length, &mut self.rng)
     }
 }

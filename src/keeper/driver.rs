@@ -1,31 +1,39 @@
 //! The driver: the one task that sends, receives and sleeps for a keeper.
 
-use std::sync::Arc;
+use std::{any::Any, panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt;
+use tokio::{runtime, sync::Notify};
 
 use super::{
     Shared,
     again::Again,
     under_way::{News, UnderWay},
 };
-use crate::store::{Event, Store};
+use crate::store::Event;
 
-/// Runs until nothing is left to do for a keeper that nobody uses, or until its runtime ends.
-pub(super) async fn run(gone: Gone, store: Option<Arc<dyn Store>>) {
-    Again::new(work(&gone.0, store)).await;
+/// Runs until nothing is left to do for a keeper that nobody uses, until another one takes its place, or until its
+/// runtime ends.
+pub(super) async fn run(gone: Gone, runtime: runtime::Id, work: Arc<Notify>) {
+    let Gone { shared, generation } = &gone;
+    let driver = Again::new(drive(shared, *generation, &work));
+    if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
+        shared.driver_panicked(runtime, lacks_something(&*panic));
+    }
 }
 
-async fn work(shared: &Shared, store: Option<Arc<dyn Store>>) {
-    let mut under_way = UnderWay::new(store, shared.store_meter());
-    while let Some((exchanges, until)) = shared.next_step() {
+async fn drive(shared: &Shared, generation: u64, work: &Notify) {
+    let mut under_way = UnderWay::new(shared.store.clone(), shared.store_meter());
+    while let Some((exchanges, until)) = shared.next_step(generation) {
         exchanges
             .into_iter()
             .for_each(|outgoing| under_way.send(outgoing));
         let news = tokio::select! {
             biased;
             news = under_way.next(until) => news,
-            () = shared.parking().notified() => continue,
+            () = work.notified() => continue,
         };
-        shared.with(|core, now| match news {
+        shared.on_news(generation, |core, now| match news {
             News::Event(Event::Connected) => core.on_connected(now),
             News::Event(Event::Disconnected) => core.on_disconnected(now),
             News::Event(Event::Wake(wake)) => core.on_wake(&wake, now),
@@ -39,11 +47,22 @@ async fn work(shared: &Shared, store: Option<Arc<dyn Store>>) {
     }
 }
 
+/// Whether a panic is tokio's, for want of a timer or of IO. There is no other way to ask a runtime for them.
+fn lacks_something(panic: &(dyn Any + Send)) -> bool {
+    const WORDS: &str = "A Tokio 1.x context was found, but";
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));
+    text.is_some_and(|text| text.starts_with(WORDS))
+}
+
 /// Tells the keeper when the task ends, however it ends, even if it was never polled.
-pub(super) struct Gone(pub(super) Arc<Shared>);
+pub(super) struct Gone {
+    pub(super) shared: Arc<Shared>,
+    pub(super) generation: u64,
+}
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        self.0.driver_is_gone();
+        self.shared.driver_is_gone(self.generation);
     }
 }

@@ -14,11 +14,11 @@
 //! An entry only moves forward, except that a request which the store has lost asks again under a new name: a name
 //! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::Lease;
+use super::{Lease, effects::StoredWaker};
 use crate::{error::AcquireErrorKind, ledger::Seq};
 
 /// A moment at which something was seen not to be granted yet: by the store's clock, and no later by ours.
@@ -52,7 +52,7 @@ pub(super) struct Entry {
     /// Zero: it does not wait.
     pub(super) wait: Duration,
     pub(super) place: u32,
-    pub(super) waker: Option<Waker>,
+    pub(super) waker: Option<StoredWaker>,
     /// The claim that it is a leg of, until that is granted.
     pub(super) claim: Option<u64>,
     /// As a leg, it has had its turn.

@@ -12,14 +12,16 @@ use futures_util::future::join_all;
 use super::{
     BoundPool, Bounds, Demand, Lease, Leases, Leg, Request, Shared,
     demand::Taken,
+    effects::Locked,
     part::{PARTS, Part},
+    shared::Afterwards,
     step::Step,
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
     limit::Limit,
-    status::{ShutdownReport, Status, Usage},
+    status::{Quota, ShutdownReport, Status, Usage},
     telemetry::LimitMeter,
 };
 
@@ -102,14 +104,14 @@ impl Keepers {
         self.each_of(leases, |keeper, leases| keeper.untake(leases));
     }
 
-    /// As if it had not been taken.
-    pub(super) fn give_back(&self, taken: Taken) {
+    /// As if it had not been taken. Tells how its rates stand then.
+    pub(super) fn give_back(&self, taken: Taken) -> Vec<Quota> {
         self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
-        for fee in fees.into_iter().flatten().rev() {
-            self.all[fee.keeper].refund(fee);
-        }
+        let fees = fees.into_iter().flatten().rev();
+        fees.filter_map(|fee| self.all[fee.keeper].refund(fee))
+            .collect()
     }
 
     /// Sees to it that the leases are looked after.
@@ -128,12 +130,29 @@ impl Keepers {
 
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
-        self.tell(|keeper| keeper.register(limit))
+        let meter = self.meter_for(limit);
+        self.tell(|keeper| keeper.register(limit, &meter))
     }
 
     /// All of them or none.
     pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        self.tell(|keeper| keeper.update(limits))
+        let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
+        let limits: Vec<_> = limits.collect();
+        let mut afterwards = Vec::with_capacity(self.all.len());
+        let updated = self.tell(|keeper| {
+            let (updated, rest) = keeper.update(&limits);
+            afterwards.push(rest);
+            updated
+        });
+        afterwards.into_iter().for_each(Afterwards::run);
+        updated
+    }
+
+    /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
+    fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
+        let first = self.first();
+        let known = first.meter_of(limit.name());
+        known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
     }
 
     #[cfg(feature = "config")]
@@ -189,11 +208,12 @@ impl Keepers {
     }
 
     /// Tells all the same. They know the same, so if one takes it, all do.
-    fn tell<R>(
-        &self,
-        tell: impl Fn(&Arc<Shared>) -> Result<R, ConfigError>,
+    fn tell<'a, R>(
+        &'a self,
+        mut tell: impl FnMut(&'a Shared) -> Result<R, ConfigError>,
     ) -> Result<R, ConfigError> {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _marker = Locked::new();
         let told = tell(self.first())?;
         self.all[1..]
             .iter()

@@ -174,8 +174,8 @@ impl Lease {
         moved.is_ok()
     }
 
-    /// Makes whoever waits for the loss look again.
-    pub(super) fn stir(&self) {
+    /// Makes whoever watches it look again. Not to be called under a lock: it wakes tasks.
+    pub(super) fn tell(&self) {
         self.told.notify_waiters();
     }
 
@@ -191,7 +191,6 @@ impl Lease {
         let _ = self
             .until_us
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, ended);
-        self.told.notify_waiters();
     }
 
     /// It is given back: unless it was over by then, it is never lost any more.

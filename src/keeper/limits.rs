@@ -11,11 +11,16 @@ use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
     limit::{Limit, Mode},
+    telemetry::{LimitMeter, Measure},
 };
 
 impl Core {
-    /// The number of a limit, made if need be.
-    pub(crate) fn register(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
+    /// The number of a limit, made if need be; then with this meter.
+    pub(crate) fn register(
+        &mut self,
+        limit: &Limit,
+        meter: &Arc<LimitMeter>,
+    ) -> Result<usize, ConfigError> {
         if let Some(number) = self.check(limit)? {
             return Ok(number);
         }
@@ -23,8 +28,17 @@ impl Core {
         self.declared.push(limit.clone());
         self.ctx.holds.push(None);
         self.by_key.push(Index::default());
-        self.ctx.meters.add(limit.name());
+        self.ctx.meters.push(meter.clone());
         Ok(self.limits.len() - 1)
+    }
+
+    pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
+        let number = self.number_of(limit_name)?;
+        Some(self.meter(number))
+    }
+
+    pub(crate) fn meter(&self, number: usize) -> Arc<LimitMeter> {
+        self.ctx.meters[number].clone()
     }
 
     /// Two limits of one name must say the same: what the first one said, or what it says now.
@@ -43,12 +57,12 @@ impl Core {
 
     /// Counts a request as let in by each of these limits that did not just look on. In a cluster none of them knows of
     /// the others when it lets it in.
-    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
+    pub(super) fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
             let limit = &self.limits[leg.limit];
             let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
             if limit.current_mode() != Mode::Off && !taken.passed().iter().any(passed) {
-                self.ctx.meters.limit(leg.limit).let_in(taken.waited);
+                self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
             }
         }
     }
@@ -83,18 +97,24 @@ impl Core {
 
     /// Gives limits new values, which hold from the next exchange on. If there are more slots, waiters get them. If one
     /// of them cannot change so, none does.
-    pub(crate) fn update(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
+    ///
+    /// Each comes with a meter, for the case that it is not known yet.
+    pub(crate) fn update(
+        &mut self,
+        limits: &[(&Limit, Arc<LimitMeter>)],
+        now: Instant,
+    ) -> Result<(), ConfigError> {
         self.ctx.now = now;
-        for limit in limits {
+        for (limit, _) in limits {
             limit.validate()?;
             if let Some(number) = self.number_of(limit.name()) {
                 self.limits[number].may_become(limit)?;
             }
         }
-        for limit in limits {
+        for (limit, meter) in limits {
             match self.number_of(limit.name()) {
                 Some(number) => self.change(number, Arc::new((*limit).clone())),
-                None => drop(self.register(limit)?),
+                None => drop(self.register(limit, meter)?),
             }
         }
         Ok(())

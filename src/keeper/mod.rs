@@ -37,6 +37,7 @@ mod answer;
 #[cfg(test)]
 mod audit;
 mod bounds;
+mod breaker;
 mod change;
 mod claim;
 mod clock;
@@ -45,10 +46,13 @@ mod ctx;
 mod demand;
 mod draft;
 mod driver;
+mod effects;
 mod entry;
+mod home;
 mod index;
 mod keepers;
 mod lease;
+mod lifecycle;
 mod limits;
 mod line;
 mod outage;
@@ -72,6 +76,7 @@ mod timers;
 mod turn;
 mod under_way;
 mod verdict;
+mod watchdog;
 mod work;
 
 use std::time::Duration;
@@ -79,6 +84,7 @@ use std::time::Duration;
 pub(crate) use self::{
     bounds::Bounds,
     demand::{Demand, Leases, Leg, Notes, Taken},
+    home::{Home, Place},
     keepers::Keepers,
     lease::Lease,
     part::Part,

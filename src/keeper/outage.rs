@@ -1,15 +1,15 @@
-//! Without the store: the breaker, the limits' policies, and the way back.
+//! Without the store: the limits' policies, and the way back.
 //!
 //! While the store is down nothing is sent to it but one probe at a time. A limit's waiters move to where its policy
 //! says; its holders keep their own deadlines. When the store is back its waiters queue there again, and what was
 //! admitted meanwhile is adopted.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use super::{
     Core, Ctx,
+    breaker::{Availability, Change, Failure, Work},
+    effects::{Effect, Report},
     entry::{Entry, State},
     line::Line,
 };
@@ -17,148 +17,99 @@ use crate::{
     error::AcquireErrorKind,
     ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
     limit::OnUnavailable,
+    telemetry::StoreState,
 };
-
-const FIRST_PROBE: Duration = Duration::from_millis(50);
-const LONGEST_PROBE: Duration = Duration::from_secs(1);
-/// Connections may be cut several times in a row. More of them than that, and it is the store.
-const MOST_FRUITLESS: u32 = 5;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Breaker {
-    Up {
-        /// When an exchange failed, if nothing was heard of the store since.
-        failed: Option<Instant>,
-        /// How many connections have failed since an exchange did more than tell the time.
-        fruitless: u32,
-        /// The pause before the next probe but one, should it go down: a store that answers probes and does no work
-        /// is asked ever more rarely.
-        pause: Duration,
-    },
-    Down {
-        refused: bool,
-        probe_at: Instant,
-        pause: Duration,
-    },
-}
-
-impl Breaker {
-    pub(super) fn new() -> Self {
-        Self::Up {
-            failed: None,
-            fruitless: 0,
-            pause: FIRST_PROBE,
-        }
-    }
-
-    fn pause(self) -> Duration {
-        match self {
-            Self::Up { pause, .. } | Self::Down { pause, .. } => pause,
-        }
-    }
-}
 
 impl Core {
     pub(super) fn store_is_up(&self) -> bool {
-        matches!(self.breaker, Breaker::Up { .. })
+        self.breaker.availability() == Availability::Up
     }
 
-    /// One failed exchange may be a connection that was cut. One that timed out has cost its requests all the time
-    /// that they have, and a second failure in a row leaves little doubt. A store may also tell the time, and cut each
-    /// connection that asks for more.
-    pub(super) fn note_failure(
-        &mut self,
-        sent: Instant,
-        timed_out: bool,
-        refused: bool,
-        why: &str,
-        now: Instant,
-    ) {
-        match self.breaker {
-            Breaker::Up {
-                failed, fruitless, ..
-            } if timed_out
-                || refused
-                || fruitless >= MOST_FRUITLESS
-                || failed.is_some_and(|failed| sent >= failed) =>
-            {
-                self.go_down(refused, why, now);
+    /// An exchange that was sent then has no answer.
+    pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
+        let was_well = self.breaker.is_well();
+        let (now, rng) = (self.ctx.now, &mut self.ctx.rng);
+        let change = self.breaker.failed(failure, sent, now, rng);
+        self.follow(change, was_well);
+        match change {
+            Change::Opened { .. } => {
+                let error = why.to_owned();
+                self.ctx.effects.report(match failure {
+                    Failure::Refused => Report::StoreRefuses { error },
+                    Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
+                });
             }
-            Breaker::Up {
-                failed,
-                fruitless,
-                pause,
-            } => {
-                self.breaker = Breaker::Up {
-                    failed: failed.or(Some(now)),
-                    // Those that were under way together count as one.
-                    fruitless: fruitless + u32::from(failed.is_none()),
-                    pause,
-                };
-            }
-            Breaker::Down {
-                refused: was_refused,
-                ..
-            } if refused && !was_refused => self.go_down(refused, why, now),
-            Breaker::Down { .. } => {
-                self.stay_down(refused, now);
-                self.each_line(|line, _| line.forget(now));
-            }
+            Change::StaysOpen => self.each_line(|line, ctx| line.forget(ctx.now)),
+            _ => {}
         }
     }
 
-    /// There is a new connection.
-    pub(super) fn note_connection(&mut self) {
-        if let Breaker::Up { failed, .. } = &mut self.breaker {
-            *failed = None;
+    /// The driver does not run, so that nothing is heard of the store.
+    pub(super) fn note_stall(&mut self) {
+        let was_well = self.breaker.is_well();
+        let (now, rng) = (self.ctx.now, &mut self.ctx.rng);
+        let change = self.breaker.given_up(now, rng);
+        self.follow(change, was_well);
+        self.ctx.effects.report(Report::DriverStalled);
+    }
+
+    /// The store answers, and refuses to write.
+    pub(super) fn note_refused_write(&mut self, why: &str) {
+        let was_well = self.breaker.is_well();
+        let (now, rng) = (self.ctx.now, &mut self.ctx.rng);
+        let change = self.breaker.refused_to_write(now, rng);
+        self.follow(change, was_well);
+        if let Change::Opened { is_news: true } = change {
+            let error = why.to_owned();
+            self.ctx.effects.report(Report::StoreFull { error });
         }
     }
 
-    /// `worked`: it did more than tell the time.
-    pub(super) fn note_success(&mut self, worked: bool) {
-        let was_down = !self.store_is_up();
-        self.breaker = match self.breaker {
-            _ if worked => Breaker::new(),
-            Breaker::Up {
-                fruitless, pause, ..
-            } => Breaker::Up {
-                failed: None,
-                fruitless,
-                pause,
-            },
-            Breaker::Down { pause, .. } => Breaker::Up {
-                failed: None,
-                fruitless: 0,
-                pause,
-            },
+    pub(super) fn note_success(&mut self, work: Work) {
+        let was_well = self.breaker.is_well();
+        let change = self.breaker.answered(work);
+        self.follow(change, was_well);
+        if let Change::Closed { is_news: true } | Change::Recovered = change {
+            self.ctx.effects.report(Report::StoreBack);
+        }
+    }
+
+    /// What a change of the breaker means to everybody.
+    fn follow(&mut self, change: Change, was_well: bool) {
+        let refused = match self.breaker.availability() {
+            Availability::Up => None,
+            Availability::Down => Some(false),
+            Availability::Refused => Some(true),
         };
-        self.ctx.down = None;
-        if was_down {
-            tracing::info!("the store is back");
-            self.ctx.meters.store.is_up();
-            self.each_line(|line, ctx| line.return_to_store(ctx));
+        self.ctx.down = refused;
+        let is_well = self.breaker.is_well();
+        match change {
+            Change::Opened { is_news: true } => {
+                let refused = refused == Some(true);
+                let down = StoreState::Down {
+                    was_up: was_well,
+                    refused,
+                };
+                self.ctx.effects.push(Effect::MeasureStore(down));
+            }
+            _ if is_well && !was_well => {
+                self.ctx.effects.push(Effect::MeasureStore(StoreState::Up));
+            }
+            _ => {}
+        }
+        match change {
+            Change::Opened { .. } => self.leave_store(),
+            Change::Closed { .. } => self.each_line(|line, ctx| line.return_to_store(ctx)),
+            Change::None | Change::StaysOpen | Change::Recovered => {}
         }
     }
 
-    /// `refused`: not by an outage, but by the store's own word. That never opens the gate.
-    pub(super) fn go_down(&mut self, refused: bool, why: &str, now: Instant) {
-        if refused {
-            tracing::error!(
-                error = why,
-                "the store refuses to work: its limits refuse all requests"
-            );
-        } else {
-            tracing::warn!(
-                error = why,
-                "the store is down: each limit's policy applies"
-            );
-        }
-        self.ctx.meters.store.is_down(self.store_is_up(), refused);
-        self.stay_down(refused, now);
+    fn leave_store(&mut self) {
         self.refunds.clear();
         for claim in self.claims.values_mut() {
             claim.asking_since = None;
         }
+        let refused = self.breaker.availability() == Availability::Refused;
         self.each_line(|line, ctx| line.leave_store(ctx, refused));
         for id in std::mem::take(&mut self.asking) {
             self.reopen(id);
@@ -168,16 +119,6 @@ impl Core {
     /// Whether requests are decided on by the store.
     pub(super) fn asks_store(&self) -> bool {
         self.ctx.shared && self.store_is_up()
-    }
-
-    fn stay_down(&mut self, refused: bool, now: Instant) {
-        let pause = self.breaker.pause();
-        self.ctx.down = Some(refused);
-        self.breaker = Breaker::Down {
-            refused,
-            probe_at: now + self.ctx.jittered(pause),
-            pause: (pause * 2).min(LONGEST_PROBE),
-        };
     }
 
     pub(super) fn each_line(&mut self, mut change: impl FnMut(&mut Line, &mut Ctx)) {
@@ -212,7 +153,7 @@ impl Line {
                 .map(|(seq, _)| seq),
         );
         if let Some(work) = &mut self.work {
-            work.inquiries.clear();
+            ctx.dismiss(&mut work.inquiries);
             waiters.extend(work.acquire.drain(..));
         }
         for seq in waiters {

@@ -123,15 +123,7 @@ impl Core {
     }
 
     fn refuse_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
-        let claim = &self.claims[&id];
-        let waited = self.ctx.now.saturating_duration_since(claim.asked);
-        let lease = &claim.legs[leg];
-        let line = &self.lines[lease.line];
-        let place = line
-            .entries
-            .get(&lease.seq())
-            .map_or(0, |entry| entry.place);
-        let error = line.error(&self.ctx, kind, place, waited);
+        let error = self.leg_error(id, leg, kind);
         self.refuse_claim(id, error);
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     ledger::{Charge, Charged, Rate, Refund, Tat},
     limit::{Limit, MAX_LIMIT, OnUnavailable},
     status::Quota,
+    telemetry::Measure,
 };
 
 /// Keys whose state is kept in this process before those that are idle are looked for.
@@ -179,18 +180,35 @@ impl Core {
 
     /// How a rate stands after a charge.
     pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        let (rate, tat, now_us) = match fee.paid {
-            Paid::InStore(tat) => (fee.charge.rate, tat, self.clock?.at(self.ctx.now)),
-            Paid::Here(rate, tat) => (rate, tat, self.local_us(self.ctx.now)),
-            Paid::Not | Paid::Free => return None,
-        };
+        let (rate, tat, now_us) = self.state_of(fee)?;
+        Some(self.quota_at(fee, rate, tat, now_us))
+    }
+
+    /// How a rate will stand when what was charged is given back.
+    pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
+        let (rate, tat, now_us) = self.state_of(fee)?;
+        let cost = fee.charge.cost.min(rate.burst);
+        let refunded = rate.refund(tat, tat, cost, now_us);
+        Some(self.quota_at(fee, rate, refunded, now_us))
+    }
+
+    /// As the charge left it, and the time by the clock that it was charged by.
+    fn state_of(&self, fee: &Fee) -> Option<(Rate, Tat, u64)> {
+        match fee.paid {
+            Paid::InStore(tat) => Some((fee.charge.rate, tat, self.clock?.at(self.ctx.now))),
+            Paid::Here(rate, tat) => Some((rate, tat, self.local_us(self.ctx.now))),
+            Paid::Not | Paid::Free => None,
+        }
+    }
+
+    fn quota_at(&self, fee: &Fee, rate: Rate, tat: Tat, now_us: u64) -> Quota {
         let next_us = rate.next_at_us(tat, now_us) - now_us;
-        Some(Quota {
+        Quota {
             limit: (*self.limits[fee.limit]).clone(),
             max: fee.max,
             remaining: rate.remaining(tat, now_us),
             reset: (next_us > 0).then(|| Duration::from_micros(next_us)),
-        })
+        }
     }
 
     /// It was charged, and the rate lets it go on so much later.
@@ -220,10 +238,12 @@ impl Core {
         }
     }
 
-    /// As [`refund`](Self::refund), for a request that had been granted here.
-    pub(super) fn refund_at(&mut self, fee: Fee, now: Instant) {
+    /// As [`refund`](Self::refund), for a request that had been granted here. Tells how the rate stands then.
+    pub(super) fn refund_at(&mut self, fee: Fee, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
+        let quota = self.quota_without(&fee);
         self.refund(fee);
+        quota
     }
 
     /// Gives back what was charged for a claim that was refused or given up.
@@ -260,7 +280,7 @@ impl Core {
         };
         let last = claim.fees.iter().max_by_key(|fee| fee.begins);
         if let Some(fee) = last.filter(|fee| fee.begins > self.ctx.now) {
-            self.ctx.meters.limit(fee.limit).waiting.increment(1.0);
+            self.ctx.measure(fee.limit, Measure::Waiting(1.0));
             self.sleepers.insert((fee.begins, id), fee.limit);
             claim.stage = Stage::Sleeping(fee.begins);
         }
@@ -269,7 +289,7 @@ impl Core {
     /// It does not sleep any more.
     pub(super) fn rouse(&mut self, until: Instant, id: u64) {
         if let Some(limit) = self.sleepers.remove(&(until, id)) {
-            self.ctx.meters.limit(limit).waiting.decrement(1.0);
+            self.ctx.measure(limit, Measure::Waiting(-1.0));
         }
     }
 

@@ -1,15 +1,22 @@
 //! What the store says: replies, wake-ups, nothing at all.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Core, Ctx, clock::StoreClock, entry::Seen, outage::Breaker, send::InFlight, silence::Fate,
+    Core, Ctx,
+    breaker::{Availability, Failure, Work},
+    clock::StoreClock,
+    effects::Report,
+    entry::Seen,
+    send::InFlight,
+    silence::Fate,
     verdict::SentClaim,
 };
 use crate::{
-    ledger::{Reply, Wake},
+    ledger::{Charged, Reply, Standing, Wake},
+    limit::Limit,
     store::StoreError,
 };
 
@@ -30,7 +37,8 @@ impl Core {
         else {
             return;
         };
-        self.ctx.history.answered(number, &reply, now);
+        let answered = self.ctx.history.answered(number, &reply, now);
+        self.ctx.record(answered);
         self.asking.append(&mut self.held_back);
         let heard_at = Seen {
             store_us: reply.now_us,
@@ -43,7 +51,7 @@ impl Core {
                 sent,
             });
         }
-        let mut outage = None;
+        let (mut outage, work) = (None, work_of(&reply));
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
             let line = &mut self.lines[note.line];
             line.touch |= reply.more;
@@ -52,7 +60,8 @@ impl Core {
                 Err(error) => {
                     let error = StoreError::from(&error);
                     note.failed = true;
-                    self.ctx.complain(&error, now);
+                    let limit = line.limit.clone();
+                    self.ctx.complain(&limit, &error, now);
                     line.unanswered(&mut self.ctx, batch, note, 0, Fate::of(&error), now);
                     outage = outage.or(error.is_outage().then_some(error));
                 }
@@ -67,7 +76,9 @@ impl Core {
                 Ok(answer) => stale.extend(self.claim_answered(&claim, &answer, heard_at, now)),
                 Err(error) => {
                     let error = StoreError::from(&error);
-                    self.ctx.complain(&error, now);
+                    if let Some(limit) = self.limit_of(&claim) {
+                        self.ctx.complain(&limit, &error, now);
+                    }
                     self.claim_unusable(&claim, Fate::of(&error));
                     outage = outage.or(error.is_outage().then_some(error));
                 }
@@ -83,12 +94,8 @@ impl Core {
             self.settle(note.line);
         }
         match outage {
-            Some(error) if self.store_is_up() => self.go_down(false, &error.message, now),
-            Some(_) => {}
-            None => {
-                let worked = !exchange.batches.is_empty() || !exchange.claims.is_empty();
-                self.note_success(worked);
-            }
+            Some(error) => self.note_refused_write(&error.message),
+            None => self.note_success(work),
         }
         self.reopen_all(&claims);
     }
@@ -102,23 +109,42 @@ impl Core {
         now: Instant,
     ) {
         self.ctx.now = now;
-        let Some(InFlight {
-            sent,
+        let Some(flight) = self.take_in_flight(number) else {
+            return;
+        };
+        let failure = match timed_out {
+            _ if !error.is_outage() => Failure::Refused,
+            true => Failure::TimedOut,
+            false => Failure::Cut,
+        };
+        self.note_failure(failure, flight.sent, &error.message);
+        self.leave_unanswered(flight);
+    }
+
+    /// The driver is gone that sent it. This says nothing of the store.
+    pub(super) fn abandon_exchange(&mut self, number: u64) {
+        if let Some(flight) = self.take_in_flight(number) {
+            self.leave_unanswered(flight);
+        }
+    }
+
+    /// What becomes of the requests of an exchange without an answer.
+    fn leave_unanswered(&mut self, flight: InFlight) {
+        let InFlight {
+            number,
             exchange,
             mut notes,
             claims,
             ..
-        }) = self.take_in_flight(number)
-        else {
-            return;
-        };
-        self.ctx.history.failed(number, now);
+        } = flight;
+        let now = self.ctx.now;
+        let failed = self.ctx.history.failed(number, now);
+        self.ctx.record(failed);
         self.asking.append(&mut self.held_back);
-        self.note_failure(sent, timed_out, !error.is_outage(), &error.message, now);
-        let fate = match self.breaker {
-            Breaker::Up { .. } => Fate::Unknown,
-            Breaker::Down { refused: true, .. } => Fate::Refused,
-            Breaker::Down { refused: false, .. } => Fate::Down,
+        let fate = match self.breaker.availability() {
+            Availability::Up => Fate::Unknown,
+            Availability::Refused => Fate::Refused,
+            Availability::Down => Fate::Down,
         };
         let not_after_us = exchange.not_after_us;
         for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
@@ -142,7 +168,8 @@ impl Core {
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
         self.ctx.now = now;
-        self.ctx.history.woken(wake, now);
+        let woken = self.ctx.history.woken(wake, now);
+        self.ctx.record(woken);
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };
@@ -165,16 +192,33 @@ impl Core {
 }
 
 impl Ctx {
-    fn complain(&mut self, error: &StoreError, now: Instant) {
-        if self
-            .complained
-            .is_none_or(|at| now >= at + COMPLAINT_INTERVAL)
-        {
+    /// A ledger cannot be used, and its limit refuses all requests. An outage is told of elsewhere.
+    fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError, now: Instant) {
+        let is_due = |at| now >= at + COMPLAINT_INTERVAL;
+        if !error.is_outage() && self.complained.is_none_or(is_due) {
             self.complained = Some(now);
-            tracing::error!(
-                error = error.message,
-                "a ledger cannot be used: its limit refuses all requests"
-            );
+            let (limit, error) = (limit.clone(), error.message.clone());
+            self.effects.report(Report::LedgerUnusable { limit, error });
         }
+    }
+}
+
+/// What an answer shows of the store's ability to work, if nothing in it has failed.
+fn work_of(reply: &Reply) -> Work {
+    let is_in =
+        |standing: &Standing| matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+    let is_charged = |charged: &Charged| matches!(charged, Charged::Until { .. });
+    let batches = reply.batches.iter().flatten();
+    let claims = reply.claims.iter().flatten();
+    let admitted = batches
+        .clone()
+        .any(|batch| batch.acquired.iter().any(is_in))
+        || claims
+            .clone()
+            .any(|claim| claim.standings.iter().any(is_in) || claim.charged.iter().any(is_charged));
+    match admitted {
+        true => Work::Admitted,
+        false if reply.batches.is_empty() && reply.claims.is_empty() => Work::None,
+        false => Work::Some,
     }
 }

@@ -34,7 +34,7 @@ impl Core {
         };
         self.ctx.now = now;
         self.clock = None;
-        self.note_connection();
+        self.breaker.connected();
         if self.store_is_up() {
             self.each_line(|line, ctx| line.introduce(ctx));
         }

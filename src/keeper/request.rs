@@ -127,7 +127,6 @@ impl Request {
     fn refused(&self, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
         if let Some(mut taken) = before {
             error.waited += taken.waited;
-            // What it was charged is given back, so only its slots tell more.
             let quotas = taken
                 .notes
                 .as_mut()
@@ -137,7 +136,7 @@ impl Request {
                 .flatten()
                 .filter(|quota| quota.limit.period().is_none());
             error.quotas.extend(slots);
-            self.keepers.give_back(taken);
+            error.quotas.extend(self.keepers.give_back(taken));
         }
         error
     }
@@ -146,7 +145,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let Some(before) = self.taken.take() {
-            self.keepers.give_back(*before);
+            drop(self.keepers.give_back(*before));
         }
     }
 }

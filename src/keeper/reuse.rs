@@ -139,7 +139,7 @@ impl Line {
     /// Makes its pool, if its limit is one to be reused.
     pub(super) fn follow_reuse(&mut self, ctx: &Ctx) {
         if self.limit.is_reused() && self.pool.is_none() {
-            let meter = ctx.meters.limit(self.key.0).clone();
+            let meter = ctx.meters[self.key.0].clone();
             let pool = Pool::new(meter);
             pool.set_own_max(self.own_max);
             self.pool = Some(Arc::new(pool));

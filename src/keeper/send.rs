@@ -2,17 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
 use super::{
-    Core, MAX_IN_FLIGHT, MAX_OF_ONE_KEY_IN_FLIGHT, draft::Draft, entry::Release, outage::Breaker,
+    Core, MAX_IN_FLIGHT, MAX_OF_ONE_KEY_IN_FLIGHT, draft::Draft, effects::Inquiry, entry::Release,
 };
-use crate::{ledger::Exchange, status::Usage};
+use crate::ledger::Exchange;
 
 /// An exchange that has not been answered.
 pub(super) struct InFlight {
     pub(super) number: u64,
     pub(super) sent: Instant,
+    /// When the driver gives up on it.
+    pub(super) deadline: Instant,
     pub(super) exchange: Arc<Exchange>,
     /// One for each batch.
     pub(super) notes: Vec<Note>,
@@ -26,7 +28,7 @@ pub(super) struct Note {
     /// The ledger cannot be used.
     pub(super) failed: bool,
     pub(super) releases: Vec<Release>,
-    pub(super) inquiries: Vec<oneshot::Sender<Usage>>,
+    pub(super) inquiries: Vec<Inquiry>,
     /// As the answer tells it: [`BatchReply::nearest_ms`](crate::ledger::BatchReply::nearest_ms).
     pub(super) nearest_ms: Option<u64>,
 }
@@ -42,10 +44,10 @@ pub(crate) struct Outgoing {
 impl Core {
     /// Whether [`next_exchange`](Self::next_exchange) would give something.
     pub(crate) fn may_send(&self, now: Instant) -> bool {
-        match self.breaker {
+        match self.breaker.probe_at() {
             _ if !self.ctx.shared => false,
-            Breaker::Down { probe_at, .. } => self.in_flight.is_empty() && now >= probe_at,
-            Breaker::Up { .. } => {
+            Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
+            None => {
                 let most = match (&self.clock, self.ctx.settings.part) {
                     (None, _) => 1,
                     (Some(_), None) => MAX_IN_FLIGHT,
@@ -75,6 +77,16 @@ impl Core {
             }
         }
         Some(self.send(draft, now))
+    }
+
+    /// When the next of the exchanges under way must have been answered.
+    pub(super) fn answer_due(&self) -> Option<Instant> {
+        self.in_flight.iter().map(|flight| flight.deadline).min()
+    }
+
+    /// Whether one was sent then, or before that.
+    pub(super) fn awaits_answer_since(&self, then: Instant) -> bool {
+        self.in_flight.iter().any(|flight| flight.sent <= then)
     }
 
     /// An exchange that asks for nothing but the time.
@@ -107,10 +119,12 @@ impl Core {
             refunds,
         });
         let number = self.exchanges;
-        self.ctx.history.sent(number, &exchange, now);
+        let sent = self.ctx.history.sent(number, &exchange, now);
+        self.ctx.record(sent);
         self.in_flight.push(InFlight {
             number,
             sent: now,
+            deadline,
             exchange: exchange.clone(),
             notes,
             claims: ids,

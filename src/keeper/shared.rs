@@ -3,74 +3,72 @@
 #[cfg(feature = "config")]
 use std::collections::HashMap;
 use std::{
+    ops::{Deref, DerefMut},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::Waker,
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, oneshot},
-    time::Instant,
-};
-use tracing::Instrument;
+use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use super::{
     Bounds, Core, Lease, Leg, Part, Settings,
     demand::Taken,
-    driver,
+    effects::{self, Effects, Inquiry},
+    home::{DedicatedThread, Home},
+    lifecycle::DriverState,
+    part::PARTS,
     rates::Fee,
-    send::Outgoing,
     under_way::{News, UnderWay},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
     limit::{Limit, MAX_WAIT},
-    status::{ShutdownReport, Status, Usage},
+    status::{Quota, ShutdownReport, Status, Usage},
     store::{Store, StoreError},
-    telemetry::{LimitMeter, StoreMeter},
+    telemetry::{self, History, LimitMeter, StoreMeter},
 };
 
 /// A keeper: its state machine behind a lock that is only ever held for a moment, and its driver.
 pub(crate) struct Shared {
     locked: Mutex<Locked>,
-    store: Option<Arc<dyn Store>>,
-    runtime: Option<Handle>,
-    /// Wakes the driver.
-    work: Notify,
+    pub(super) store: Option<Arc<dyn Store>>,
+    /// Where the driver runs, if not on the runtime of whoever needs it.
+    pub(super) runtime: Option<Handle>,
+    namespace: String,
+    store_meter: StoreMeter,
+    /// Keeps the limiter's own thread, if it has one.
+    thread: Option<Arc<DedicatedThread>>,
     /// Wakes a shutdown.
     changed: Notify,
 }
 
-struct Locked {
-    core: Core,
-    driver: Driver,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Driver {
-    Absent,
-    Running,
-    /// Waits for an answer, an event, a nudge, or this moment.
-    Parked(Option<Instant>),
+pub(super) struct Locked {
+    pub(super) core: Core,
+    pub(super) driver: DriverState,
 }
 
 impl Shared {
-    pub(crate) fn new(
-        settings: Settings,
-        store: Option<Arc<dyn Store>>,
-        runtime: Option<Handle>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
+        telemetry::describe();
+        let namespace = settings.namespace.clone();
+        let share = settings.part.map(|_| 1.0 / PARTS as f64);
+        let store_meter = match store {
+            Some(_) => StoreMeter::new(&namespace, share),
+            None => StoreMeter::noop(),
+        };
         let core = Core::new(settings, store.is_some(), Instant::now());
         Arc::new(Self {
             locked: Mutex::new(Locked {
                 core,
-                driver: Driver::Absent,
+                driver: DriverState::default(),
             }),
             store,
-            runtime,
-            work: Notify::new(),
+            runtime: home.runtime(),
+            namespace,
+            store_meter,
+            thread: home.thread(),
             changed: Notify::new(),
         })
     }
@@ -81,7 +79,7 @@ impl Shared {
             return Ok(());
         };
         let mut under_way = UnderWay::new(Some(store.clone()), self.store_meter());
-        under_way.send(self.with(Core::hello));
+        under_way.send(self.driver_step(|core, _, now| core.hello(now)));
         let (number, outcome) = loop {
             if let News::Over(number, outcome) = under_way.next(None).await {
                 break (number, outcome);
@@ -117,16 +115,29 @@ impl Shared {
         self.lock().core.check(limit).map(drop)
     }
 
-    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
-        self.lock().core.register(limit)
+    pub(crate) fn register(
+        &self,
+        limit: &Limit,
+        meter: &Arc<LimitMeter>,
+    ) -> Result<usize, ConfigError> {
+        self.lock().core.register(limit, meter)
+    }
+
+    /// Of a limit that is known already, by its name.
+    pub(super) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
+        self.lock().core.meter_of(limit_name)
     }
 
     pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
-        self.lock().core.meters().limit(limit).clone()
+        self.lock().core.meter(limit)
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     pub(super) fn store_meter(&self) -> StoreMeter {
-        self.lock().core.meters().store.clone()
+        self.store_meter.clone()
     }
 
     /// The legs of a demand as they are taken, from the last to the first, and whose they are.
@@ -139,7 +150,7 @@ impl Shared {
     }
 
     pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
-        self.lock().core.note_admissions(legs, taken);
+        self.with(|core, _| core.note_admissions(legs, taken));
     }
 
     pub(super) fn is_rate(&self, limit: usize) -> bool {
@@ -171,22 +182,24 @@ impl Shared {
     }
 
     /// Gives back what was charged for a request that was refused after all.
-    pub(super) fn refund(&self, fee: Fee) {
-        self.with(|core, now| core.refund_at(fee, now));
+    pub(super) fn refund(&self, fee: Fee) -> Option<Quota> {
+        self.with(|core, now| core.refund_at(fee, now))
     }
 
     /// As if it had not been taken.
     pub(super) fn give_back(&self, taken: Taken) {
         self.untake(taken.leases.all());
         let fees = taken.notes.map(|notes| notes.fees);
-        fees.into_iter()
-            .flatten()
-            .rev()
-            .for_each(|fee| self.refund(fee));
+        for fee in fees.into_iter().flatten().rev() {
+            self.refund(fee);
+        }
     }
 
-    pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        self.with(|core, now| core.update(limits, now))
+    pub(super) fn update(
+        &self,
+        limits: &[(&Limit, Arc<LimitMeter>)],
+    ) -> (Result<(), ConfigError>, Afterwards<'_>) {
+        self.locked_step(|core, _, now| core.update(limits, now))
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -198,18 +211,20 @@ impl Shared {
         limit: usize,
         key: Key,
     ) -> Result<Usage, AcquireErrorKind> {
-        let told: oneshot::Receiver<Usage> = self.with(|core, now| core.inquire(limit, key, now));
+        let (inquiry, told) = Inquiry::new();
+        self.with(|core, now| core.inquire(limit, &key, inquiry, now));
         self.start_driver()?;
+        self.watch_driver();
         told.await.map_err(|_| AcquireErrorKind::Unavailable)
     }
 
     pub(crate) async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
         // Without it nobody tells the store. If there is no runtime, leases have to end by themselves.
         let _ = self.start_driver();
-        let (refused, held) = self.with(|core, _| (core.close(), core.status().held));
+        let (refused, held) = self.with(|core, now| (core.close(now), core.status().held));
         let until = Instant::now() + deadline.min(MAX_WAIT);
         self.wait_for(until, |core| core.holds_nothing()).await;
-        let lost = self.with(|core, _| core.lose_all());
+        let lost = self.with(|core, now| core.lose_all(now));
         let store_timeout = self.lock().core.settings().store_timeout;
         self.wait_for(Instant::now() + store_timeout, Core::is_quiet)
             .await;
@@ -244,108 +259,111 @@ impl Shared {
         let mut needs_driver = false;
         let result = self.with_driver(|core, driver, now| {
             let result = step(core, now);
-            needs_driver = self.needs_driver(core, *driver);
+            needs_driver = self.needs_driver(core, driver, now);
             result
         });
         (result, needs_driver)
     }
 
-    fn needs_driver(&self, core: &Core, driver: Driver) -> bool {
-        driver == Driver::Absent && (self.store.is_some() || core.next_due().is_some())
+    pub(super) fn with_driver<R>(
+        &self,
+        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
+    ) -> R {
+        let (result, afterwards) = self.locked_step(step);
+        afterwards.run();
+        result
     }
 
-    fn with_driver<R>(&self, step: impl FnOnce(&mut Core, &mut Driver, Instant) -> R) -> R {
+    /// Runs one step of the state machine, and returns what is left to be done when no lock is held any more.
+    #[inline]
+    fn locked_step<R>(
+        &self,
+        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
+    ) -> (R, Afterwards<'_>) {
         let now = Instant::now();
         let mut locked = self.lock();
         let Locked { core, driver, .. } = &mut *locked;
         let result = step(core, driver, now);
-        let (wakers, old_wakers) = core.take_wakers();
-        let closing = core.is_closing();
-        let nudge = locked.wants_nudge(now);
-        drop(locked);
-        if nudge {
-            self.work.notify_one();
-        }
-        if closing {
-            self.changed.notify_waiters();
-        }
-        wakers.into_iter().for_each(Waker::wake);
-        drop(old_wakers);
+        let afterwards = Afterwards {
+            shared: self,
+            effects: core.take_effects(),
+            is_closing: core.is_closing(),
+            nudge: locked.nudge(now),
+        };
+        (result, afterwards)
+    }
+
+    /// A step of the driver. A waker or subscriber that panics is reported by the panic hook, and does not stop it.
+    pub(super) fn driver_step<R>(
+        &self,
+        step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
+    ) -> R {
+        let wanted = History::is_wanted();
+        let (result, afterwards) = self.locked_step(|core, driver, now| {
+            core.set_history_wanted(wanted);
+            step(core, driver, now)
+        });
+        let _ = catch_unwind(AssertUnwindSafe(|| afterwards.run()));
         result
     }
 
-    /// Starts the driver if it is needed and not there. Its runtime may have gone since it was last used.
-    pub(crate) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
-        let mut locked = self.lock();
-        if !self.needs_driver(&locked.core, locked.driver) {
-            return Ok(());
+    pub(super) fn has_own_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    pub(super) fn lock(&self) -> Guard<'_> {
+        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        Guard {
+            _marker: effects::Locked::new(),
+            locked,
         }
-        let runtime = match &self.runtime {
-            Some(runtime) => runtime.clone(),
-            None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime)?,
-        };
-        locked.driver = Driver::Running;
-        // An application may have several limiters: this tells whose store it is.
-        let namespace = &*locked.core.settings().namespace;
-        let span = tracing::info_span!("turnstile", namespace);
-        drop(locked);
-        let driver = driver::run(driver::Gone(self.clone()), self.store.clone()).instrument(span);
-        match runtime.spawn(driver).is_finished() {
-            // The runtime has been shut down, and has dropped the task.
-            true => Err(AcquireErrorKind::NoRuntime),
-            false => Ok(()),
-        }
-    }
-
-    /// What the driver has to send now, and when to come back if nothing happens. `None`: it may end.
-    pub(super) fn next_step(&self) -> Option<(Vec<Outgoing>, Option<Instant>)> {
-        self.with_driver(|core, driver, now| {
-            core.on_time(now);
-            if core.is_over() {
-                return None;
-            }
-            let outgoing = std::iter::from_fn(|| core.next_exchange(now)).collect();
-            let until = core.next_due();
-            *driver = Driver::Parked(until);
-            Some((outgoing, until))
-        })
-    }
-
-    pub(super) fn parking(&self) -> &Notify {
-        &self.work
-    }
-
-    /// The driver ended, or was dropped with its runtime: what it had under way will not be answered.
-    pub(super) fn driver_is_gone(&self) {
-        // First of all, so that nobody who is woken by this asks over the old connection.
-        if let Some(store) = &self.store {
-            store.disconnect();
-        }
-        self.with_driver(|core, driver, now| {
-            *driver = Driver::Absent;
-            core.abandon(now);
-        });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Locked> {
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Locked {
-    /// Whether a parked driver has to come back earlier than it thought.
-    fn wants_nudge(&mut self, now: Instant) -> bool {
-        let Driver::Parked(until) = self.driver else {
-            return false;
-        };
-        let sooner = self
-            .core
-            .next_due()
-            .is_some_and(|due| until.is_none_or(|until| due < until));
-        let nudge = sooner || self.core.may_send(now) || self.core.is_over();
-        if nudge {
-            self.driver = Driver::Running;
+/// What a step leaves to be done when no lock is held.
+#[must_use]
+pub(super) struct Afterwards<'a> {
+    shared: &'a Shared,
+    effects: Effects,
+    /// A shutdown wants to know of each step.
+    is_closing: bool,
+    /// The driver has to come back earlier than it thought.
+    nudge: Option<Arc<Notify>>,
+}
+
+impl Afterwards<'_> {
+    pub(super) fn run(self) {
+        if let Some(work) = self.nudge {
+            work.notify_one();
         }
-        nudge
+        if self.is_closing {
+            self.shared.changed.notify_waiters();
+        }
+        let Shared {
+            namespace,
+            store_meter,
+            ..
+        } = self.shared;
+        self.effects.run(namespace, store_meter);
+    }
+}
+
+/// While it is held, no foreign code runs on this thread.
+pub(super) struct Guard<'a> {
+    locked: MutexGuard<'a, Locked>,
+    _marker: effects::Locked,
+}
+
+impl Deref for Guard<'_> {
+    type Target = Locked;
+
+    fn deref(&self) -> &Locked {
+        &self.locked
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Locked {
+        &mut self.locked
     }
 }

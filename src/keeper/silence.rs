@@ -49,6 +49,7 @@ impl Line {
         now: Instant,
     ) {
         let pause = ctx.settings.poll_interval;
+        ctx.dismiss(&mut note.inquiries);
         self.recall(ctx);
         for release in note.releases.drain(..) {
             match fate {

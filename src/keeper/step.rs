@@ -10,8 +10,9 @@ use tokio::time::Instant;
 use super::{
     Core, Shared,
     demand::{Asked, Demand, Taken},
+    effects::StoredWaker,
 };
-use crate::error::{AcquireError, AcquireErrorKind};
+use crate::error::AcquireError;
 
 /// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
 pub(super) struct Step {
@@ -27,10 +28,8 @@ enum Stage {
     Answered,
 }
 
-enum Outcome {
-    Taken(Taken),
-    Asked(Asked),
-}
+/// What came of looking for an answer.
+type Looked = Result<Option<Taken>, AcquireError>;
 
 impl Step {
     pub(super) fn new(shared: Arc<Shared>, demand: Demand) -> Self {
@@ -55,66 +54,114 @@ impl Step {
         tells: bool,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Taken, AcquireError>> {
-        let (shared, stage) = (&self.shared, &self.stage);
-        let (outcome, needs_driver) = shared.with_need(|core, now| {
-            let outcome = stage.step(core, tells, cx.waker(), now);
-            outcome.inspect_err(|error| core.note_refusal(error))
-        });
-        let outcome = match needs_driver.then(|| shared.start_driver()) {
-            Some(Err(kind)) => outcome.and_then(|outcome| Err(self.undo(outcome, kind))),
-            _ => outcome,
+        let (looked, is_watched) = match &self.stage {
+            Stage::New(_) => (self.ask(tells), false),
+            Stage::Asked(asked) => self.look(asked, tells, cx.waker()),
+            Stage::Answered => panic!("`Acquire` polled after completion"),
         };
-        self.stage = Stage::Answered;
-        match outcome {
-            Ok(Outcome::Taken(taken)) => Poll::Ready(Ok(taken)),
-            Ok(Outcome::Asked(asked)) => {
-                self.stage = Stage::Asked(asked);
-                Poll::Pending
+        let looked = match looked {
+            Ok(None) if !is_watched => self.watch(tells, cx.waker()),
+            looked => looked,
+        };
+        match looked.transpose() {
+            Some(answer) => {
+                self.stage = Stage::Answered;
+                Poll::Ready(answer)
             }
-            Err(error) => Poll::Ready(Err(error)),
+            None => Poll::Pending,
         }
     }
 
-    /// Nobody would see to it.
+    /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
+    #[inline]
+    fn ask(&mut self, tells: bool) -> Looked {
+        let Stage::New(demand) = &self.stage else {
+            return Ok(None);
+        };
+        let ((asked, looked), needs_driver) = self.shared.with_need(|core, now| {
+            let asked = match core.submit(demand, now) {
+                Ok(asked) => asked,
+                Err(error) => return (None, Err(noted(core, error))),
+            };
+            let looked = look(core, &asked, tells, now);
+            (Some(asked), looked)
+        });
+        match (asked, looked) {
+            (Some(asked), Ok(None)) => self.stage = Stage::Asked(asked),
+            (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
+            (_, looked) => return looked,
+        }
+        match needs_driver {
+            true => self.start_driver(None),
+            false => Ok(None),
+        }
+    }
+
+    /// Tells also whether this task is woken when there is an answer.
+    fn look(&self, asked: &Asked, tells: bool, waker: &Waker) -> (Looked, bool) {
+        let ((looked, is_watched), needs_driver) = self.shared.with_need(|core, now| {
+            let looked = look(core, asked, tells, now);
+            (looked, core.is_watched_by(asked, waker))
+        });
+        match looked {
+            Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
+            looked => (looked, is_watched),
+        }
+    }
+
+    /// Sees to it that this task is woken when there is an answer, unless there is one now.
+    fn watch(&self, tells: bool, waker: &Waker) -> Looked {
+        let Stage::Asked(asked) = &self.stage else {
+            return Ok(None);
+        };
+        self.shared.watch_driver();
+        // Without the lock: to clone a waker runs foreign code.
+        let waker = StoredWaker::of(waker);
+        self.shared.with(|core, now| {
+            let looked = look(core, asked, tells, now);
+            match looked {
+                Ok(None) => core.watch(asked, waker),
+                _ => core.drop_waker(waker),
+            }
+            looked
+        })
+    }
+
+    /// Without the driver nobody would see to what was taken or asked for.
     #[cold]
-    fn undo(&self, outcome: Outcome, kind: AcquireErrorKind) -> AcquireError {
-        match outcome {
-            Outcome::Taken(taken) => self.shared.give_back(taken),
-            Outcome::Asked(asked) => self.shared.with(|core, now| core.cancel(&asked, now)),
+    fn start_driver(&self, taken: Option<Taken>) -> Looked {
+        let Err(kind) = self.shared.start_driver() else {
+            return Ok(taken);
+        };
+        match (taken, &self.stage) {
+            (Some(taken), _) => self.shared.give_back(taken),
+            (None, Stage::Asked(asked)) => self.shared.with(|core, now| core.cancel(asked, now)),
+            (None, _) => {}
         }
         self.shared.with(|core, _| {
             let error = core.refusal(self.limit, kind);
-            core.note_refusal(&error);
-            error
+            Err(noted(core, error))
         })
     }
 }
 
-impl Stage {
-    fn step(
-        &self,
-        core: &mut Core,
-        tells: bool,
-        waker: &Waker,
-        now: Instant,
-    ) -> Result<Outcome, AcquireError> {
-        let asked = match self {
-            Self::New(demand) => core.submit(demand, now)?,
-            Self::Asked(asked) => asked.clone(),
-            Self::Answered => panic!("`Acquire` polled after completion"),
-        };
-        // A claim is gone once it is collected.
-        let quotas = tells.then(|| core.quotas(&asked));
-        match core.collect(&asked, waker, now).transpose()? {
-            Some(mut taken) => {
-                if let Some(quotas) = quotas {
-                    taken.notes.get_or_insert_default().quotas = quotas;
-                }
-                Ok(Outcome::Taken(taken))
+fn look(core: &mut Core, asked: &Asked, tells: bool, now: Instant) -> Looked {
+    // A claim is gone once it is collected.
+    let quotas = tells.then(|| core.quotas(asked));
+    match core.collect(asked, now).transpose() {
+        Ok(taken) => Ok(taken.map(|mut taken| {
+            if let Some(quotas) = quotas {
+                taken.notes.get_or_insert_default().quotas = quotas;
             }
-            None => Ok(Outcome::Asked(asked)),
-        }
+            taken
+        })),
+        Err(error) => Err(noted(core, error)),
     }
+}
+
+fn noted(core: &mut Core, error: AcquireError) -> AcquireError {
+    core.note_refusal(&error);
+    error
 }
 
 impl Drop for Step {

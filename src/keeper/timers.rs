@@ -4,9 +4,9 @@ use tokio::time::Instant;
 
 use super::{
     Core, Ctx,
+    effects::Report,
     entry::{Entry, State},
     line::{Line, earliest},
-    outage::Breaker,
 };
 use crate::{error::AcquireErrorKind, ledger::Seq};
 
@@ -24,10 +24,10 @@ impl Core {
         let lease = self.ctx.leases.first().map(|(at, ..)| *at);
         let expiry = self.ctx.expiries.first().map(|(at, ..)| *at);
         let sleeper = self.sleepers.first_key_value().map(|((at, _), _)| *at);
-        let probe = match self.breaker {
-            Breaker::Down { probe_at, .. } if self.in_flight.is_empty() => Some(probe_at),
-            _ => None,
-        };
+        let probe = self
+            .breaker
+            .probe_at()
+            .filter(|_| self.in_flight.is_empty());
         let bound = self.bounded.next_due();
         let connection = self.connection.next_due();
         let due = [line, lease, expiry, sleeper, bound, probe, connection];
@@ -159,8 +159,8 @@ impl Line {
         }
         let count = ctx.counts.lost - before;
         if count > 0 {
-            let limit = self.limit.name();
-            tracing::warn!(limit, count, "permits were lost: not renewed in time");
+            let limit = self.limit.clone();
+            ctx.effects.report(Report::Lost { limit, count });
         }
     }
 

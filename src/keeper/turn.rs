@@ -2,21 +2,22 @@
 
 use std::{slice, sync::Arc, task::Waker, time::Duration};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     Core, Ctx, Lease,
     demand::{Asked, Demand, Leases, Leg, Notes, Taken},
+    effects::{Effect, Inquiry, StoredWaker},
     entry::{Entry, State},
     lease::Tenure,
     line::Line,
-    outage::Breaker,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
     ledger::One,
-    status::{Quota, Status, Usage},
+    status::{Quota, Status},
+    telemetry::Measure,
 };
 
 impl Core {
@@ -54,10 +55,10 @@ impl Core {
         };
         let lease = self.enter(index, wait, now, |entry| entry.state = State::Asking(None));
         let (line, seq) = (&mut self.lines[index], lease.seq());
-        match self.breaker {
+        match self.ctx.down {
             _ if line.local.is_some() => line.acquire_here(&mut self.ctx, seq),
-            Breaker::Down { refused, .. } => line.decide_without_store(&mut self.ctx, seq, refused),
-            Breaker::Up { .. } => line.work.get_or_insert_default().acquire.push_back(seq),
+            Some(refused) => line.decide_without_store(&mut self.ctx, seq, refused),
+            None => line.work.get_or_insert_default().acquire.push_back(seq),
         }
         self.settle(index);
         lease
@@ -87,9 +88,9 @@ impl Core {
     }
 
     /// A request gets this for an answer.
-    pub(crate) fn note_refusal(&self, error: &AcquireError) {
+    pub(crate) fn note_refusal(&mut self, error: &AcquireError) {
         if let Some(number) = self.number_of(error.limit_name()) {
-            self.ctx.meters.limit(number).refused(error.kind());
+            self.ctx.measure(number, Measure::Refused(error.kind()));
         }
     }
 
@@ -98,14 +99,47 @@ impl Core {
     pub(crate) fn collect(
         &mut self,
         asked: &Asked,
-        waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
         match asked {
-            Asked::Slot(lease) => self.collect_slot(lease, waker, now),
-            Asked::Claim(id) => self.collect_claim(*id, waker, now),
+            Asked::Slot(lease) => self.collect_slot(lease, now),
+            Asked::Claim(id) => self.collect_claim(*id, now),
         }
+    }
+
+    /// Whether this task is woken when a request has an answer.
+    pub(crate) fn is_watched_by(&self, asked: &Asked, waker: &Waker) -> bool {
+        let stored = match asked {
+            Asked::Slot(lease) => self.entry(lease).and_then(|entry| entry.waker.as_ref()),
+            Asked::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
+        };
+        stored.is_some_and(|stored| stored.will_wake(waker))
+    }
+
+    /// This task is to be woken then, in place of another one.
+    pub(crate) fn watch(&mut self, asked: &Asked, waker: StoredWaker) {
+        let watched = match asked {
+            Asked::Slot(lease) => {
+                let line = self.lines.get_mut(lease.line);
+                let entry = line.and_then(|line| line.entries.get_mut(&lease.seq()));
+                entry.map(|entry| &mut entry.waker)
+            }
+            Asked::Claim(id) => self.claims.get_mut(id).map(|claim| &mut claim.waker),
+        };
+        let old = match watched {
+            Some(watched) => watched.replace(waker),
+            None => Some(waker),
+        };
+        self.ctx.effects.drop_waker(old);
+    }
+
+    pub(crate) fn drop_waker(&mut self, waker: StoredWaker) {
+        self.ctx.effects.drop_waker(Some(waker));
+    }
+
+    pub(super) fn entry(&self, lease: &Lease) -> Option<&Entry> {
+        self.lines.get(lease.line)?.entries.get(&lease.seq())
     }
 
     /// How the limits of a request stand.
@@ -136,7 +170,6 @@ impl Core {
     fn collect_slot(
         &mut self,
         lease: &Arc<Lease>,
-        waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         let line = self.lines.get_mut(lease.line)?;
@@ -152,7 +185,7 @@ impl Core {
         }
         let answer = match line.take(&mut self.ctx, lease, now) {
             Some(taken) => Some(Ok(taken)),
-            None => line.answer(&mut self.ctx, lease, waker, now),
+            None => line.answer(&mut self.ctx, lease, now),
         };
         self.settle(lease.line);
         answer
@@ -199,30 +232,26 @@ impl Core {
     }
 
     pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
-        let line = self.lines.get(lease.line)?;
-        let entry = line.entries.get(&lease.seq())?;
+        let entry = self.entry(lease)?;
         entry.is_waiting().then_some(entry.place)
     }
 
     /// Asks what all replicas together hold under a key.
-    pub(crate) fn inquire(
-        &mut self,
-        limit: usize,
-        key: Key,
-        now: Instant,
-    ) -> oneshot::Receiver<Usage> {
-        let (tell, told) = oneshot::channel();
-        let index = self.line(limit, &key, now);
+    pub(crate) fn inquire(&mut self, limit: usize, key: &Key, inquiry: Inquiry, now: Instant) {
+        self.ctx.now = now;
+        let index = self.line(limit, key, now);
         let line = &mut self.lines[index];
         if line.local.is_some() {
             line.run_here(&mut self.ctx, One::Nothing);
-            // The receiver is right here.
-            let _ = tell.send(line.usage());
-        } else if matches!(self.breaker, Breaker::Up { .. }) {
-            line.work.get_or_insert_default().inquiries.push(tell);
+            let answer = Effect::Answer(inquiry, line.usage());
+            self.ctx.effects.push(answer);
+        } else if self.store_is_up() {
+            let work = self.lines[index].work.get_or_insert_default();
+            work.inquiries.push(inquiry);
+        } else {
+            self.ctx.effects.push(Effect::Dismiss(inquiry));
         }
         self.settle(index);
-        told
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -235,8 +264,8 @@ impl Core {
     }
 
     /// Refuses newcomers from now on, and everybody who waits. Returns how many waited.
-    pub(crate) fn close(&mut self) -> usize {
-        self.ctx.ending = true;
+    pub(crate) fn close(&mut self, now: Instant) -> usize {
+        (self.ctx.now, self.ctx.ending) = (now, true);
         self.recall_all();
         let claims = self.refuse_claims(AcquireErrorKind::ShutDown);
         claims
@@ -252,7 +281,8 @@ impl Core {
     }
 
     /// Marks what is still held as lost, and releases it. Returns how many that were.
-    pub(crate) fn lose_all(&mut self) -> usize {
+    pub(crate) fn lose_all(&mut self, now: Instant) -> usize {
+        self.ctx.now = now;
         self.each_entry(|line, ctx, seq| {
             let held = line
                 .entries
@@ -292,7 +322,7 @@ impl Line {
         entry.taken = true;
         let waited = now.saturating_duration_since(entry.asked);
         if !std::mem::replace(&mut entry.alone, true) {
-            ctx.history.taken(&self.ledger, seq, now);
+            ctx.record(ctx.history.taken(&self.ledger, seq, now));
             lease.begin_tenure(now);
             lease.set_reusable(entry.in_store || !ctx.shared);
         }
@@ -310,7 +340,6 @@ impl Line {
         &mut self,
         ctx: &mut Ctx,
         lease: &Arc<Lease>,
-        waker: &Waker,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         let entry = self.entries.get_mut(&lease.seq())?;
@@ -335,12 +364,7 @@ impl Line {
                     notes: Some(Box::new(notes)),
                 }))
             }
-            _ => {
-                if !entry.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
-                    ctx.old_wakers.extend(entry.waker.replace(waker.clone()));
-                }
-                None
-            }
+            _ => None,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What the store says of a claim, or that it says nothing.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use super::{
@@ -13,6 +15,7 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     ledger::{Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Refund, Seq, Standing},
+    limit::Limit,
 };
 
 /// A claim as it was sent.
@@ -90,6 +93,16 @@ impl Core {
         if is_rate && fate == Fate::Refused {
             self.refuse_unpaid(sent.id);
         }
+    }
+
+    /// The first of its limits.
+    pub(super) fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
+        if let Some(ask) = sent.claim.asks.first() {
+            let line = &self.lines[sent.notes[ask.batch].line];
+            return Some(line.limit.clone());
+        }
+        let fee = self.claims.get(&sent.id)?.fees.first()?;
+        Some(self.limits[fee.limit].clone())
     }
 
     /// What the store has charged, or would not.

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
-use super::{entry::Release, line::Line};
-use crate::{ledger::Seq, status::Usage};
+use super::{effects::Inquiry, entry::Release, line::Line};
+use crate::ledger::Seq;
 
 /// What is to be sent. Names are checked again when it is sent: an entry may have gone in the meantime.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(super) struct Work {
     pub(super) renew: VecDeque<Seq>,
     pub(super) adopt: VecDeque<Seq>,
     pub(super) acquire: VecDeque<Seq>,
-    pub(super) inquiries: Vec<oneshot::Sender<Usage>>,
+    pub(super) inquiries: Vec<Inquiry>,
     /// Releases to repeat at `later_at`: what they release might still arrive.
     pub(super) later: Vec<Release>,
     pub(super) later_at: Option<Instant>,

@@ -10,7 +10,9 @@
 //! One is told of before it is sent, and a permit before its owner has it or its slot is given back, so that the
 //! history of a process that is killed lacks nothing.
 //!
-//! Whether anybody listens is asked once for each exchange. If nobody does, nothing is written or allocated.
+//! An event is made while the keeper's lock is held, and written when it is free, by the same thread: events of several
+//! threads may change places, and are told apart by their times. Whether anybody listens is asked by the driver before
+//! each step. If nobody does, nothing is written or allocated.
 
 use std::fmt::{self, Write};
 
@@ -23,10 +25,9 @@ use crate::ledger::{
 
 const TARGET: &str = "tower_turnstile::history";
 
-/// Tells the history of one keeper.
+/// Makes the events of one keeper; `None` if nobody listens.
 #[derive(Debug)]
 pub(crate) struct History {
-    /// Whether anybody listened when the latest exchange was sent.
     on: bool,
     replica: ReplicaId,
     epoch: Instant,
@@ -38,97 +39,119 @@ impl History {
         Self { on, replica, epoch }
     }
 
-    /// An exchange is about to be sent.
-    pub(crate) fn sent(&mut self, number: u64, exchange: &Exchange, now: Instant) {
-        self.on = tracing::event_enabled!(target: TARGET, Level::TRACE);
-        self.tell("sent", now, |out| {
-            write!(out, r#","n":{number},{}"#, SentJson(exchange))
-        });
+    /// Whether anybody listens. This asks the subscriber.
+    pub(crate) fn is_wanted() -> bool {
+        tracing::event_enabled!(target: TARGET, Level::TRACE)
     }
 
-    pub(crate) fn answered(&self, number: u64, reply: &Reply, now: Instant) {
-        self.tell("answered", now, |out| {
+    pub(crate) fn set_wanted(&mut self, wanted: bool) {
+        self.on = wanted;
+    }
+
+    pub(crate) fn write(event: String) {
+        tracing::trace!(target: TARGET, event);
+    }
+
+    /// An exchange is about to be sent.
+    pub(crate) fn sent(&self, number: u64, exchange: &Exchange, now: Instant) -> Option<String> {
+        self.event("sent", now, |out| {
+            write!(out, r#","n":{number},{}"#, SentJson(exchange))
+        })
+    }
+
+    pub(crate) fn answered(&self, number: u64, reply: &Reply, now: Instant) -> Option<String> {
+        self.event("answered", now, |out| {
             write!(out, r#","n":{number},{}"#, ReplyJson(reply))
-        });
+        })
     }
 
     /// It is not known whether the exchange ran, or will.
-    pub(crate) fn failed(&self, number: u64, now: Instant) {
-        self.tell("failed", now, |out| write!(out, r#","n":{number}"#));
+    pub(crate) fn failed(&self, number: u64, now: Instant) -> Option<String> {
+        self.event("failed", now, |out| write!(out, r#","n":{number}"#))
     }
 
-    pub(crate) fn woken(&self, wake: &Wake, now: Instant) {
+    pub(crate) fn woken(&self, wake: &Wake, now: Instant) -> Option<String> {
         let Wake {
             key,
             granted_us,
             until_ms,
             seqs,
         } = wake;
-        self.tell("woken", now, |out| {
+        self.event("woken", now, |out| {
             write!(
                 out,
                 r#","key":"{key}","granted_us":{granted_us},"until_ms":{until_ms},"seqs":{seqs:?}"#
             )
-        });
+        })
     }
 
     /// A permit counts as held until `until` by the local clock, since the store said `until_ms`.
-    pub(crate) fn held(&self, key: &str, seq: Seq, until: Instant, until_ms: u64, now: Instant) {
-        self.tell("held", now, |out| {
+    pub(crate) fn held(
+        &self,
+        key: &str,
+        seq: Seq,
+        until: Instant,
+        until_ms: u64,
+        now: Instant,
+    ) -> Option<String> {
+        self.event("held", now, |out| {
             let until_us = self.us(until);
             write!(
                 out,
                 r#","key":"{key}","seq":{seq},"until_us":{until_us},"until_ms":{until_ms}"#
             )
-        });
+        })
     }
 
     /// A permit was admitted without the store's word.
-    pub(crate) fn admitted(&self, key: &str, seq: Seq, now: Instant) {
-        self.tell_permit("admitted", key, seq, now);
+    pub(crate) fn admitted(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
+        self.permit_event("admitted", key, seq, now)
     }
 
     /// A permit is handed to whoever asked for it.
-    pub(crate) fn taken(&self, key: &str, seq: Seq, now: Instant) {
-        self.tell_permit("taken", key, seq, now);
+    pub(crate) fn taken(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
+        self.permit_event("taken", key, seq, now)
     }
 
-    pub(crate) fn lost(&self, key: &str, seq: Seq, now: Instant) {
-        self.tell_permit("lost", key, seq, now);
+    pub(crate) fn lost(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
+        self.permit_event("lost", key, seq, now)
     }
 
     /// Nobody wants a permit any more, whether it was held or not.
-    pub(crate) fn given_up(&self, key: &str, seq: Seq, now: Instant) {
-        self.tell_permit("given_up", key, seq, now);
+    pub(crate) fn given_up(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
+        self.permit_event("given_up", key, seq, now)
     }
 
     #[inline]
-    fn tell_permit(&self, kind: &str, key: &str, seq: Seq, now: Instant) {
-        self.tell(kind, now, |out| {
+    fn permit_event(&self, kind: &str, key: &str, seq: Seq, now: Instant) -> Option<String> {
+        self.event(kind, now, |out| {
             write!(out, r#","key":"{key}","seq":{seq}"#)
-        });
+        })
     }
 
     #[inline]
-    fn tell(&self, kind: &str, now: Instant, rest: impl FnOnce(&mut String) -> fmt::Result) {
-        if self.on {
-            self.tell_listener(kind, now, rest);
-        }
-    }
-
-    #[cold]
-    fn tell_listener(
+    fn event(
         &self,
         kind: &str,
         now: Instant,
         rest: impl FnOnce(&mut String) -> fmt::Result,
-    ) {
+    ) -> Option<String> {
+        self.on.then(|| self.format(kind, now, rest))
+    }
+
+    #[cold]
+    fn format(
+        &self,
+        kind: &str,
+        now: Instant,
+        rest: impl FnOnce(&mut String) -> fmt::Result,
+    ) -> String {
         let (replica, at_us) = (self.replica.text(), self.us(now));
         let mut event = format!(r#"{{"kind":"{kind}","replica":"{replica}","at_us":{at_us}"#);
         // A `String` takes everything.
         let _ = rest(&mut event);
         event.push('}');
-        tracing::trace!(target: TARGET, event);
+        event
     }
 
     fn us(&self, at: Instant) -> u64 {

@@ -5,16 +5,36 @@ use std::time::Duration;
 use super::facade::{self, Counter, Gauge, Histogram};
 use crate::error::{AcquireErrorKind, LostErrorKind};
 
+/// Something that is measured of a limit. Recorders are foreign code, so that the keeper only notes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Measure {
+    /// So many more permits are held, or fewer.
+    Held(f64),
+    /// So many more requests wait, or fewer.
+    Waiting(f64),
+    /// A request got its permit after this wait.
+    Admitted(Duration),
+    Refused(AcquireErrorKind),
+    /// A request would have been refused, if the limit were enforced.
+    RefusedInShadow(AcquireErrorKind),
+    /// A permit was held for so long.
+    Hold(Duration),
+    Lost,
+    Adopted(u64),
+    /// A slot was taken back at a bound.
+    Expired(LostErrorKind),
+}
+
 /// What is measured of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
     pub(crate) held: Gauge,
-    pub(crate) waiting: Gauge,
-    pub(crate) admitted: Counter,
-    pub(crate) wait: Histogram,
+    waiting: Gauge,
+    admitted: Counter,
+    wait: Histogram,
     pub(crate) hold: Histogram,
-    pub(crate) lost: Counter,
-    pub(crate) adopted: Counter,
+    lost: Counter,
+    adopted: Counter,
     refusals: Refusals,
     shadow_refusals: Refusals,
     expired_max_hold: Counter,
@@ -37,7 +57,7 @@ struct Refusals {
 }
 
 impl LimitMeter {
-    pub(super) fn new(namespace: &str, limit: &str) -> Self {
+    pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let labels = [("namespace", namespace), ("limit", limit)];
         let with = |label, value| [labels[0], labels[1], (label, value)];
         let expired = |bound| facade::counter(super::EXPIRED, &with("bound", bound));
@@ -79,18 +99,22 @@ impl LimitMeter {
         self.wait.record(waited);
     }
 
-    /// A request was refused.
-    pub(crate) fn refused(&self, kind: AcquireErrorKind) {
-        self.refusals.of(kind).increment(1);
-    }
-
-    /// A request would have been refused, if the limit were enforced.
-    pub(crate) fn refused_in_shadow(&self, kind: AcquireErrorKind) {
-        self.shadow_refusals.of(kind).increment(1);
+    pub(crate) fn note(&self, measure: Measure) {
+        match measure {
+            Measure::Held(change) => move_by(&self.held, change),
+            Measure::Waiting(change) => move_by(&self.waiting, change),
+            Measure::Admitted(waited) => self.let_in(waited),
+            Measure::Refused(kind) => self.refusals.of(kind).increment(1),
+            Measure::RefusedInShadow(kind) => self.shadow_refusals.of(kind).increment(1),
+            Measure::Hold(held) => self.hold.record(held),
+            Measure::Lost => self.lost.increment(1),
+            Measure::Adopted(count) => self.adopted.increment(count),
+            Measure::Expired(kind) => self.expired(kind),
+        }
     }
 
     /// A slot was taken back because of a bound.
-    pub(crate) fn expired(&self, kind: LostErrorKind) {
+    fn expired(&self, kind: LostErrorKind) {
         match kind {
             LostErrorKind::HeldTooLong => self.expired_max_hold.increment(1),
             LostErrorKind::Idle => self.expired_idle.increment(1),
@@ -106,6 +130,13 @@ impl LimitMeter {
             LostErrorKind::Idle => &self.aborted_idle,
         };
         aborted.increment(1);
+    }
+}
+
+fn move_by(gauge: &Gauge, change: f64) {
+    match change < 0.0 {
+        true => gauge.decrement(-change),
+        false => gauge.increment(change),
     }
 }
 

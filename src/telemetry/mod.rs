@@ -22,44 +22,15 @@ mod store;
 #[cfg(all(test, feature = "metrics"))]
 mod tests;
 
-use std::sync::Arc;
+pub(crate) use self::{
+    history::History,
+    limit::{LimitMeter, Measure},
+    store::{StoreMeter, StoreState},
+};
 
-pub(crate) use self::{history::History, limit::LimitMeter, store::StoreMeter};
-
-/// All handles of a limiter.
-#[derive(Debug)]
-pub(crate) struct Meters {
-    namespace: String,
-    pub(crate) store: StoreMeter,
-    /// By the limits' numbers.
-    limits: Vec<Arc<LimitMeter>>,
-}
-
-impl Meters {
-    /// `shared`: there is a store to measure. `share`: how much of it is seen from here, if not all.
-    pub(crate) fn new(namespace: &str, shared: bool, share: Option<f64>) -> Self {
-        METRICS.iter().for_each(facade::describe);
-        let namespace = namespace.to_owned();
-        let store = match shared {
-            true => StoreMeter::new(&namespace, share),
-            false => StoreMeter::noop(),
-        };
-        Self {
-            namespace,
-            store,
-            limits: Vec::new(),
-        }
-    }
-
-    /// Makes the handles of the next limit.
-    pub(crate) fn add(&mut self, limit: &str) {
-        let meter = LimitMeter::new(&self.namespace, limit);
-        self.limits.push(Arc::new(meter));
-    }
-
-    pub(crate) fn limit(&self, number: usize) -> &Arc<LimitMeter> {
-        &self.limits[number]
-    }
+/// Describes all metrics to the recorder.
+pub(crate) fn describe() {
+    METRICS.iter().for_each(facade::describe);
 }
 
 /// A metric, as it is described to whoever collects it.

@@ -5,6 +5,17 @@ use std::time::Duration;
 use super::facade::{self, Counter, Gauge, Histogram};
 use crate::store::StoreError;
 
+/// Whether the store answers, as it has just turned out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StoreState {
+    Up,
+    /// The breaker has opened, or it is now known why: by the store's own word, if `refused`.
+    Down {
+        was_up: bool,
+        refused: bool,
+    },
+}
+
 /// What is measured of the store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMeter {
@@ -22,7 +33,9 @@ pub(crate) struct StoreMeter {
 
 impl StoreMeter {
     /// The store is taken to be up until it is seen to be down.
-    pub(super) fn new(namespace: &str, share: Option<f64>) -> Self {
+    ///
+    /// `share`: how much of the store is seen from here, if not all.
+    pub(crate) fn new(namespace: &str, share: Option<f64>) -> Self {
         let labels = [("namespace", namespace)];
         let with = |label, value| [labels[0], (label, value)];
         let outcome = |outcome| facade::counter(super::EXCHANGES, &with("outcome", outcome));
@@ -68,24 +81,19 @@ impl StoreMeter {
         outcome.increment(1);
     }
 
-    /// The breaker has opened, or it is now known why: by the store's own word, if `refused`.
-    pub(crate) fn is_down(&self, was_up: bool, refused: bool) {
-        match self.share {
-            None => self.up.set(0.0),
-            Some(share) if was_up => self.up.decrement(share),
-            Some(_) => {}
+    pub(crate) fn is(&self, state: StoreState) {
+        match (state, self.share) {
+            (StoreState::Up, None) => self.up.set(1.0),
+            (StoreState::Up, Some(share)) => self.up.increment(share),
+            (StoreState::Down { .. }, None) => self.up.set(0.0),
+            (StoreState::Down { was_up: true, .. }, Some(share)) => self.up.decrement(share),
+            (StoreState::Down { was_up: false, .. }, Some(_)) => {}
         }
-        match refused {
-            true => self.opened_by_refusal.increment(1),
-            false => self.opened_by_outage.increment(1),
-        }
-    }
-
-    /// It was down, and is back.
-    pub(crate) fn is_up(&self) {
-        match self.share {
-            None => self.up.set(1.0),
-            Some(share) => self.up.increment(share),
+        if let StoreState::Down { refused, .. } = state {
+            match refused {
+                true => self.opened_by_refusal.increment(1),
+                false => self.opened_by_outage.increment(1),
+            }
         }
     }
 }

@@ -4,20 +4,29 @@ use std::{collections::BTreeMap, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use super::{METRICS, Meters};
+use super::{LimitMeter, METRICS, Measure, StoreMeter, StoreState, describe};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     store::{StoreError, StoreErrorKind},
 };
 
 /// Handles that tell the snapshotter.
+struct Meters {
+    store: StoreMeter,
+    chat: LimitMeter,
+}
+
 fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let meters = metrics::with_local_recorder(&recorder, || {
-        let mut meters = Meters::new("shop", shared, share);
-        meters.add("chat");
-        meters
+        describe();
+        let store = match shared {
+            true => StoreMeter::new("shop", share),
+            false => StoreMeter::noop(),
+        };
+        let chat = LimitMeter::new("shop", "chat");
+        Meters { store, chat }
     });
     (meters, snapshotter)
 }
@@ -50,24 +59,30 @@ fn assert_told(snapshotter: &Snapshotter, expected: &[(&str, f64)]) {
     assert_eq!(told(snapshotter), expected.collect());
 }
 
+fn down(was_up: bool, refused: bool) -> StoreState {
+    StoreState::Down { was_up, refused }
+}
+
 #[test]
 fn a_limit_has_a_name_for_each_of_its_handles() {
     let (meters, snapshotter) = meters(false, None);
-    let chat = meters.limit(0);
-    chat.held.increment(3.0);
-    chat.held.decrement(1.0);
-    chat.waiting.increment(3.0);
-    chat.admitted.increment(4);
-    chat.lost.increment(5);
-    chat.adopted.increment(6);
-    chat.wait.record(Duration::from_secs(7));
-    chat.hold.record(Duration::from_secs(8));
+    for measure in [
+        Measure::Held(3.0),
+        Measure::Held(-1.0),
+        Measure::Waiting(3.0),
+        Measure::Admitted(Duration::from_secs(7)),
+        Measure::Lost,
+        Measure::Adopted(6),
+        Measure::Hold(Duration::from_secs(8)),
+    ] {
+        meters.chat.note(measure);
+    }
     let chat = "{namespace=shop,limit=chat}";
     let named = [
         ("held", 2.0),
         ("waiting", 3.0),
-        ("admitted_total", 4.0),
-        ("lost_total", 5.0),
+        ("admitted_total", 1.0),
+        ("lost_total", 1.0),
         ("adopted_total", 6.0),
         ("wait_seconds", 1.0),
         ("hold_seconds", 1.0),
@@ -88,8 +103,8 @@ fn each_refusal_has_its_reason() {
         (AcquireErrorKind::ShutDown, "shut_down"),
         (AcquireErrorKind::NoRuntime, "no_runtime"),
     ] {
-        meters.limit(0).refused(kind);
-        meters.limit(0).refused_in_shadow(kind);
+        meters.chat.note(Measure::Refused(kind));
+        meters.chat.note(Measure::RefusedInShadow(kind));
         let labels = format!("{{namespace=shop,limit=chat,reason={reason}}}");
         let refused = format!("turnstile_refusals_total{labels}");
         let shadow = format!("turnstile_shadow_refusals_total{labels}");
@@ -106,16 +121,16 @@ fn each_end_has_its_reason() {
         (LostErrorKind::HeldTooLong, "max_hold"),
         (LostErrorKind::Idle, "idle"),
     ] {
-        meters.limit(0).expired(kind);
-        meters.limit(0).aborted(kind);
+        meters.chat.note(Measure::Expired(kind));
+        meters.chat.aborted(kind);
         let (expired, aborted) = (
             format!("{expired}{reason}}}"),
             format!("{aborted}{reason}}}"),
         );
         assert_told(&snapshotter, &[(&expired, 1.0), (&aborted, 1.0)]);
     }
-    meters.limit(0).expired(LostErrorKind::Lost);
-    meters.limit(0).aborted(LostErrorKind::Lost);
+    meters.chat.note(Measure::Expired(LostErrorKind::Lost));
+    meters.chat.aborted(LostErrorKind::Lost);
     assert_told(&snapshotter, &[(&format!("{aborted}lost}}"), 1.0)]);
 }
 
@@ -127,9 +142,9 @@ fn the_store_is_up_until_it_is_down() {
     let opened = |cause| format!("turnstile_breaker_opened_total{{namespace=shop,cause={cause}}}");
     assert_told(&snapshotter, &[(up, 1.0)]);
     for (refused, cause) in [(false, "outage"), (true, "refused")] {
-        store.is_down(true, refused);
+        store.is(down(true, refused));
         assert_told(&snapshotter, &[(&opened(cause), 1.0)]);
-        store.is_up();
+        store.is(StoreState::Up);
         assert_told(&snapshotter, &[(up, 1.0)]);
     }
 }
@@ -139,10 +154,10 @@ fn the_store_is_up_until_it_is_down() {
 fn a_part_of_the_store_counts_for_its_share() {
     let (meters, snapshotter) = meters(true, Some(0.25));
     let (one, other) = (meters.store.clone(), meters.store.clone());
-    one.is_down(true, false);
-    one.is_down(false, true);
-    other.is_down(true, false);
-    one.is_up();
+    one.is(down(true, false));
+    one.is(down(false, true));
+    other.is(down(true, false));
+    one.is(StoreState::Up);
     // The other one is still down.
     assert_eq!(
         told(&snapshotter)["turnstile_store_up{namespace=shop}"],
@@ -179,7 +194,7 @@ fn each_exchange_has_its_outcome() {
 #[test]
 fn a_store_in_memory_is_not_measured() {
     let (meters, snapshotter) = meters(false, None);
-    meters.store.is_up();
+    meters.store.is(StoreState::Up);
     meters.store.exchanged(&Ok(()), Duration::ZERO);
     assert_told(&snapshotter, &[]);
 }

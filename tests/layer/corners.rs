@@ -14,7 +14,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use http::{Request, StatusCode};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Limit, Limiter, OnUnavailable, Refusal};
+use tower_turnstile::{Limit, Limiter, OnUnavailable, Refusal, RefusalKind};
 
 use crate::support::{ONE, Script, get, send, serve};
 
@@ -134,6 +134,27 @@ async fn of_two_rates_the_longer_one_says_when_to_retry() {
         told.iter().all(|told| *told > Duration::from_secs(3_000)),
         "{told:?}"
     );
+}
+
+/// Two of three times at the rate are used: by the one that is let in, and by the one that is given back.
+#[tokio::test]
+async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() {
+    let redis = redis_server::RedisServer::start();
+    let shared = Limiter::connect(&redis.url()).await.unwrap();
+    for limiter in [Limiter::in_memory(), shared] {
+        let opens = Limit::rate("opens", 3, HOUR);
+        let one = ONE.wait_up_to(Duration::from_millis(50));
+        let layer = limiter.layer([one.into(), opens.by_header("x")]);
+        let layer = layer.rate_limit_fields();
+        let service = layer.layer(serve(Script::of([]).then_waits()));
+        let _held = send(&service, keyed("a")).await;
+        let refused = send(&service, keyed("a")).await;
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        assert_eq!(refusal.kind(), RefusalKind::TimedOut);
+        let told = refused.headers().get_all("ratelimit").iter();
+        let told: Vec<_> = told.map(|line| line.to_str().unwrap()).collect();
+        assert!(told.join(", ").contains(r#""opens";r=2"#), "{told:?}");
+    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod backend;
 mod live;
 mod rates;
 mod reuse;
+mod runtimes;
 mod together;
 
 use std::{

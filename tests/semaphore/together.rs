@@ -167,6 +167,8 @@ async fn a_shutdown_gives_all_back(backend: Backend) {
     assert_eq!(report.refused, 1);
     let error = waiter.await.expect_err("closed");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
+    assert_eq!((error.limit_name(), error.place()), ("all", Some(1)));
+    assert!(error.waited() > Duration::ZERO);
     soon(holder.lost()).await;
     for scope in [all(&other), caller(&other, "a"), caller(&other, "b")] {
         assert_eq!(usage(&scope).await, (0, 0));

@@ -1,6 +1,6 @@
 //! Clients: they ask, wait, come late, hold, give up, give back.
 
-use std::{task::Waker, time::Duration};
+use std::time::Duration;
 
 use super::{
     LONGEST_HOLD, LONGEST_WAIT, PATIENCE,
@@ -153,7 +153,7 @@ impl World {
         }
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        match core.collect(&asked, Waker::noop(), now) {
+        match core.collect(&asked, now) {
             Some(Ok(taken)) => self.client_takes(client, life, taken),
             Some(Err(error)) => {
                 self.note(|| format!("client {client} is refused: {:?}", error.kind()));

@@ -54,7 +54,7 @@ impl World {
         let mut core = Core::new(settings, true, self.local());
         for number in 0..3 {
             let limit = self.limit_of(number, &values, None);
-            core.register(&limit).expect("valid");
+            core.add(&limit).expect("valid");
         }
         Replica {
             core,
@@ -99,7 +99,7 @@ impl World {
         }
         self.note(|| format!("r{replica} changes {limit:?}"));
         let now = self.local();
-        let updated = self.replicas[replica].core.update(&[&limit], now);
+        let updated = self.replicas[replica].core.revise(&[&limit], now);
         updated.expect("valid");
         self.pump(replica);
     }
@@ -185,7 +185,7 @@ impl World {
                 self.send(replica, outgoing);
             }
             let core = &mut self.replicas[replica].core;
-            core.take_wakers();
+            core.run_effects();
             if core.may_send(now) {
                 self.fail("the driver is told to send, and gets nothing");
             }

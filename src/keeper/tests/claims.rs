@@ -49,7 +49,7 @@ impl World {
 
     fn look(&mut self, asked: &Asked) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, Waker::noop(), now)
+        self.keepers[0].collect(asked, now)
     }
 
     fn cancel(&mut self, asked: &Asked) {
@@ -372,7 +372,7 @@ fn a_shutdown_gives_back_all_the_times_that_were_reserved() {
     }
     world.settle();
     assert_ne!(world.ledgers.content(), before);
-    assert_eq!(world.keepers[0].close(), 3);
+    assert_eq!(world.close(), 3);
     world.settle();
     assert_eq!(world.ledgers.content(), before);
 }

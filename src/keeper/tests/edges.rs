@@ -32,17 +32,17 @@ impl World {
 
     fn see(&mut self, asked: &Asked) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, Waker::noop(), now)
+        self.keepers[0].collect(asked, now)
     }
 
     fn update(&mut self, limit: &Limit) {
         let now = self.local();
-        self.keepers[0].update(&[limit], now).expect("valid");
+        self.keepers[0].revise(&[limit], now).expect("valid");
     }
 
     fn store_goes_down(&mut self) {
         let now = self.local();
-        self.keepers[0].go_down(false, "test", now);
+        self.keepers[0].note_failure(Failure::TimedOut, now, "test");
     }
 }
 
@@ -230,7 +230,7 @@ fn two_rates_refuse_and_the_longer_time_is_told() {
 fn a_limit_can_be_bound_after_an_update() {
     let mut world = World::under(1, &[&NARROW]);
     world.update(&Limit::concurrent("narrow", 2));
-    assert!(world.keepers[0].register(&NARROW).is_ok());
+    assert!(world.keepers[0].add(&NARROW).is_ok());
 }
 
 /// After a shutdown nobody gets a permit.
@@ -250,8 +250,8 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
     world.settle();
     // Both are granted and not collected yet.
-    world.keepers[0].close();
-    world.keepers[0].lose_all();
+    world.close();
+    world.lose_all();
     world.settle();
     assert_eq!(world.ledger(), (0, 0));
     assert_eq!(
@@ -427,7 +427,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
 fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     let now = Instant::now();
     let mut core = Core::new(settings(0), false, now);
-    let limit = core.register(&WIDE).expect("valid");
+    let limit = core.add(&WIDE).expect("valid");
     let ask = |core: &mut Core, number: u64| {
         let key = Key::from(number);
         let demand = Demand::One(Leg {
@@ -435,7 +435,7 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
             ..leg(limit, PATIENT)
         });
         let asked = core.submit(&demand, now).expect("open");
-        assert!(held(core.collect(&asked, Waker::noop(), now)));
+        assert!(held(core.collect(&asked, now)));
         asked
     };
     let stays = ask(&mut core, 0);

@@ -83,7 +83,7 @@ fn a_shutdown_refuses_who_waits() {
     let waiter = world.ask(0, PATIENT);
     world.settle();
     assert!(held(world.collect(0, &holder)));
-    assert_eq!(world.keepers[0].close(), 1);
+    assert_eq!(world.close(), 1);
     assert_eq!(world.refusal(0, &waiter), Some(AcquireErrorKind::ShutDown));
     world.settle();
     assert_eq!(world.ledger(), (1, 0));

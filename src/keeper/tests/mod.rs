@@ -10,21 +10,24 @@ mod outages;
 mod renewals;
 mod reuse;
 
-use std::{sync::Arc, task::Waker, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
     Bounds, Core, Demand, Lease, Leg, Settings,
+    breaker::Failure,
     demand::{Asked, Taken},
+    effects::Inquiry,
     send::Outgoing,
 };
 use crate::{
-    error::{AcquireError, AcquireErrorKind, LostErrorKind},
+    error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
     key::Key,
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Limit, OnUnavailable},
     store::{StoreError, StoreErrorKind},
+    telemetry::{LimitMeter, StoreMeter},
 };
 
 const PATIENT: Duration = Duration::from_secs(60);
@@ -44,6 +47,24 @@ struct World {
     now: Duration,
     keepers: Vec<Core>,
     wakes: Vec<(usize, Wake)>,
+}
+
+/// What tests of the state machine do in place of the lock around it.
+impl Core {
+    pub(super) fn add(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
+        let meter = LimitMeter::new("test", limit.name());
+        self.register(limit, &Arc::new(meter))
+    }
+
+    pub(super) fn revise(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
+        let meter = |limit: &&Limit| Arc::new(LimitMeter::new("test", limit.name()));
+        let limits = limits.iter().map(|limit| (*limit, meter(limit)));
+        self.update(&limits.collect::<Vec<_>>(), now)
+    }
+
+    pub(super) fn run_effects(&mut self) {
+        self.take_effects().run("test", &StoreMeter::noop());
+    }
 }
 
 type Collected = Option<Result<Taken, AcquireError>>;
@@ -71,7 +92,7 @@ impl World {
         let keeper = |number: usize| {
             let mut core = Core::new(settings(number), true, start);
             for limit in limits {
-                core.register(limit).expect("valid");
+                core.add(limit).expect("valid");
             }
             core
         };
@@ -120,7 +141,7 @@ impl World {
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
         let (now, asked) = (self.local(), Asked::Slot(lease.clone()));
-        self.keepers[keeper].collect(&asked, Waker::noop(), now)
+        self.keepers[keeper].collect(&asked, now)
     }
 
     fn refusal(&mut self, keeper: usize, lease: &Arc<Lease>) -> Option<AcquireErrorKind> {
@@ -147,6 +168,16 @@ impl World {
     fn release(&mut self, keeper: usize, lease: &Arc<Lease>) {
         let now = self.local();
         self.keepers[keeper].release(lease, now);
+    }
+
+    fn close(&mut self) -> usize {
+        let now = self.local();
+        self.keepers[0].close(now)
+    }
+
+    fn lose_all(&mut self) -> usize {
+        let now = self.local();
+        self.keepers[0].lose_all(now)
     }
 
     fn may_send(&self, keeper: usize) -> bool {

@@ -332,8 +332,10 @@ fn an_inquiry_ends_with_the_store() {
     let _leases = [world.ask(0, PATIENT)];
     let sent = world.send(0);
     let now = world.local();
-    let mut told = world.keepers[0].inquire(0, Key::from("other"), now);
+    let (inquiry, mut told) = Inquiry::new();
+    world.keepers[0].inquire(0, &Key::from("other"), inquiry, now);
     world.fail(0, &sent, true);
+    world.keepers[0].run_effects();
     assert_eq!(
         told.try_recv(),
         Err(tokio::sync::oneshot::error::TryRecvError::Closed)

@@ -237,7 +237,7 @@ fn a_runtime_that_ends_ends_the_right() {
 fn a_slot_that_lies_idle_counts_as_remaining() {
     let mut world = World::new(1, &TWO);
     world.keepers[0] = Core::new(settings(0), false, world.start);
-    world.keepers[0].register(&TWO).expect("valid");
+    world.keepers[0].add(&TWO).expect("valid");
     let (one, other) = (take(&mut world, 0), take(&mut world, 0));
     world.release(0, &one);
     world.release(0, &other);
@@ -260,7 +260,7 @@ fn who_had_it_does_not_see_it_lost() {
     let lease = world.ask(0, PATIENT);
     let third = Leases::One(Tenure::of(lease.clone()));
     assert!(held(world.collect(0, &lease)));
-    world.keepers[0].lose_all();
+    world.lose_all();
     assert!(third.is_lost());
     assert!(!first.is_lost() && !second.is_lost());
 }
@@ -270,7 +270,7 @@ fn a_slot_that_was_lost_serves_nobody() {
     let (mut world, kept) = keeping(1);
     let pool = world.keepers[0].lines[kept.line].pool.clone();
     let pool = pool.expect("its limit has one");
-    world.keepers[0].lose_all();
+    world.lose_all();
     assert!(pool.take(world.local()).is_none());
     assert!(!is_reused(&mut world, &kept));
 }

@@ -1,0 +1,331 @@
+//! What a step of the state machine leaves to be done once the keeper's lock is free.
+//!
+//! Wakers, channels, subscribers and recorders run code that is not ours: it may block, panic, or call back into the
+//! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s and [`Inquiry`]s, which it can only
+//! pass on, and returns effects; [`Effects::run`] is called without the lock.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+    task::Waker,
+    thread,
+};
+
+use tokio::sync::oneshot;
+
+use super::Lease;
+use crate::{
+    error::LostErrorKind,
+    limit::Limit,
+    status::Usage,
+    telemetry::{History, LimitMeter, Measure, StoreMeter, StoreState},
+};
+
+/// The effects of one step, in the order in which they came up.
+#[derive(Default)]
+pub(crate) struct Effects(Vec<Effect>);
+
+pub(crate) enum Effect {
+    /// A request has its answer, or has to look after itself.
+    Wake(StoredWaker),
+    /// Nobody waits with this waker any more. Whatever it owns goes with it.
+    Drop(StoredWaker),
+    /// A lease is over, or nobody looks after it any more: whoever watches it has to look.
+    Tell(Arc<Lease>),
+    Answer(Inquiry, Usage),
+    /// There will be no answer.
+    Dismiss(Inquiry),
+    Measure(Arc<LimitMeter>, Measure),
+    MeasureStore(StoreState),
+    Report(Report),
+    /// An event of the history.
+    Record(String),
+}
+
+/// What an operator is told.
+#[derive(Debug)]
+pub(crate) enum Report {
+    StoreDown {
+        error: String,
+    },
+    StoreRefuses {
+        error: String,
+    },
+    StoreFull {
+        error: String,
+    },
+    StoreBack,
+    DriverReplaced,
+    DriverStalled,
+    LedgerUnusable {
+        limit: Arc<Limit>,
+        error: String,
+    },
+    Adopted {
+        limit: Arc<Limit>,
+        count: usize,
+        in_use: u32,
+    },
+    Lost {
+        limit: Arc<Limit>,
+        count: u64,
+    },
+    Ended {
+        limit: Arc<Limit>,
+        kind: LostErrorKind,
+    },
+}
+
+impl Effects {
+    pub(super) fn push(&mut self, effect: Effect) {
+        self.0.push(effect);
+    }
+
+    pub(super) fn wake(&mut self, waker: Option<StoredWaker>) {
+        self.0.extend(waker.map(Effect::Wake));
+    }
+
+    pub(super) fn drop_waker(&mut self, waker: Option<StoredWaker>) {
+        self.0.extend(waker.map(Effect::Drop));
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.0.push(Effect::Report(report));
+    }
+
+    pub(super) fn take(&mut self) -> Self {
+        mem::take(self)
+    }
+
+    /// Does all of it, also when some of it panics; the first panic goes on afterwards. Not to be called with a lock held.
+    #[inline]
+    pub(crate) fn run(self, namespace: &str, store: &StoreMeter) {
+        if !self.0.is_empty() {
+            self.run_all(namespace, store);
+        }
+    }
+
+    fn run_all(mut self, namespace: &str, store: &StoreMeter) {
+        assert_unlocked();
+        self.0.sort_by_key(Effect::rank);
+        let mut first_panic = None;
+        for effect in self.0 {
+            let run = AssertUnwindSafe(|| effect.run(namespace, store));
+            if let Err(panic) = catch_unwind(run) {
+                first_panic.get_or_insert(panic);
+            }
+        }
+        // During a panic a second one would abort the process.
+        if let Some(panic) = first_panic.filter(|_| !thread::panicking()) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Effect {
+    /// The history comes first: it tells of a permit before its owner has it. Logs and metrics come last, since a writer
+    /// may be slow.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Record(_) => 0,
+            Self::Wake(_) | Self::Drop(_) | Self::Tell(_) | Self::Answer(..) | Self::Dismiss(_) => {
+                1
+            }
+            Self::Measure(..) | Self::MeasureStore(_) | Self::Report(_) => 2,
+        }
+    }
+
+    fn run(self, namespace: &str, store: &StoreMeter) {
+        match self {
+            Self::Wake(mut waker) => waker.0.take().into_iter().for_each(Waker::wake),
+            Self::Drop(waker) => drop(waker),
+            Self::Tell(lease) => lease.tell(),
+            // Nobody may be listening any more.
+            Self::Answer(mut inquiry, usage) => {
+                inquiry.0.take().map(|inquiry| inquiry.send(usage));
+            }
+            Self::Dismiss(inquiry) => drop(inquiry),
+            Self::Measure(meter, measure) => meter.note(measure),
+            Self::MeasureStore(state) => store.is(state),
+            Self::Report(report) => report.log(namespace),
+            Self::Record(event) => History::write(event),
+        }
+    }
+}
+
+impl Report {
+    fn log(self, namespace: &str) {
+        match self {
+            Self::StoreDown { error } => {
+                tracing::warn!(
+                    namespace,
+                    error,
+                    "the store is down: the fallback of each limit applies"
+                );
+            }
+            Self::StoreRefuses { error } => {
+                tracing::error!(
+                    namespace,
+                    error,
+                    "the store is misconfigured: its limits refuse all requests"
+                );
+            }
+            Self::StoreFull { error } => {
+                tracing::warn!(
+                    namespace,
+                    error,
+                    "the store accepts no new permits: the fallback of each limit applies to requests"
+                );
+            }
+            Self::StoreBack => tracing::info!(namespace, "the store is back"),
+            Self::DriverReplaced => tracing::warn!(
+                namespace,
+                "the limiter's task did not run in time, since its runtime is blocked or not driven: \
+                 another one is started on the runtime of a request"
+            ),
+            Self::DriverStalled => tracing::warn!(
+                namespace,
+                "the limiter's task did not run in time, since its runtime is blocked or not driven: \
+                 the fallback of each limit applies until it does"
+            ),
+            Self::LedgerUnusable { limit, error } => {
+                tracing::error!(
+                    namespace,
+                    limit = limit.name(),
+                    error,
+                    "a key of the limit cannot be used: its requests are refused"
+                );
+            }
+            Self::Adopted {
+                limit,
+                count,
+                in_use,
+            } => tracing::warn!(
+                namespace,
+                limit = limit.name(),
+                count,
+                in_use,
+                "permits that the store had lost were put back"
+            ),
+            Self::Lost { limit, count } => {
+                tracing::warn!(
+                    namespace,
+                    limit = limit.name(),
+                    count,
+                    "permits were lost: not renewed in time"
+                );
+            }
+            Self::Ended { limit, kind } => {
+                tracing::info!(
+                    namespace,
+                    limit = limit.name(),
+                    ?kind,
+                    "a slot was taken back"
+                );
+            }
+        }
+    }
+}
+
+/// The waker of a request. The state machine can keep it and pass it on, and nothing else.
+#[derive(Debug)]
+pub(crate) struct StoredWaker(Option<Waker>);
+
+impl StoredWaker {
+    /// To be made without the lock: to clone a waker runs foreign code too.
+    pub(crate) fn of(waker: &Waker) -> Self {
+        assert_unlocked();
+        Self(Some(waker.clone()))
+    }
+
+    /// Whether both wake the same task. This compares pointers only.
+    pub(super) fn will_wake(&self, waker: &Waker) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|stored| stored.will_wake(waker))
+    }
+}
+
+impl Drop for StoredWaker {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            assert_unlocked();
+        }
+    }
+}
+
+/// Somebody who asked how a ledger stands. To answer or to drop it wakes a task.
+#[derive(Debug)]
+pub(crate) struct Inquiry(Option<oneshot::Sender<Usage>>);
+
+impl Inquiry {
+    pub(crate) fn new() -> (Self, oneshot::Receiver<Usage>) {
+        let (tell, told) = oneshot::channel();
+        (Self(Some(tell)), told)
+    }
+}
+
+impl Drop for Inquiry {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            assert_unlocked();
+        }
+    }
+}
+
+pub(super) use self::marker::{Locked, assert_unlocked};
+
+/// In debug builds each thread knows whether it holds a lock under which no foreign code may run.
+#[cfg(debug_assertions)]
+mod marker {
+    use std::{cell::Cell, thread};
+
+    thread_local! {
+        /// How many locks it holds.
+        static LOCKED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// As long as it lives, this thread runs no foreign code.
+    pub(in crate::keeper) struct Locked(());
+
+    impl Locked {
+        pub(in crate::keeper) fn new() -> Self {
+            change(|locked| locked + 1);
+            Self(())
+        }
+    }
+
+    impl Drop for Locked {
+        fn drop(&mut self) {
+            change(|locked| locked - 1);
+        }
+    }
+
+    /// A thread that ends may drop permits when its own values are gone.
+    fn change(by: impl FnOnce(u32) -> u32) {
+        let _ = LOCKED.try_with(|cell| cell.set(by(cell.get())));
+    }
+
+    #[track_caller]
+    pub(in crate::keeper) fn assert_unlocked() {
+        let locked = LOCKED.try_with(Cell::get).unwrap_or(0);
+        assert!(
+            locked == 0 || thread::panicking(),
+            "foreign code under the lock of a keeper"
+        );
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod marker {
+    pub(in crate::keeper) struct Locked(());
+
+    impl Locked {
+        pub(in crate::keeper) fn new() -> Self {
+            Self(())
+        }
+    }
+
+    pub(in crate::keeper) fn assert_unlocked() {}
+}

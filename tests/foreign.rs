@@ -1,0 +1,733 @@
+//! Foreign code: subscribers, log writers, recorders of metrics, wakers and closures that call every public method of the
+//! limiter from within, or block. Nothing hangs, and nobody else is held up. One process, since subscribers and recorders are
+//! global.
+
+mod support;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    fmt, fs,
+    future::Future,
+    io,
+    path::Path,
+    pin::pin,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key as MetricKey, KeyName,
+    Metadata, Recorder, SharedString, Unit,
+};
+use support::redis_server::RedisServer;
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{sleep, timeout},
+};
+use tower::{Layer as _, Service, ServiceExt, service_fn};
+use tower_turnstile::{
+    AcquireErrorKind, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode, OnLost, Permit,
+    Slot,
+};
+use tracing::{
+    Event, Level, Metadata as CallSite, Subscriber,
+    field::{Field, Visit},
+    span,
+    subscriber::Interest,
+};
+use tracing_subscriber::{
+    Layer,
+    layer::{Context as Layered, SubscriberExt},
+};
+
+/// Longer than anything takes that a test waits for.
+const PATIENT: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_millis(900);
+const STORE_TIMEOUT: Duration = Duration::from_millis(250);
+/// What foreign code uses.
+const PROBE: Limit = Limit::concurrent("probe", 3);
+
+/// What foreign code has at hand.
+struct Scene {
+    limiters: Vec<Limiter>,
+    permits: Vec<Arc<Permit>>,
+    slots: Vec<Slot>,
+    holds: Vec<Arc<Hold>>,
+    /// How often each kind of foreign code was called.
+    calls: BTreeMap<String, usize>,
+}
+
+static SCENE: Mutex<Scene> = Mutex::new(Scene {
+    limiters: Vec::new(),
+    permits: Vec::new(),
+    slots: Vec::new(),
+    holds: Vec::new(),
+    calls: BTreeMap::new(),
+});
+
+fn scene() -> MutexGuard<'static, Scene> {
+    SCENE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops the permits that foreign code has at hand; not with the lock held, which it takes.
+fn let_go() {
+    let permits = std::mem::take(&mut scene().permits);
+    drop(permits);
+}
+
+/// The same foreign code calls back so often, and no more: what it does would call it again.
+const MAX_CALLS: usize = 20;
+
+/// Calls all that there is to call, from within foreign code.
+fn call_back(from: &str) {
+    thread_local! {
+        static INSIDE: AtomicBool = const { AtomicBool::new(false) };
+    }
+    if Blocked::is_on() || INSIDE.with(|inside| inside.swap(true, Ordering::Relaxed)) {
+        return;
+    }
+    let (limiters, permits, slots, holds) = {
+        let mut scene = scene();
+        let calls = scene.calls.entry(from.to_owned()).or_default();
+        *calls += 1;
+        if *calls > MAX_CALLS {
+            drop(scene);
+            INSIDE.with(|inside| inside.store(false, Ordering::Relaxed));
+            return;
+        }
+        let (limiters, permits) = (scene.limiters.clone(), scene.permits.clone());
+        (limiters, permits, scene.slots.clone(), scene.holds.clone())
+    };
+    limiters.iter().for_each(call_limiter);
+    for permit in permits {
+        let _ = (
+            permit.is_lost(),
+            permit.deadline(),
+            permit.waited(),
+            permit.place(),
+        );
+        let _ = format!("{permit:?}");
+        poll_once(permit.lost());
+    }
+    for slot in slots {
+        let _ = (slot.is_lost(), format!("{slot:?}"));
+        poll_once(slot.lost());
+        drop(slot.hold());
+    }
+    for hold in holds {
+        let _ = (hold.is_lost(), format!("{hold:?}"));
+        poll_once(hold.lost());
+    }
+    INSIDE.with(|inside| inside.store(false, Ordering::Relaxed));
+}
+
+fn call_limiter(limiter: &Limiter) {
+    let _ = (limiter.status(), format!("{limiter:?}"), limiter.clone());
+    limiter.update(&PROBE).unwrap();
+    static NEW: AtomicUsize = AtomicUsize::new(0);
+    if NEW.fetch_add(1, Ordering::Relaxed) < 100 {
+        let name = format!("new {}", NEW.load(Ordering::Relaxed));
+        let new = Limit::try_concurrent(name, 1).unwrap();
+        limiter.update(&new).unwrap();
+        let _ = limiter.semaphore(&new, "key");
+    }
+    let waits = PROBE.wait_up_to(PATIENT);
+    let semaphore = limiter
+        .semaphore(&waits, "key")
+        .and(&Limit::rate("r", 9, PATIENT), "key");
+    for semaphore in [limiter.semaphore(&waits, "key"), semaphore] {
+        let mut acquire = semaphore.acquire();
+        let _ = (acquire.place(), format!("{acquire:?} {semaphore:?}"));
+        poll_once(&mut acquire);
+        let _ = acquire.place();
+        poll_once(semaphore.try_acquire());
+        poll_once(semaphore.usage());
+    }
+    poll_once(request(&limiter.layer(PROBE), "/probe"));
+}
+
+/// Tells whether it is ready.
+fn poll_once<F: Future>(future: F) -> bool {
+    let polled = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
+    matches!(polled, Poll::Ready(_))
+}
+
+async fn request(layer: &LimitLayer, path: &str) -> Response<Bytes> {
+    let service = service_fn(async |request: Request<()>| {
+        if let Some(slot) = request.extensions().get::<Slot>() {
+            scene().slots.push(slot.clone());
+            scene().holds.extend(slot.hold().map(Arc::new));
+        }
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("all")))
+    });
+    let request = Request::get(path).body(()).unwrap();
+    let response = layer.layer(service).oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes());
+    let holds = std::mem::take(&mut scene().holds);
+    drop(holds);
+    Response::from_parts(head, body.unwrap_or_default())
+}
+
+/// A subscriber's layer that calls back from every hook.
+struct Caller;
+
+impl<S: Subscriber> Layer<S> for Caller {
+    fn register_callsite(&self, site: &'static CallSite<'static>) -> Interest {
+        if is_ours(site) {
+            call_back("register_callsite");
+        }
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, site: &CallSite<'_>, _: Layered<'_, S>) -> bool {
+        if is_ours(site) {
+            call_back("enabled");
+        }
+        true
+    }
+
+    fn on_new_span(&self, _: &span::Attributes<'_>, _: &span::Id, _: Layered<'_, S>) {
+        call_back("on_new_span");
+    }
+
+    fn on_enter(&self, _: &span::Id, _: Layered<'_, S>) {
+        call_back("on_enter");
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Layered<'_, S>) {
+        if is_ours(event.metadata()) {
+            let mut message = Message(String::new());
+            event.record(&mut message);
+            call_back(&format!("event {}", message.0));
+        }
+    }
+}
+
+fn is_ours(site: &CallSite<'_>) -> bool {
+    site.target().starts_with("tower_turnstile")
+}
+
+/// Of an event: its text.
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+/// What logs are written to. It calls back, and blocks while it is told to.
+struct Writer;
+
+static BLOCKED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+impl io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        call_back("write");
+        // Warnings only: the driver's, and not those of the threads that drop permits.
+        if bytes.windows(5).any(|part| part == b" WARN") {
+            let blocked = BLOCKED.0.lock().unwrap();
+            drop(BLOCKED.1.wait_while(blocked, |blocked| *blocked).unwrap());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Foreign code blocks in place of calling back, as long as this lives.
+struct Blocked;
+
+impl Blocked {
+    fn new() -> Self {
+        *BLOCKED.0.lock().unwrap() = true;
+        Self
+    }
+
+    fn is_on() -> bool {
+        *BLOCKED.0.lock().unwrap()
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        *BLOCKED.0.lock().unwrap() = false;
+        BLOCKED.1.notify_all();
+    }
+}
+
+/// A recorder whose handles call back.
+struct Metrics;
+
+struct Handle(String);
+
+impl Recorder for Metrics {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {
+        call_back("describe");
+    }
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {
+        call_back("describe");
+    }
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {
+        call_back("describe");
+    }
+
+    fn register_counter(&self, key: &MetricKey, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(handle(key))
+    }
+
+    fn register_gauge(&self, key: &MetricKey, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(handle(key))
+    }
+
+    fn register_histogram(&self, key: &MetricKey, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(handle(key))
+    }
+}
+
+fn handle(key: &MetricKey) -> Arc<Handle> {
+    call_back("register");
+    Arc::new(Handle(format!("metric {}", key.name())))
+}
+
+impl CounterFn for Handle {
+    fn increment(&self, _: u64) {
+        call_back(&self.0);
+    }
+
+    fn absolute(&self, _: u64) {}
+}
+
+impl GaugeFn for Handle {
+    fn increment(&self, _: f64) {
+        call_back(&self.0);
+    }
+
+    fn decrement(&self, _: f64) {
+        call_back(&self.0);
+    }
+
+    fn set(&self, _: f64) {
+        call_back(&self.0);
+    }
+}
+
+impl HistogramFn for Handle {
+    fn record(&self, _: f64) {
+        call_back(&self.0);
+    }
+}
+
+/// A waker that calls back when it wakes and when it is dropped.
+struct Caught(Waker);
+
+impl Wake for Caught {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        call_back("wake");
+        self.0.wake_by_ref();
+    }
+}
+
+impl Drop for Caught {
+    fn drop(&mut self) {
+        call_back("drop of a waker");
+    }
+}
+
+/// Polls with wakers that call back, a new one each time.
+async fn caught<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    std::future::poll_fn(|cx| {
+        let waker = Waker::from(Arc::new(Caught(cx.waker().clone())));
+        future.as_mut().poll(&mut Context::from_waker(&waker))
+    })
+    .await
+}
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let written = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .with_writer(|| Writer)
+            .with_filter(tracing_subscriber::filter::LevelFilter::from_level(
+                Level::DEBUG,
+            ));
+        let subscriber = tracing_subscriber::registry().with(written).with(Caller);
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        metrics::set_global_recorder(Metrics).ok().unwrap();
+    });
+}
+
+/// One after the other, each in its time: what hangs is named.
+fn run(name: &str, scenario: impl FnOnce(&Runtime) + Send + 'static) {
+    install();
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (tell, told) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+        scenario(&runtime);
+        let mut fresh = Scene {
+            limiters: Vec::new(),
+            permits: Vec::new(),
+            slots: Vec::new(),
+            holds: Vec::new(),
+            calls: std::mem::take(&mut scene().calls),
+        };
+        std::mem::swap(&mut *scene(), &mut fresh);
+        drop(fresh);
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        tell.send(()).unwrap();
+    });
+    match told.recv_timeout(PATIENT) {
+        Ok(()) => thread.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name} hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().unwrap_err())
+        }
+    }
+}
+
+fn builder() -> LimiterBuilder {
+    Limiter::builder()
+        .lease(LEASE)
+        .store_timeout(STORE_TIMEOUT)
+        .poll_interval(Duration::from_millis(100))
+        .waiter_ttl(Duration::from_millis(400))
+}
+
+fn connected(runtime: &Runtime, server: &RedisServer) -> Limiter {
+    let limiter = runtime.block_on(builder().connect(&server.url())).unwrap();
+    scene().limiters.push(limiter.clone());
+    limiter
+}
+
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let done = async {
+        while !done() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENT / 2, done).await.expect(what);
+}
+
+fn was_called(from: &str) -> bool {
+    scene().calls.contains_key(from)
+}
+
+async fn until_told(message: &'static str) {
+    until(message, || was_called(&format!("event {message}"))).await;
+}
+
+/// A permit that foreign code has at hand too.
+async fn held(limiter: &Limiter, limit: &Limit) -> Arc<Permit> {
+    let permit = caught(limiter.semaphore(limit, "key").acquire()).await;
+    let permit = Arc::new(permit.unwrap());
+    scene().permits.push(permit.clone());
+    permit
+}
+
+/// Whatever becomes of requests and permits, in memory and with a store.
+fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
+    let one = Limit::concurrent("one", 1).wait_up_to(PATIENT);
+    runtime.block_on(async {
+        let first = held(limiter, &one).await;
+        let semaphore = limiter.semaphore(&one, "key");
+        let waiter = tokio::spawn(caught(semaphore.acquire()));
+        until("it waits", || limiter.status().waiting > 0).await;
+        // Given up, with another waker than the first.
+        let mut given_up = semaphore.acquire();
+        poll_once(&mut given_up);
+        poll_once(caught(&mut given_up));
+        drop(given_up);
+        let_go();
+        drop(first);
+        drop(timeout(PATIENT, waiter).await.unwrap().unwrap().unwrap());
+        // Woken by a new value, by a shadow mode, by a rate.
+        let _held = held(limiter, &one).await;
+        let waiter = tokio::spawn(caught(semaphore.acquire()));
+        until("it waits", || limiter.status().waiting > 0).await;
+        limiter.update(&Limit::concurrent("one", 2)).unwrap();
+        drop(timeout(PATIENT, waiter).await.unwrap().unwrap().unwrap());
+        limiter.update(&Limit::concurrent("one", 1)).unwrap();
+        let waiter = tokio::spawn(caught(semaphore.acquire()));
+        until("it waits", || limiter.status().waiting > 0).await;
+        limiter
+            .update(&Limit::concurrent("one", 1).mode(Mode::Off))
+            .unwrap();
+        drop(timeout(PATIENT, waiter).await.unwrap().unwrap().unwrap());
+        limiter.update(&Limit::concurrent("one", 1)).unwrap();
+        let rate = Limit::rate("starts", 20, Duration::from_secs(1))
+            .burst(1)
+            .wait_up_to(PATIENT);
+        let both = limiter
+            .semaphore(&rate, "key")
+            .and(&Limit::concurrent("two", 2), "key");
+        for _ in 0..3 {
+            drop(caught(both.acquire()).await.unwrap());
+        }
+        let short = Limit::concurrent("one", 1).wait_up_to(Duration::from_millis(20));
+        let error = caught(limiter.semaphore(&short, "key").acquire())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+        caught(semaphore.usage()).await.unwrap();
+    });
+}
+
+/// Layers with closures that call back.
+fn layers(runtime: &Runtime, limiter: &Limiter) {
+    let full = Limit::concurrent("full", 1);
+    let by_key = full.clone().by_key(|_| {
+        call_back("key closure");
+        Some("key")
+    });
+    let later = Limit::concurrent("later", 5).by_key_async(|_| {
+        call_back("async key closure");
+        async {
+            call_back("async key future");
+            Some("key")
+        }
+    });
+    let layer = limiter.layer([by_key, later]).refuse_with(|refusal, _| {
+        call_back("refusal closure");
+        refusal.to_response()
+    });
+    runtime.block_on(async {
+        assert_eq!(request(&layer, "/").await.status(), 200);
+        let taken = held(limiter, &full).await;
+        assert_eq!(request(&layer, "/").await.status(), 429);
+        until_told("refused").await;
+        let shadow = full.clone().mode(Mode::Shadow);
+        limiter.update(&shadow).unwrap();
+        assert_eq!(request(&layer, "/").await.status(), 200);
+        until_told("would have been refused").await;
+        limiter.update(&full).unwrap();
+        let_go();
+        drop(taken);
+        // A bound ends a response that is still being sent, and its slot.
+        let bounded = limiter.layer(Limit::concurrent("bounded", 1));
+        let bounded = bounded
+            .max_hold(Duration::from_millis(50))
+            .on_lost(OnLost::Abort);
+        let service = service_fn(async |_: Request<()>| {
+            let stream = http_body_util::StreamBody::new(futures_util::stream::pending::<
+                Result<http_body::Frame<Bytes>, Infallible>,
+            >());
+            Ok::<_, Infallible>(Response::new(stream))
+        });
+        let mut service = bounded.layer(service);
+        let response = service
+            .ready()
+            .await
+            .unwrap()
+            .call(Request::default())
+            .await;
+        let ended = caught(response.unwrap().into_body().collect()).await;
+        assert!(ended.is_err());
+        until_told("a slot was taken back").await;
+        until_told("a slot is over: its response is aborted").await;
+    });
+}
+
+/// What a store can do, and what is told of it.
+fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
+    let job = Limit::concurrent("job", 3);
+    runtime.block_on(async {
+        let permit = held(limiter, &job).await;
+        server.cli(&["FLUSHALL"]);
+        until_told("permits that the store had lost were put back").await;
+        server.pause();
+        let lost = caught(permit.lost());
+        timeout(PATIENT, lost).await.expect("the lease ends");
+        until_told("permits were lost: not renewed in time").await;
+        until_told("the store is down: the fallback of each limit applies").await;
+        server.resume();
+        until_told("the store is back").await;
+        until("it is back", || limiter.status().store_up).await;
+        server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        let _ = caught(limiter.semaphore(&job, "full").acquire()).await;
+        until_told(
+            "the store accepts no new permits: the fallback of each limit applies to requests",
+        )
+        .await;
+        server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        let semaphore = limiter.semaphore(&job, "another");
+        until("it is back", || {
+            !poll_once(semaphore.acquire()) && limiter.status().store_up
+        })
+        .await;
+        let_go();
+        drop(permit);
+        // A key of another type.
+        let wrong = limiter.semaphore(&job, "wrong");
+        let held = wrong.acquire().await.unwrap();
+        let keys = server.cli(&["KEYS", "*"]);
+        drop(held);
+        until("it is free", || server.cli(&["DBSIZE"]) == "0").await;
+        for key in keys.lines() {
+            server.cli(&["SET", key, "text"]);
+        }
+        assert!(caught(wrong.acquire()).await.is_err());
+        until_told("a key of the limit cannot be used: its requests are refused").await;
+        server.cli(&["ACL", "SETUSER", "default", "-@all", "+acl", "+ping"]);
+        let error = caught(limiter.semaphore(&job, "key").acquire())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), AcquireErrorKind::Misconfigured);
+        until_told("the store is misconfigured: its limits refuse all requests").await;
+        server.cli(&["ACL", "SETUSER", "default", "+@all"]);
+    });
+}
+
+#[test]
+fn all_foreign_code_may_call_back() {
+    run("in memory", |runtime| {
+        let limiter = builder().in_memory().unwrap();
+        scene().limiters.push(limiter.clone());
+        requests_and_permits(runtime, &limiter);
+        layers(runtime, &limiter);
+        runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
+    });
+    run("with a store", |runtime| {
+        let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+        let limiter = connected(runtime, &server);
+        requests_and_permits(runtime, &limiter);
+        layers(runtime, &limiter);
+        troubles(runtime, &server, &limiter);
+        runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
+    });
+    run("with a task that does not run", |runtime| {
+        let server = RedisServer::start();
+        let undriven = Builder::new_current_thread().enable_all().build().unwrap();
+        let limiter = undriven.block_on(builder().connect(&server.url())).unwrap();
+        scene().limiters.push(limiter.clone());
+        let semaphore = limiter.semaphore(&PROBE, "late");
+        drop(undriven.block_on(caught(semaphore.acquire())).unwrap());
+        drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
+        runtime.block_on(until_told(REPLACED));
+        let given = builder().runtime(undriven.handle().clone());
+        let limiter = undriven.block_on(given.connect(&server.url())).unwrap();
+        scene().limiters.push(limiter.clone());
+        let semaphore = limiter.semaphore(&PROBE, "late");
+        drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
+        runtime.block_on(until_told(STALLED));
+    });
+    let scene = scene();
+    let told: BTreeSet<_> = scene
+        .calls
+        .keys()
+        .filter_map(|from| from.strip_prefix("event "))
+        .collect();
+    let untold: Vec<_> = messages()
+        .into_iter()
+        .filter(|message| !told.contains(&**message))
+        .collect();
+    assert_eq!(untold, [""; 0], "of {} kinds of events", messages().len());
+    for from in [
+        "wake",
+        "drop of a waker",
+        "key closure",
+        "async key closure",
+        "refusal closure",
+        "write",
+        "register",
+    ] {
+        assert!(scene.calls.contains_key(from), "{from} was not called");
+    }
+    println!(
+        "{} kinds of foreign code called back: {:?}",
+        scene.calls.len(),
+        scene.calls
+    );
+}
+
+const REPLACED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
+                        another one is started on the runtime of a request";
+const STALLED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
+                       the fallback of each limit applies until it does";
+
+/// The texts of all events that the library can tell, as they stand in its source.
+fn messages() -> BTreeSet<String> {
+    let mut messages = BTreeSet::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![root];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(path).unwrap();
+                for level in ["error", "warn", "info", "debug"] {
+                    for call in text.split(&format!("tracing::{level}!(")).skip(1) {
+                        let call = call.split(';').next().unwrap();
+                        let text = call
+                            .rsplit_once('"')
+                            .and_then(|(call, _)| call.rsplit_once('"'));
+                        let text = text.expect("a text").1;
+                        let lines = text.split("\\\n").map(str::trim_start);
+                        messages.insert(lines.collect());
+                    }
+                }
+            }
+        }
+    }
+    messages
+}
+
+/// A writer that blocks holds up the thread that writes, and no other.
+#[test]
+fn a_log_writer_that_blocks_holds_up_nobody_else() {
+    run("a blocked writer", |runtime| {
+        let server = RedisServer::start();
+        let limiter = connected(runtime, &server);
+        let job = Limit::concurrent("job", 3);
+        let permits = runtime.block_on(async {
+            let semaphore = limiter.semaphore(&job, Key::SHARED);
+            let mut permits = Vec::new();
+            for _ in 0..3 {
+                permits.push(semaphore.acquire().await.unwrap());
+            }
+            permits
+        });
+        let blocked = Blocked::new();
+        server.pause();
+        // The driver finds the store to be down, and tells of it.
+        let waiting = runtime.spawn(limiter.semaphore(&PROBE, "key").acquire());
+        runtime.block_on(until("it is down", || !limiter.status().store_up));
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            drop(permits);
+            tell.send(()).unwrap();
+        });
+        told.recv_timeout(PATIENT / 4)
+            .expect("drops do not wait for the writer");
+        drop(blocked);
+        server.resume();
+        drop(runtime.block_on(waiting));
+    });
+}

@@ -1,0 +1,351 @@
+//! Runtimes that end, that nobody drives, that are blocked, or that lack something: whatever becomes of one, requests on
+//! the others are served, and nobody takes it for a failure of the store.
+
+use std::{
+    future::Future,
+    panic,
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::{Builder, Runtime};
+use tower_turnstile::{
+    AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Permit, Semaphore,
+};
+
+use crate::{
+    backend::{PATIENT, soon, start, until_free},
+    support::{log::log, redis_server::RedisServer},
+};
+
+const ONE: Limit = Limit::concurrent("one", 1);
+/// How long a request waits for the store. Long enough that a busy machine is not taken for a blocked runtime.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn multi_thread(threads: usize) -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn builder() -> LimiterBuilder {
+    Limiter::builder().store_timeout(STORE_TIMEOUT)
+}
+
+/// On this runtime, and no longer than it may take.
+fn on<F: Future>(runtime: &Runtime, future: F) -> F::Output {
+    runtime.block_on(soon(future))
+}
+
+/// A limiter whose task runs on a runtime that nobody drives any more, with a permit.
+fn on_an_undriven_runtime(builder: LimiterBuilder, url: &str) -> (Runtime, Limiter, Permit) {
+    let undriven = current_thread();
+    let limiter = on(&undriven, builder.connect(url)).unwrap();
+    let permit = on(&undriven, limiter.semaphore(&ONE, "key").acquire()).unwrap();
+    (undriven, limiter, permit)
+}
+
+fn waiting(limiter: &Limiter) -> Semaphore {
+    limiter.semaphore(&ONE.wait_up_to(PATIENT), "key")
+}
+
+/// G1, G8: a task that does not run is replaced, and the store is not taken to be down.
+#[test]
+fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
+    let server = RedisServer::start();
+    let (_undriven, limiter, permit) = on_an_undriven_runtime(builder(), &server.url());
+    let other = multi_thread(1);
+    let begin = Instant::now();
+    // It is asked of the store, and not let in by a fallback.
+    let refused = on(&other, limiter.semaphore(&ONE, "key").acquire());
+    assert_eq!(refused.unwrap_err().kind(), AcquireErrorKind::Full);
+    assert!(begin.elapsed() < STORE_TIMEOUT, "{:?}", begin.elapsed());
+    assert!(limiter.status().store_up);
+    let waiter = other.spawn(waiting(&limiter).acquire());
+    drop(permit);
+    drop(on(&other, waiter).unwrap().unwrap());
+    on(&other, until_free(&waiting(&limiter)));
+}
+
+/// G4: as above, with a request that waits in line when the runtime stops.
+#[test]
+fn a_waiter_does_not_wait_for_a_runtime_that_nobody_drives() {
+    let server = RedisServer::start();
+    let (undriven, limiter, permit) = on_an_undriven_runtime(builder(), &server.url());
+    let other = multi_thread(1);
+    let semaphore = waiting(&limiter);
+    let waiter = other.spawn(semaphore.acquire());
+    on(&undriven, crate::backend::until_waiting(&semaphore, 1));
+    drop(permit);
+    let begin = Instant::now();
+    drop(on(&other, waiter).unwrap().unwrap());
+    assert!(begin.elapsed() < 2 * STORE_TIMEOUT, "{:?}", begin.elapsed());
+    assert!(limiter.status().store_up);
+}
+
+/// G8: a task whose place was given is not moved, but nobody waits for it longer than for the store.
+#[test]
+fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
+    log();
+    let server = RedisServer::start();
+    let undriven = current_thread();
+    let namespace = "undriven";
+    let builder = builder()
+        .namespace(namespace)
+        .store_timeout(STORE_TIMEOUT / 4);
+    let builder = builder.runtime(undriven.handle().clone());
+    let (_, limiter, permit) = on_an_undriven_runtime(builder.clone(), &server.url());
+    let local = waiting(&limiter);
+    let strict = Limit::concurrent("strict", 1).on_unavailable(OnUnavailable::Reject);
+    let strict = limiter.semaphore(&strict, "key");
+    let other = multi_thread(1);
+    let begin = Instant::now();
+    let error = on(&other, strict.acquire()).unwrap_err();
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+    assert!(begin.elapsed() < STORE_TIMEOUT / 2, "{:?}", begin.elapsed());
+    // Those who come later do not wait for it at all.
+    let begin = Instant::now();
+    assert!(on(&other, strict.acquire()).is_err());
+    assert!(begin.elapsed() < STORE_TIMEOUT / 8, "{:?}", begin.elapsed());
+    let told = log().lines_with("is blocked or not driven");
+    let told = told.iter().filter(|line| line.contains(namespace));
+    assert_eq!(told.count(), 1);
+    drop(permit);
+    drop(on(&other, local.acquire()).unwrap());
+    // It is driven again.
+    on(&undriven, async {
+        while !limiter.status().store_up {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+/// A thread that serves one connection after the other may be blocked by one of them.
+#[test]
+fn a_blocking_handler_does_not_hold_up_other_threads() {
+    let server = RedisServer::start();
+    let limiter = on(&multi_thread(1), builder().connect(&server.url())).unwrap();
+    let semaphore = waiting(&limiter);
+    let (blocked, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+    let (tell, end) = (blocked.0, go_on.1);
+    let handler = semaphore.clone();
+    let thread = thread::spawn(move || {
+        current_thread().block_on(async move {
+            drop(handler.acquire().await.unwrap());
+            // The slot was not given back yet.
+            tell.send(()).unwrap();
+            end.recv().unwrap();
+        });
+    });
+    blocked.1.recv().unwrap();
+    let begin = Instant::now();
+    drop(on(&current_thread(), semaphore.acquire()).unwrap());
+    assert!(begin.elapsed() < STORE_TIMEOUT, "{:?}", begin.elapsed());
+    assert!(limiter.status().store_up);
+    go_on.0.send(()).unwrap();
+    thread.join().unwrap();
+}
+
+/// What a task wakes runs next on its own thread, and nobody takes it from there.
+#[test]
+fn a_handler_that_blocks_after_giving_its_slot_back_holds_up_nobody() {
+    let server = RedisServer::start();
+    let runtime = multi_thread(2);
+    let limiter = on(&runtime, builder().connect(&server.url())).unwrap();
+    let semaphore = waiting(&limiter);
+    let (end, ended) = mpsc::channel::<()>();
+    let permit = on(&runtime, semaphore.acquire()).unwrap();
+    let waiter = runtime.spawn(semaphore.acquire());
+    on(&runtime, crate::backend::until_waiting(&semaphore, 1));
+    let handler = runtime.spawn(async move {
+        drop(permit);
+        ended.recv().unwrap();
+    });
+    let begin = Instant::now();
+    drop(on(&runtime, waiter).unwrap().unwrap());
+    assert!(begin.elapsed() < 2 * STORE_TIMEOUT, "{:?}", begin.elapsed());
+    end.send(()).unwrap();
+    on(&runtime, handler).unwrap();
+}
+
+/// Wherever the requests come from, and whatever their runtimes do.
+#[test]
+fn a_thread_of_its_own_depends_on_nobody() {
+    let server = RedisServer::start();
+    let (_undriven, limiter, permit) =
+        on_an_undriven_runtime(builder().dedicated_thread(), &server.url());
+    let semaphore = waiting(&limiter);
+    let other = current_thread();
+    let mut waiter = Box::pin(semaphore.acquire());
+    other.block_on(async { start(&mut waiter) });
+    drop(permit);
+    // Nobody drives either of the two runtimes.
+    let begin = Instant::now();
+    while server.cli(&["EVAL", HELD, "0"]) != "1" || limiter.status().waiting > 0 {
+        assert!(begin.elapsed() < PATIENT, "the slot is passed on");
+        thread::yield_now();
+    }
+    let bare = Builder::new_current_thread().build().unwrap();
+    drop(bare.block_on(waiter).unwrap());
+    // From a runtime without a timer, too.
+    drop(bare.block_on(semaphore.acquire()).unwrap());
+    assert!(limiter.status().store_up);
+    assert_eq!(dedicated_threads(), 1);
+    drop((semaphore, limiter));
+    let begin = Instant::now();
+    while dedicated_threads() > 0 {
+        assert!(begin.elapsed() < PATIENT, "the thread ends");
+        thread::yield_now();
+    }
+}
+
+/// Whether one key is there, with one holder.
+const HELD: &str = "local k = redis.call('KEYS', '*') \
+                    return #k == 1 and redis.call('ZCOUNT', k[1], '0', '4000000000000') or 0";
+
+/// No other test of this binary has one.
+fn dedicated_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "turnstile").count()
+}
+
+/// G8: what a runtime had under way when it ended says nothing of the store.
+#[test]
+fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
+    let server = RedisServer::start();
+    let limiter = on(&current_thread(), builder().connect(&server.url())).unwrap();
+    let strict = ONE.on_unavailable(OnUnavailable::Reject);
+    let semaphore = limiter.semaphore(&strict, "key");
+    drop(on(&current_thread(), semaphore.acquire()).unwrap());
+    for _ in 0..8 {
+        let runtime = multi_thread(1);
+        server.pause();
+        let request = runtime.spawn(semaphore.acquire());
+        let begin = Instant::now();
+        // The task is woken to send it, and waits for an answer then.
+        while limiter.status().waiting == 0 {
+            assert!(begin.elapsed() < PATIENT, "it asks");
+            thread::yield_now();
+        }
+        on(&runtime, async {
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+        });
+        runtime.shutdown_background();
+        drop(request);
+        server.resume();
+        assert!(limiter.status().store_up);
+    }
+    let runtime = current_thread();
+    drop(on(&runtime, semaphore.acquire()).unwrap());
+    assert!(limiter.status().store_up);
+}
+
+/// A test suite with a static limiter: each test has a runtime of its own, and some end in the middle.
+#[test]
+fn a_static_limiter_serves_many_short_runtimes() {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
+    static LIMITER: LazyLock<Limiter> =
+        LazyLock::new(|| on(&current_thread(), Limiter::connect(&SERVER.url())).unwrap());
+    let semaphore = LIMITER.semaphore(&Limit::concurrent("many", 4), "key");
+    for round in 0..200 {
+        let runtime = current_thread();
+        match round % 3 {
+            0 => drop(on(&runtime, semaphore.acquire()).unwrap()),
+            1 => runtime.block_on(async { start(&mut semaphore.acquire()) }),
+            _ => {
+                let request = semaphore.acquire();
+                runtime.spawn(async move { drop(request.await) });
+                runtime.block_on(tokio::task::yield_now());
+            }
+        }
+        assert!(LIMITER.status().store_up, "round {round}");
+    }
+    on(&current_thread(), until_free(&semaphore));
+    drop(on(&current_thread(), LIMITER.shutdown(PATIENT)));
+    assert_eq!(SERVER.cli(&["DBSIZE"]), "0");
+}
+
+/// Of tokio, for want of a timer or of IO.
+fn panics() -> usize {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    static COUNTED: LazyLock<()> = LazyLock::new(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if info.to_string().contains("A Tokio 1.x context was found") {
+                PANICS.fetch_add(1, Ordering::Relaxed);
+            } else {
+                before(info);
+            }
+        }));
+    });
+    LazyLock::force(&COUNTED);
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// There is one clear error, and no panic but the one by which tokio tells of what is missing.
+#[test]
+fn a_runtime_that_lacks_something_is_an_error() {
+    let server = RedisServer::start();
+    let limiter = on(&current_thread(), builder().connect(&server.url())).unwrap();
+    let semaphore = limiter.semaphore(&ONE, "key");
+    let memory = Limiter::in_memory().semaphore(&ONE.wait_up_to(PATIENT), "key");
+    let held = on(&current_thread(), memory.acquire()).unwrap();
+    let no_timer = Builder::new_current_thread().enable_io().build().unwrap();
+    let no_io = Builder::new_current_thread().enable_time().build().unwrap();
+    let bare = Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    for (semaphore, runtime) in [
+        (&semaphore, &no_timer),
+        (&semaphore, &no_io),
+        (&semaphore, &bare),
+        (&memory, &no_timer),
+        (&memory, &bare),
+    ] {
+        let before = panics();
+        for _ in 0..3 {
+            let error = runtime.block_on(semaphore.acquire()).unwrap_err();
+            assert_eq!(error.kind(), AcquireErrorKind::NoRuntime);
+            assert!(error.to_string().contains("timers and IO"), "{error}");
+        }
+        assert!(panics() <= before + 1, "{} panics", panics() - before);
+        assert!(limiter.status().store_up);
+    }
+    // What needs no timer works.
+    drop(held);
+    drop(bare.block_on(memory.acquire()).unwrap());
+    drop(on(&current_thread(), semaphore.acquire()).unwrap());
+}
+
+/// In memory the task ends waits in time.
+#[test]
+fn a_wait_ends_in_time_although_nobody_drives_the_runtime_with_the_task() {
+    let memory = Limiter::in_memory();
+    let undriven = current_thread();
+    let short = memory.semaphore(&ONE.wait_up_to(Duration::from_millis(50)), "key");
+    let held = on(&undriven, short.acquire()).unwrap();
+    assert!(on(&undriven, short.acquire()).is_err());
+    let other = current_thread();
+    let begin = Instant::now();
+    let error = on(&other, short.acquire()).unwrap_err();
+    assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
+    assert!(begin.elapsed() < PATIENT / 10, "{:?}", begin.elapsed());
+    drop(held);
+}
