@@ -1,0 +1,104 @@
+//! Tests as `cargo test` and its harness name them.
+
+use std::{fs, path::Path};
+
+use serde::Deserialize;
+
+/// Some tests of one binary: `--lib <filter>...` or `--test <binary> <filter>...`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(try_from = "String")]
+pub(crate) struct Tests {
+    pub(crate) binary: Binary,
+    pub(crate) filters: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Binary {
+    Lib,
+    Test(String),
+}
+
+impl TryFrom<String> for Tests {
+    type Error = String;
+
+    fn try_from(arguments: String) -> Result<Self, String> {
+        let words: Vec<_> = arguments.split_whitespace().collect();
+        let (binary, filters) = match &words[..] {
+            ["--lib", filters @ ..] => (Binary::Lib, filters),
+            ["--test", name, filters @ ..] => (Binary::Test((*name).to_owned()), filters),
+            _ => {
+                return Err(format!(
+                    "neither `--lib` nor `--test <binary>`: {arguments}"
+                ));
+            }
+        };
+        if filters.is_empty() || filters.iter().any(|filter| filter.starts_with('-')) {
+            return Err(format!("names of tests must follow: {arguments}"));
+        }
+        let filters = filters.iter().map(ToString::to_string).collect();
+        Ok(Self { binary, filters })
+    }
+}
+
+impl Binary {
+    /// As arguments of `cargo test`.
+    pub(crate) fn arguments(&self) -> Vec<&str> {
+        match self {
+            Self::Lib => vec!["--lib"],
+            Self::Test(name) => vec!["--test", name],
+        }
+    }
+
+    /// The paths of all functions in its sources, as the test harness prints those of tests. What macros and `#[path]`
+    /// add is missing.
+    pub(crate) fn functions(&self, root: &Path) -> Vec<String> {
+        let mut known = Vec::new();
+        match self {
+            Self::Lib => read_folder(&root.join("src"), "", &mut known),
+            Self::Test(name) => {
+                let path = root.join("tests").join(name);
+                if path.is_dir() {
+                    read_folder(&path, "", &mut known);
+                } else {
+                    read_file(&path.with_extension("rs"), "", &mut known);
+                }
+            }
+        }
+        known
+    }
+}
+
+fn read_folder(path: &Path, module: &str, known: &mut Vec<String>) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let inner = match &*name {
+            "lib" | "main" | "mod" => module.to_owned(),
+            name => format!("{module}{name}::"),
+        };
+        if path.is_dir() {
+            read_folder(&path, &inner, known);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            read_file(&path, &inner, known);
+        }
+    }
+}
+
+/// A function counts as one of each module that the file declares inside it: which one it is in does not matter here.
+fn read_file(path: &Path, module: &str, known: &mut Vec<String>) {
+    let source = fs::read_to_string(path).unwrap_or_default();
+    let after = |keyword: &'static str| {
+        let words = source.lines().filter_map(move |line| {
+            let (_, rest) = line.split_once(keyword)?;
+            rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+                .next()
+        });
+        words.filter(|word| !word.is_empty())
+    };
+    let modules: Vec<_> = after("mod ").collect();
+    for function in after("fn ") {
+        known.push(format!("{module}{function}"));
+        let inner = modules.iter();
+        known.extend(inner.map(|inner| format!("{module}{inner}::{function}")));
+    }
+}

@@ -1,0 +1,43 @@
+//! Which mutants to run.
+
+use std::{env, path::Path, process::Command};
+
+use crate::table::{Mutant, parse};
+
+/// The variable `MUTANTS` has the starts of names, or `--changed <revision>`; without it, all are run.
+pub(crate) fn select(root: &Path, mut all: Vec<Mutant>) -> Vec<Mutant> {
+    let words = env::var("MUTANTS").unwrap_or_default();
+    let words: Vec<_> = words.split_whitespace().collect();
+    match &words[..] {
+        [] => {}
+        ["--changed", revision] => {
+            let files = git(root, &["diff", "--name-only", revision, "--"])
+                .unwrap_or_else(|| panic!("there is no revision {revision}"));
+            let table = format!("{revision}:tests/mutants/table.toml");
+            let table = git(root, &["show", &table]).unwrap_or_default();
+            let before = parse(&table).unwrap_or_default();
+            all.retain(|mutant| {
+                let is_changed = |file: &str| files.lines().any(|changed| changed == file);
+                let is_touched = mutant.edit.iter().any(|edit| is_changed(&edit.file));
+                is_touched || !before.contains(mutant)
+            });
+        }
+        names => {
+            for name in names {
+                let is_known = all.iter().any(|mutant| mutant.name.starts_with(name));
+                assert!(is_known, "there is no mutant {name}");
+            }
+            all.retain(|mutant| names.iter().any(|name| mutant.name.starts_with(name)));
+        }
+    }
+    all
+}
+
+/// What git prints, if it succeeds.
+pub(crate) fn git(root: &Path, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new("git");
+    let output = command.args(arguments).current_dir(root).output();
+    let output = output.expect("git runs");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    output.status.success().then_some(text)
+}
