@@ -1,0 +1,406 @@
+//! The structure of the source, read from the source itself: imports point downward, and neither imports nor calls go in a
+//! circle.
+//!
+//! `cargo test --test structure -- --nocapture` prints the figures of ARCHITECTURE.md.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{
+    Attribute, Expr, ExprMethodCall, File, ImplItem, Item, TraitItem, UseTree, Visibility,
+    visit::{self, Visit},
+};
+
+/// A path of modules from the root of the crate.
+type Module = Vec<String>;
+
+/// A file of the library that is no test.
+#[derive(Default)]
+struct Source {
+    /// Below `src/`.
+    name: String,
+    module: Module,
+    /// Lines before the tests.
+    lines: usize,
+    /// Items that it defines, and modules that it declares.
+    defines: BTreeSet<String>,
+    /// Names that stand for paths: by `use`, also those that it passes on.
+    imports: BTreeMap<String, Vec<String>>,
+    /// Functions and methods that it defines.
+    functions: BTreeSet<String>,
+    /// Paths that are written out.
+    paths: BTreeSet<Vec<String>>,
+    /// Methods that it calls, and functions by a path of one segment.
+    calls: BTreeSet<String>,
+    /// `pub(super)`, `pub(crate)` and the like.
+    restricted: usize,
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let text = match &attribute.meta {
+            syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
+            _ => return attribute.path().is_ident("test"),
+        };
+        let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric()).collect();
+        words.contains(&"test") && !words.contains(&"not")
+    })
+}
+
+/// All files that the crate is made of without its tests, from `lib.rs` on.
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut sources = Vec::new();
+    let mut open = vec![(root.join("lib.rs"), root.clone(), Module::new())];
+    while let Some((path, folder, module)) = open.pop() {
+        let text = fs::read_to_string(&path).unwrap();
+        let file = syn::parse_file(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        for item in &file.items {
+            if let Item::Mod(declared) = item
+                && declared.content.is_none()
+                && !is_test(&declared.attrs)
+            {
+                let name = declared.ident.to_string();
+                let (path, folder) = found(&folder, &name, &declared.attrs);
+                let module = module.iter().cloned().chain([name]).collect();
+                open.push((path, folder, module));
+            }
+        }
+        let name = path.strip_prefix(&root).unwrap().display().to_string();
+        let tests = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        let mut source = Source {
+            name,
+            module,
+            lines: text[..tests].lines().count(),
+            ..Source::default()
+        };
+        source.read(&file);
+        sources.push(source);
+    }
+    sources.sort_by(|one, other| one.name.cmp(&other.name));
+    sources
+}
+
+/// The file of a module, and the folder of those that it declares.
+fn found(folder: &Path, name: &str, attributes: &[Attribute]) -> (PathBuf, PathBuf) {
+    let inner = folder.join(name);
+    for attribute in attributes {
+        if let syn::Meta::NameValue(value) = &attribute.meta
+            && value.path.is_ident("path")
+            && let Expr::Lit(literal) = &value.value
+            && let syn::Lit::Str(text) = &literal.lit
+        {
+            return (folder.join(text.value()), inner);
+        }
+    }
+    let file = folder.join(format!("{name}.rs"));
+    match file.exists() {
+        true => (file, inner),
+        false => (inner.join("mod.rs"), inner),
+    }
+}
+
+impl Source {
+    fn read(&mut self, file: &File) {
+        for item in &file.items {
+            self.read_item(item);
+        }
+    }
+
+    fn read_item(&mut self, item: &Item) {
+        let (attributes, name) = match item {
+            Item::Const(item) => (&item.attrs, Some(&item.ident)),
+            Item::Enum(item) => (&item.attrs, Some(&item.ident)),
+            Item::Fn(item) => (&item.attrs, Some(&item.sig.ident)),
+            Item::Mod(item) => (&item.attrs, Some(&item.ident)),
+            Item::Static(item) => (&item.attrs, Some(&item.ident)),
+            Item::Struct(item) => (&item.attrs, Some(&item.ident)),
+            Item::Trait(item) => (&item.attrs, Some(&item.ident)),
+            Item::Type(item) => (&item.attrs, Some(&item.ident)),
+            Item::Use(item) => (&item.attrs, None),
+            Item::Impl(item) => (&item.attrs, None),
+            Item::Macro(item) => (&item.attrs, None),
+            _ => return,
+        };
+        if is_test(attributes) {
+            return;
+        }
+        self.defines.extend(name.map(ToString::to_string));
+        match item {
+            Item::Use(item) => self.read_use(&item.tree, &mut Vec::new()),
+            Item::Fn(item) => drop(self.functions.insert(item.sig.ident.to_string())),
+            // What a macro makes, such as `pin_project!`.
+            Item::Macro(item) => self.read_tokens(item.mac.tokens.clone()),
+            Item::Trait(item) => {
+                for item in &item.items {
+                    if let TraitItem::Fn(function) = item {
+                        self.functions.insert(function.sig.ident.to_string());
+                    }
+                }
+            }
+            _ => {}
+        }
+        if let Item::Impl(block) = item {
+            // The methods of a trait are found by its own file.
+            let of_trait = block.trait_.is_some();
+            let functions = block.items.iter().filter_map(|item| match item {
+                ImplItem::Fn(function) if !of_trait && !is_test(&function.attrs) => Some(function),
+                _ => None,
+            });
+            let names = functions.map(|function| function.sig.ident.to_string());
+            self.functions.extend(names);
+        }
+        self.visit_item(item);
+    }
+
+    fn read_tokens(&mut self, tokens: TokenStream) {
+        let mut last = String::new();
+        for token in tokens {
+            match token {
+                TokenTree::Ident(ident) => {
+                    if matches!(&*last, "struct" | "enum") {
+                        self.defines.insert(ident.to_string());
+                    }
+                    last = ident.to_string();
+                }
+                TokenTree::Group(group) => self.read_tokens(group.stream()),
+                _ => last.clear(),
+            }
+        }
+    }
+
+    fn read_use(&mut self, tree: &UseTree, path: &mut Vec<String>) {
+        match tree {
+            UseTree::Path(segment) => {
+                path.push(segment.ident.to_string());
+                self.read_use(&segment.tree, path);
+                path.pop();
+            }
+            UseTree::Name(name) => self.import(name.ident.to_string(), &name.ident, path),
+            UseTree::Rename(rename) => {
+                self.import(rename.rename.to_string(), &rename.ident, path);
+            }
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.read_use(tree, path);
+                }
+            }
+            UseTree::Glob(_) => {}
+        }
+    }
+
+    fn import(&mut self, name: String, item: &syn::Ident, path: &[String]) {
+        let mut whole = path.to_vec();
+        match item == "self" {
+            true => {
+                let name = whole.last().cloned().unwrap_or_default();
+                self.imports.insert(name, whole);
+            }
+            false => {
+                whole.push(item.to_string());
+                self.imports.insert(name, whole);
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Source {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        if !is_test(&function.attrs) {
+            visit::visit_impl_item_fn(self, function);
+        }
+    }
+
+    fn visit_visibility(&mut self, visibility: &'ast Visibility) {
+        if let Visibility::Restricted(_) = visibility {
+            self.restricted += 1;
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments = path.segments.iter().map(|segment| segment.ident.to_string());
+        let segments: Vec<_> = segments.collect();
+        self.paths.insert(segments);
+        visit::visit_path(self, path);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        self.calls.insert(call.method.to_string());
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        if let Expr::Path(path) = &*call.func
+            && let Some(last) = path.path.segments.last()
+        {
+            self.calls.insert(last.ident.to_string());
+        }
+        visit::visit_expr_call(self, call);
+    }
+
+    fn visit_macro(&mut self, made: &'ast syn::Macro) {
+        // Arguments of `matches!`, `tracing::warn!` and the like, as far as they are expressions.
+        let parser = syn::punctuated::Punctuated::<Expr, syn::Token![,]>::parse_terminated;
+        if let Ok(arguments) = made.parse_body_with(parser) {
+            for argument in &arguments {
+                // They live for as long as this visit.
+                let mut inner = Self::default();
+                inner.visit_expr(argument);
+                self.paths.append(&mut inner.paths);
+                self.calls.append(&mut inner.calls);
+            }
+        }
+    }
+}
+
+/// The crate, with what leads to what.
+struct Crate {
+    sources: Vec<Source>,
+    by_module: BTreeMap<Module, usize>,
+}
+
+type Graph = BTreeMap<usize, BTreeSet<usize>>;
+
+impl Crate {
+    fn read() -> Self {
+        let sources = sources();
+        let by_module = sources.iter().enumerate();
+        let by_module = by_module
+            .map(|(number, source)| (source.module.clone(), number))
+            .collect();
+        Self { sources, by_module }
+    }
+
+    /// The file that defines what a path leads to, as seen from a module.
+    fn resolve(&self, from: &Module, path: &[String], depth: usize) -> Option<usize> {
+        let (first, rest) = path.split_first()?;
+        let parent = || from[..from.len().saturating_sub(1)].to_vec();
+        let (module, rest) = match &**first {
+            "crate" => (Module::new(), rest),
+            "self" => (from.clone(), rest),
+            "super" => (parent(), rest),
+            _ => (from.clone(), path),
+        };
+        if let Some((next, _)) = rest.split_first()
+            && next == "super"
+        {
+            return self.resolve(&module, rest, depth);
+        }
+        self.resolve_in(&module, rest, depth)
+    }
+
+    /// As [`resolve`](Self::resolve), from this module downward.
+    fn resolve_in(&self, module: &Module, path: &[String], depth: usize) -> Option<usize> {
+        let number = *self.by_module.get(module)?;
+        let source = &self.sources[number];
+        let Some((first, rest)) = path.split_first() else {
+            return Some(number);
+        };
+        let inner: Module = module.iter().cloned().chain([first.clone()]).collect();
+        if self.by_module.contains_key(&inner) {
+            return self.resolve_in(&inner, rest, depth);
+        }
+        if source.defines.contains(first) {
+            return Some(number);
+        }
+        let passed_on = source.imports.get(first)?;
+        // An external crate, or a circle of names.
+        if depth > 8 {
+            return None;
+        }
+        let whole: Vec<_> = passed_on.iter().chain(rest).cloned().collect();
+        self.resolve(module, &whole, depth + 1)
+    }
+
+    /// What each file imports, or names by a path.
+    fn imports(&self) -> Graph {
+        let of = |(number, source): (usize, &Source)| {
+            let paths = source.imports.values().chain(&source.paths);
+            let others = paths.filter_map(|path| self.resolve(&source.module, path, 0));
+            (number, others.filter(|other| *other != number).collect())
+        };
+        self.sources.iter().enumerate().map(of).collect()
+    }
+
+    /// Which files call functions of which, within a folder: by names, if a name is defined in one file of it only.
+    fn calls(&self, folder: &str) -> Graph {
+        let within = |source: &Source| source.name.starts_with(folder);
+        let mut homes: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (number, source) in self.sources.iter().enumerate().filter(|(_, source)| within(source)) {
+            for function in &source.functions {
+                homes.entry(function).or_default().insert(number);
+            }
+        }
+        let mut graph = Graph::new();
+        for (number, source) in self.sources.iter().enumerate().filter(|(_, source)| within(source)) {
+            let called = source.calls.iter().filter_map(|name| homes.get(&**name));
+            let called = called.filter(|homes| homes.len() == 1 && !homes.contains(&number));
+            graph.insert(number, called.flatten().copied().collect());
+        }
+        graph
+    }
+
+    fn name(&self, number: usize) -> &str {
+        &self.sources[number].name
+    }
+}
+
+/// The sets of files that lead to each other.
+fn circles(graph: &Graph) -> Vec<Vec<usize>> {
+    fn reach(graph: &Graph, from: usize, seen: &mut BTreeSet<usize>) {
+        for &next in graph.get(&from).into_iter().flatten() {
+            if seen.insert(next) {
+                reach(graph, next, seen);
+            }
+        }
+    }
+    let reached: BTreeMap<usize, BTreeSet<usize>> = graph
+        .keys()
+        .map(|&from| {
+            let mut seen = BTreeSet::new();
+            reach(graph, from, &mut seen);
+            (from, seen)
+        })
+        .collect();
+    let mut circles: BTreeSet<Vec<usize>> = BTreeSet::new();
+    for (&one, seen) in &reached {
+        if seen.contains(&one) {
+            let circle = seen.iter().filter(|other| reached[other].contains(&one));
+            circles.insert(circle.copied().collect());
+        }
+    }
+    circles.into_iter().collect()
+}
+
+#[test]
+fn figures() {
+    let all = Crate::read();
+    let graph = all.imports();
+    let named = |circle: &Vec<usize>| circle.iter().map(|&number| all.name(number)).collect::<Vec<_>>();
+    println!("files {}, lines {}", all.sources.len(), all.sources.iter().map(|source| source.lines).sum::<usize>());
+    let keeper = || all.sources.iter().filter(|source| source.name.starts_with("keeper/"));
+    println!(
+        "keeper: files {}, lines {}, restricted {}",
+        keeper().count(),
+        keeper().map(|source| source.lines).sum::<usize>(),
+        keeper().map(|source| source.restricted).sum::<usize>()
+    );
+    let longest = all.sources.iter().max_by_key(|source| source.lines).unwrap();
+    println!("longest: {} {}", longest.name, longest.lines);
+    for circle in circles(&graph) {
+        println!("circle of imports: {} files: {:?}", circle.len(), named(&circle));
+    }
+    for circle in circles(&all.calls("keeper/")) {
+        println!("circle of calls: {} files: {:?}", circle.len(), named(&circle));
+    }
+}
