@@ -100,7 +100,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// The runtime that the limiter's task runs on. Default: the one that first uses the limiter.
+    /// The runtime of the limiter's task and of its connections to the store. Default: the one that first uses the
+    /// limiter, which need not be the one that it was connected on.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self

@@ -7,15 +7,15 @@ use super::{
     again::Again,
     under_way::{News, UnderWay},
 };
-use crate::store::{Event, Store};
+use crate::store::Session;
 
 /// Runs until nothing is left to do for a keeper that nobody uses, or until its runtime ends.
-pub(super) async fn run(gone: Gone, store: Option<Arc<dyn Store>>) {
-    Again::new(work(&gone.0, store)).await;
+pub(super) async fn run(gone: Gone, session: Option<Box<dyn Session>>) {
+    Again::new(work(&gone.0, session)).await;
 }
 
-async fn work(shared: &Shared, store: Option<Arc<dyn Store>>) {
-    let mut under_way = UnderWay::new(store, shared.store_meter());
+async fn work(shared: &Shared, session: Option<Box<dyn Session>>) {
+    let mut under_way = UnderWay::new(session, shared.store_meter());
     while let Some((exchanges, until)) = shared.next_step() {
         exchanges
             .into_iter()
@@ -26,9 +26,7 @@ async fn work(shared: &Shared, store: Option<Arc<dyn Store>>) {
             () = shared.parking().notified() => continue,
         };
         shared.with(|core, now| match news {
-            News::Event(Event::Connected) => core.on_connected(now),
-            News::Event(Event::Disconnected) => core.on_disconnected(now),
-            News::Event(Event::Wake(wake)) => core.on_wake(&wake, now),
+            News::Event(event) => core.on_event(&event, now),
             News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
             News::Over(number, Err((error, timed_out))) => {
                 core.on_failure(number, &error, timed_out, now);

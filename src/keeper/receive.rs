@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     ledger::{Reply, Wake},
-    store::StoreError,
+    store::{Event, StoreError},
 };
 
 /// A misconfigured ledger is complained of once in this time, however many requests it refuses.
@@ -136,6 +136,14 @@ impl Core {
         self.reopen_all(&claims);
         if self.store_is_up() {
             self.each_line(|line, ctx| line.call_roll_soon(ctx));
+        }
+    }
+
+    pub(crate) fn on_event(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::Connected => self.on_connected(now),
+            Event::Disconnected => self.on_disconnected(now),
+            Event::Wake(wake) => self.on_wake(wake, now),
         }
     }
 

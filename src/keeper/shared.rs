@@ -11,6 +11,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
+    task::yield_now,
     time::Instant,
 };
 use tracing::Instrument;
@@ -19,6 +20,7 @@ use super::{
     Bounds, Core, Lease, Leg, Part, Settings,
     demand::Taken,
     driver,
+    greeting::Greeting,
     rates::Fee,
     send::Outgoing,
     under_way::{News, UnderWay},
@@ -28,7 +30,7 @@ use crate::{
     key::Key,
     limit::{Limit, MAX_WAIT},
     status::{ShutdownReport, Status, Usage},
-    store::{Store, StoreError},
+    store::{Session, Store, StoreError},
     telemetry::{LimitMeter, StoreMeter},
 };
 
@@ -36,6 +38,7 @@ use crate::{
 pub(crate) struct Shared {
     locked: Mutex<Locked>,
     store: Option<Arc<dyn Store>>,
+    greeting: Mutex<Option<Greeting>>,
     runtime: Option<Handle>,
     /// Wakes the driver.
     work: Notify,
@@ -69,6 +72,7 @@ impl Shared {
                 driver: Driver::Absent,
             }),
             store,
+            greeting: Mutex::default(),
             runtime,
             work: Notify::new(),
             changed: Notify::new(),
@@ -80,11 +84,13 @@ impl Shared {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let mut under_way = UnderWay::new(Some(store.clone()), self.store_meter());
+        let mut under_way = UnderWay::new(Some(store.open()), self.store_meter());
         under_way.send(self.with(Core::hello));
         let (number, outcome) = loop {
-            if let News::Over(number, outcome) = under_way.next(None).await {
-                break (number, outcome);
+            match under_way.next(None).await {
+                News::Over(number, outcome) => break (number, outcome),
+                News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
+                News::Due => {}
             }
         };
         self.with(|core, now| match outcome {
@@ -99,11 +105,36 @@ impl Shared {
             }
             Err((error, _)) => Err(error),
         })?;
-        if !self.status().store_up {
+        if self.status().store_up {
+            self.keep(under_way.into_session());
+        } else {
             // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
             let _ = self.start_driver();
         }
+        // The caller may leave this runtime for good: what ran for a session that is not kept ends now.
+        yield_now().await;
         Ok(())
+    }
+
+    /// Keeps a session for the driver, if that is likely to run where the session is.
+    fn keep(&self, session: Option<Box<dyn Session>>) {
+        let here = Handle::try_current().ok();
+        let greeting = here.zip(session);
+        let greeting = greeting.map(|(here, session)| Greeting::new(session, &here));
+        let runtime = self.runtime.as_ref();
+        let greeting = greeting.filter(|kept| runtime.is_none_or(|runtime| kept.is_for(runtime)));
+        *self.greeting() = greeting;
+    }
+
+    /// A session for a driver on this runtime.
+    fn session(&self, runtime: &Handle) -> Option<Box<dyn Session>> {
+        let greeting = self.greeting().take();
+        let kept = greeting.and_then(|greeting| greeting.session(runtime));
+        kept.or_else(|| self.store.as_ref().map(|store| store.open()))
+    }
+
+    fn greeting(&self) -> MutexGuard<'_, Option<Greeting>> {
+        self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cfg(feature = "config")]
@@ -289,7 +320,8 @@ impl Shared {
         let namespace = &*locked.core.settings().namespace;
         let span = tracing::info_span!("turnstile", namespace);
         drop(locked);
-        let driver = driver::run(driver::Gone(self.clone()), self.store.clone()).instrument(span);
+        let session = self.session(&runtime);
+        let driver = driver::run(driver::Gone(self.clone()), session).instrument(span);
         match runtime.spawn(driver).is_finished() {
             // The runtime has been shut down, and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
@@ -317,10 +349,6 @@ impl Shared {
 
     /// The driver ended, or was dropped with its runtime: what it had under way will not be answered.
     pub(super) fn driver_is_gone(&self) {
-        // First of all, so that nobody who is woken by this asks over the old connection.
-        if let Some(store) = &self.store {
-            store.disconnect();
-        }
         self.with_driver(|core, driver, now| {
             *driver = Driver::Absent;
             core.abandon(now);

@@ -1,21 +1,18 @@
-//! What the server pushes, as events for the keeper.
+//! Events on their way from connections to the keeper's driver.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::VecDeque, sync::Mutex};
 
 use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
-use super::codec::decode_wake;
+use super::{codec::decode_wake, locked};
 use crate::store::Event;
 
 /// How many events may wait for the keeper's driver. One that does not fit is dropped: a lost wake-up costs time,
 /// never a slot.
 const MAX_EVENTS: usize = 1_024;
 
-/// Events on their way to whoever polls the store.
+/// Events on their way to the task that polls the session.
 #[derive(Default)]
 pub(super) struct Events {
     queue: Mutex<VecDeque<Event>>,
@@ -23,18 +20,17 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Who is to be woken when there is something for it.
+    /// The task to wake when there is something for it.
     pub(super) fn poller(&self) -> &AtomicWaker {
         &self.poller
     }
 
     pub(super) fn next(&self) -> Option<Event> {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.pop_front()
+        locked(&self.queue).pop_front()
     }
 
-    pub(super) fn tell(&self, event: Event) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn push(&self, event: Event) {
+        let mut queue = locked(&self.queue);
         if queue.len() < MAX_EVENTS {
             queue.push_back(event);
         }
@@ -49,7 +45,7 @@ impl Events {
         if let [_channel, Value::BulkString(payload)] = &push.data[..]
             && let Some(wake) = decode_wake(payload)
         {
-            self.tell(Event::Wake(wake));
+            self.push(Event::Wake(wake));
         }
     }
 }
