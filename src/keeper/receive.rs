@@ -144,7 +144,18 @@ impl Core {
             Event::Connected => self.on_connected(now),
             Event::Disconnected => self.on_disconnected(now),
             Event::Wake(wake) => self.on_wake(wake, now),
+            Event::Missed => self.on_missed(now),
         }
+    }
+
+    /// Wake-ups were dropped, of any line: each asks for its waiters by name, and gives back what lies idle, since
+    /// another replica may have called it back.
+    fn on_missed(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.each_line(|line, ctx| {
+            line.recalled(ctx, now);
+            line.call_roll();
+        });
     }
 
     /// Another replica's exchange has promoted waiters of this one.

@@ -52,6 +52,8 @@ pub(crate) enum Event {
     Disconnected,
     /// Waiters of this replica were promoted by another one's exchange.
     Wake(Wake),
+    /// Wake-ups came faster than they were taken, and some were dropped.
+    Missed,
 }
 
 /// Why an exchange has no reply, or a ledger none.
