@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-#[cfg(feature = "redis")]
-use crate::store::{
-    StoreError, StoreErrorKind,
-    redis::{RedisStore, Target},
-};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     keeper::{Home, Keepers, Part, Place, Settings, Shared},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
+};
+#[cfg(feature = "redis")]
+use crate::{
+    keeper::ConnectError,
+    store::{
+        StoreErrorKind,
+        redis::{RedisStore, Target},
+    },
 };
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
@@ -100,8 +103,9 @@ impl LimiterBuilder {
         self
     }
 
-    /// The runtime that the limiter's task runs on; it needs timers and IO ([`enable_all`]). Default: the one that first uses
-    /// the limiter, and another one if that ends, or does not run the task in time.
+    /// The runtime of the limiter's task and of its connections to the store; it needs timers and IO ([`enable_all`]).
+    /// Default: the one that first uses the limiter (not the one that it was connected on), and another one if that ends,
+    /// or does not run the task in time.
     ///
     /// The task is never moved away from a runtime that is given here. While that does not run it, each limit's
     /// [`on_unavailable`](crate::Limit::on_unavailable) applies, as if the store were down.
@@ -165,8 +169,8 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// If a setting is out of range, the URL cannot be used, or the store refuses the credentials or the namespace. A
-    /// command that the store's user may not run shows at the first request: it is refused, whatever the policy.
+    /// If a setting is out of range, the URL cannot be used, the store refuses the credentials or the namespace, or there is
+    /// no Tokio runtime with timers and IO (with [`dedicated_thread`](Self::dedicated_thread) none is needed). A command that the store's user may not run shows at the first request: it is refused, whatever the policy.
     pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
         if url == MEMORY {
             return self.in_memory();
@@ -221,7 +225,7 @@ impl LimiterBuilder {
     fn home(&self) -> Result<Home, ConfigError> {
         self.place.open().map_err(|error| {
             let message = format!("the thread of the limiter cannot be started: {error}");
-            ConfigError::new(ConfigErrorKind::Value, message)
+            ConfigError::new(ConfigErrorKind::Runtime, message)
         })
     }
 
@@ -316,9 +320,16 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
     ));
 }
 
-/// The store's first answer was a refusal.
+/// The store's first answer was a refusal, or it could not be asked.
 #[cfg(feature = "redis")]
-fn refused(error: StoreError) -> ConfigError {
+fn refused(error: ConnectError) -> ConfigError {
+    let error = match error {
+        ConnectError::Store(error) => error,
+        ConnectError::NoRuntime => {
+            let message = "there is no Tokio runtime with timers and IO to connect on";
+            return ConfigError::new(ConfigErrorKind::Runtime, message);
+        }
+    };
     let kind = match error.kind {
         StoreErrorKind::Credentials => ConfigErrorKind::Credentials,
         StoreErrorKind::Permission => ConfigErrorKind::Permission,

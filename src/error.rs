@@ -30,6 +30,8 @@ pub enum ConfigErrorKind {
     Permission,
     /// The store answers, and cannot be used: it is no Redis, or one that is too old or set up otherwise.
     Store,
+    /// There is no Tokio runtime with timers and IO to connect on, or no thread for the limiter's task.
+    Runtime,
 }
 
 impl ConfigError {

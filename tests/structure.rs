@@ -228,7 +228,10 @@ impl<'ast> Visit<'ast> for Source {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments = path.segments.iter().map(|segment| segment.ident.to_string());
+        let segments = path
+            .segments
+            .iter()
+            .map(|segment| segment.ident.to_string());
         let segments: Vec<_> = segments.collect();
         self.paths.insert(segments);
         visit::visit_path(self, path);
@@ -336,13 +339,23 @@ impl Crate {
     fn calls(&self, folder: &str) -> Graph {
         let within = |source: &Source| source.name.starts_with(folder);
         let mut homes: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
-        for (number, source) in self.sources.iter().enumerate().filter(|(_, source)| within(source)) {
+        for (number, source) in self
+            .sources
+            .iter()
+            .enumerate()
+            .filter(|(_, source)| within(source))
+        {
             for function in &source.functions {
                 homes.entry(function).or_default().insert(number);
             }
         }
         let mut graph = Graph::new();
-        for (number, source) in self.sources.iter().enumerate().filter(|(_, source)| within(source)) {
+        for (number, source) in self
+            .sources
+            .iter()
+            .enumerate()
+            .filter(|(_, source)| within(source))
+        {
             let called = source.calls.iter().filter_map(|name| homes.get(&**name));
             let called = called.filter(|homes| homes.len() == 1 && !homes.contains(&number));
             graph.insert(number, called.flatten().copied().collect());
@@ -386,21 +399,46 @@ fn circles(graph: &Graph) -> Vec<Vec<usize>> {
 fn figures() {
     let all = Crate::read();
     let graph = all.imports();
-    let named = |circle: &Vec<usize>| circle.iter().map(|&number| all.name(number)).collect::<Vec<_>>();
-    println!("files {}, lines {}", all.sources.len(), all.sources.iter().map(|source| source.lines).sum::<usize>());
-    let keeper = || all.sources.iter().filter(|source| source.name.starts_with("keeper/"));
+    let named = |circle: &Vec<usize>| {
+        circle
+            .iter()
+            .map(|&number| all.name(number))
+            .collect::<Vec<_>>()
+    };
+    println!(
+        "files {}, lines {}",
+        all.sources.len(),
+        all.sources.iter().map(|source| source.lines).sum::<usize>()
+    );
+    let keeper = || {
+        all.sources
+            .iter()
+            .filter(|source| source.name.starts_with("keeper/"))
+    };
     println!(
         "keeper: files {}, lines {}, restricted {}",
         keeper().count(),
         keeper().map(|source| source.lines).sum::<usize>(),
         keeper().map(|source| source.restricted).sum::<usize>()
     );
-    let longest = all.sources.iter().max_by_key(|source| source.lines).unwrap();
+    let longest = all
+        .sources
+        .iter()
+        .max_by_key(|source| source.lines)
+        .unwrap();
     println!("longest: {} {}", longest.name, longest.lines);
     for circle in circles(&graph) {
-        println!("circle of imports: {} files: {:?}", circle.len(), named(&circle));
+        println!(
+            "circle of imports: {} files: {:?}",
+            circle.len(),
+            named(&circle)
+        );
     }
     for circle in circles(&all.calls("keeper/")) {
-        println!("circle of calls: {} files: {:?}", circle.len(), named(&circle));
+        println!(
+            "circle of calls: {} files: {:?}",
+            circle.len(),
+            named(&circle)
+        );
     }
 }

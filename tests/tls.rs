@@ -117,12 +117,16 @@ impl Secured {
         authority: &Authority,
         own: Option<ClientTlsConfig>,
     ) -> Result<Limiter, ConfigError> {
+        let client = self.client(authority, own);
+        builder().connect_client(client).await
+    }
+
+    fn client(&self, authority: &Authority, own: Option<ClientTlsConfig>) -> Client {
         let certificates = TlsCertificates {
             client_tls: own,
             root_cert: Some(authority.pem()),
         };
-        let client = Client::build_with_tls(self.url(), certificates).expect("certificates");
-        builder().connect_client(client).await
+        Client::build_with_tls(self.url(), certificates).expect("certificates")
     }
 }
 
@@ -168,6 +172,34 @@ async fn an_authority_of_ones_own_is_trusted() {
     let secured = Secured::start(&["127.0.0.1"], "no");
     let limiter = secured.connect(&secured.authority, None).await;
     serves(&limiter.expect("it is trusted")).await;
+}
+
+/// Through TLS a connection has a task of its own. It is not left on a runtime that nobody drives.
+#[test]
+fn a_connection_belongs_to_the_runtime_that_serves() {
+    install_provider();
+    let secured = Secured::start(&["127.0.0.1"], "no");
+    let (left, serving) = (
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime"),
+        tokio::runtime::Runtime::new().expect("a runtime"),
+    );
+    let connections = || {
+        let clients = secured.server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        clients.matches("id=").count()
+    };
+    let builder = builder().runtime(serving.handle().clone());
+    let client = secured.client(&secured.authority, None);
+    let limiter = left.block_on(builder.connect_client(client));
+    let limiter = limiter.expect("it is trusted");
+    until("the first connection is closed", || connections() == 0);
+    serving.block_on(serves(&limiter));
+    assert_eq!(connections(), 1);
+    drop(serving);
+    until("the other one ends with its runtime", || connections() == 0);
+    drop(left);
 }
 
 #[tokio::test]

@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub(super) breaker: Breaker,
     pub(super) connection: Connection,
     pub(super) orphaned: bool,
+    /// When a shutdown has waited for long enough.
+    pub(super) alarm: Option<Instant>,
     advancing: bool,
 }
 
@@ -122,6 +124,7 @@ impl Core {
             breaker: Breaker::new(),
             connection: Connection::default(),
             orphaned: false,
+            alarm: None,
             advancing: false,
         }
     }
@@ -190,9 +193,17 @@ impl Core {
         self.on_time(now);
     }
 
-    /// Whether anybody waits for an answer.
+    /// Has a step taken at this moment.
+    pub(super) fn set_alarm(&mut self, at: Option<Instant>) {
+        self.alarm = at;
+    }
+
+    /// Whether anybody waits for an answer, or for a shutdown.
     pub(super) fn has_requests(&self) -> bool {
-        self.ctx.counts.waiting > 0 || !self.claims.is_empty() || !self.in_flight.is_empty()
+        self.ctx.counts.waiting > 0
+            || !self.claims.is_empty()
+            || !self.in_flight.is_empty()
+            || self.alarm.is_some()
     }
 
     /// Nobody is left to ask for more.

@@ -10,20 +10,25 @@ use super::{
     again::Again,
     under_way::{News, UnderWay},
 };
-use crate::store::Event;
+use crate::store::Session;
 
 /// Runs until nothing is left to do for a keeper that nobody uses, until another one takes its place, or until its
 /// runtime ends.
-pub(super) async fn run(gone: Gone, runtime: runtime::Id, work: Arc<Notify>) {
+pub(super) async fn run(
+    gone: Gone,
+    session: Option<Box<dyn Session>>,
+    runtime: runtime::Id,
+    work: Arc<Notify>,
+) {
     let Gone { shared, generation } = &gone;
-    let driver = Again::new(drive(shared, *generation, &work));
+    let driver = Again::new(drive(shared, session, *generation, &work));
     if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
         shared.driver_panicked(runtime, lacks_something(&*panic));
     }
 }
 
-async fn drive(shared: &Shared, generation: u64, work: &Notify) {
-    let mut under_way = UnderWay::new(shared.store.clone(), shared.store_meter());
+async fn drive(shared: &Shared, session: Option<Box<dyn Session>>, generation: u64, work: &Notify) {
+    let mut under_way = UnderWay::new(session, shared.store_meter());
     while let Some((exchanges, until)) = shared.next_step(generation) {
         exchanges
             .into_iter()
@@ -34,9 +39,7 @@ async fn drive(shared: &Shared, generation: u64, work: &Notify) {
             () = work.notified() => continue,
         };
         shared.on_news(generation, |core, now| match news {
-            News::Event(Event::Connected) => core.on_connected(now),
-            News::Event(Event::Disconnected) => core.on_disconnected(now),
-            News::Event(Event::Wake(wake)) => core.on_wake(&wake, now),
+            News::Event(event) => core.on_event(&event, now),
             News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
             News::Over(number, Err((error, timed_out))) => {
                 core.on_failure(number, &error, timed_out, now);
@@ -48,7 +51,7 @@ async fn drive(shared: &Shared, generation: u64, work: &Notify) {
 }
 
 /// Whether a panic is tokio's, for want of a timer or of IO. There is no other way to ask a runtime for them.
-fn lacks_something(panic: &(dyn Any + Send)) -> bool {
+pub(super) fn lacks_something(panic: &(dyn Any + Send)) -> bool {
     const WORDS: &str = "A Tokio 1.x context was found, but";
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));

@@ -182,7 +182,8 @@ impl Shared {
         };
         let shared = self.clone();
         let id = runtime.id();
-        let driver = driver::run(driver::Gone { shared, generation }, id, work);
+        let session = self.session(&runtime);
+        let driver = driver::run(driver::Gone { shared, generation }, session, id, work);
         match runtime.spawn(driver).is_finished() {
             // The runtime has been shut down, and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),

@@ -26,6 +26,7 @@
 //! | `pool`, `reuse` | slots that are used again without the store |
 //! | `clock`, `lease` | conservative local deadlines, and who keeps a permit |
 //! | `driver`, `under_way`, `again` | the task; exchanges that are not answered, and the timer; a task that does not wait for itself |
+//! | `greeting` | the session that a limiter was connected with, until its driver starts |
 //! | `audit`, `sim`, `tests` | for tests: whether its books agree; the simulation; single promises |
 //!
 //! A name (`Seq`) is in at most one unanswered exchange that may put it into the ledger. When such an exchange fails
@@ -48,6 +49,7 @@ mod draft;
 mod driver;
 mod effects;
 mod entry;
+mod greeting;
 mod home;
 mod index;
 mod keepers;
@@ -90,7 +92,7 @@ pub(crate) use self::{
     part::Part,
     request::{Granted, Request},
     reuse::BoundPool,
-    shared::Shared,
+    shared::{ConnectError, Shared},
 };
 use self::{core::Core, ctx::Ctx, pool::Pool};
 use crate::{

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     ledger::{Charged, Reply, Standing, Wake},
     limit::Limit,
-    store::StoreError,
+    store::{Event, StoreError},
 };
 
 /// A misconfigured ledger is complained of once in this time, however many requests it refuses.
@@ -163,6 +163,25 @@ impl Core {
         if self.store_is_up() {
             self.each_line(|line, ctx| line.call_roll_soon(ctx));
         }
+    }
+
+    pub(crate) fn on_event(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::Connected => self.on_connected(now),
+            Event::Disconnected => self.on_disconnected(now),
+            Event::Wake(wake) => self.on_wake(wake, now),
+            Event::Missed => self.on_missed(now),
+        }
+    }
+
+    /// Wake-ups were dropped, of any line: each asks for its waiters by name, and gives back what lies idle, since
+    /// another replica may have called it back.
+    fn on_missed(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.each_line(|line, ctx| {
+            line.recalled(ctx, now);
+            line.call_roll();
+        });
     }
 
     /// Another replica's exchange has promoted waiters of this one.

@@ -4,17 +4,20 @@
 use std::collections::HashMap;
 use std::{
     ops::{Deref, DerefMut},
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time::Instant};
+use futures_util::FutureExt;
+use tokio::{runtime::Handle, sync::Notify, task::yield_now, time::Instant};
 
 use super::{
     Bounds, Core, Lease, Leg, Part, Settings,
     demand::Taken,
+    driver::lacks_something,
     effects::{self, Effects, Inquiry},
+    greeting::Greeting,
     home::{DedicatedThread, Home},
     lifecycle::DriverState,
     part::PARTS,
@@ -26,14 +29,23 @@ use crate::{
     key::Key,
     limit::{Limit, MAX_WAIT},
     status::{Quota, ShutdownReport, Status, Usage},
-    store::{Store, StoreError},
+    store::{Session, Store, StoreError},
     telemetry::{self, History, LimitMeter, StoreMeter},
 };
+
+/// Why a store cannot be used.
+pub(crate) enum ConnectError {
+    /// It refuses to work.
+    Store(StoreError),
+    /// There is no runtime with timers and IO.
+    NoRuntime,
+}
 
 /// A keeper: its state machine behind a lock that is only ever held for a moment, and its driver.
 pub(crate) struct Shared {
     locked: Mutex<Locked>,
     pub(super) store: Option<Arc<dyn Store>>,
+    greeting: Mutex<Option<Greeting>>,
     /// Where the driver runs, if not on the runtime of whoever needs it.
     pub(super) runtime: Option<Handle>,
     namespace: String,
@@ -65,6 +77,7 @@ impl Shared {
                 driver: DriverState::default(),
             }),
             store,
+            greeting: Mutex::default(),
             runtime: home.runtime(),
             namespace,
             store_meter,
@@ -74,15 +87,35 @@ impl Shared {
     }
 
     /// Hears from the store for the first time. That it cannot be reached is no error: then the policies apply.
-    pub(crate) async fn greet(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn greet(self: &Arc<Self>) -> Result<(), ConnectError> {
+        let shared = self.clone();
+        let greeting = async move { shared.greet_here().await };
+        match &self.runtime {
+            // It runs in any case, and so the session can stay there.
+            Some(runtime) if self.has_own_thread() => match runtime.spawn(greeting).await {
+                Ok(greeted) => greeted,
+                Err(_) => Err(ConnectError::NoRuntime),
+            },
+            _ if Handle::try_current().is_err() => Err(ConnectError::NoRuntime),
+            _ => match AssertUnwindSafe(greeting).catch_unwind().await {
+                Ok(greeted) => greeted,
+                Err(panic) if lacks_something(&*panic) => Err(ConnectError::NoRuntime),
+                Err(panic) => resume_unwind(panic),
+            },
+        }
+    }
+
+    async fn greet_here(self: &Arc<Self>) -> Result<(), ConnectError> {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let mut under_way = UnderWay::new(Some(store.clone()), self.store_meter());
+        let mut under_way = UnderWay::new(Some(store.open()), self.store_meter());
         under_way.send(self.driver_step(|core, _, now| core.hello(now)));
         let (number, outcome) = loop {
-            if let News::Over(number, outcome) = under_way.next(None).await {
-                break (number, outcome);
+            match under_way.next(None).await {
+                News::Over(number, outcome) => break (number, outcome),
+                News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
+                News::Due => {}
             }
         };
         self.with(|core, now| match outcome {
@@ -95,13 +128,38 @@ impl Shared {
                 core.on_failure(number, &error, true, now);
                 Ok(())
             }
-            Err((error, _)) => Err(error),
+            Err((error, _)) => Err(ConnectError::Store(error)),
         })?;
-        if !self.status().store_up {
+        if self.status().store_up {
+            self.keep(under_way.into_session());
+        } else {
             // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
             let _ = self.start_driver();
         }
+        // The caller may leave this runtime for good: what ran for a session that is not kept ends now.
+        yield_now().await;
         Ok(())
+    }
+
+    /// Keeps a session for the driver, if that is likely to run where the session is.
+    fn keep(&self, session: Option<Box<dyn Session>>) {
+        let here = Handle::try_current().ok();
+        let greeting = here.zip(session);
+        let greeting = greeting.map(|(here, session)| Greeting::new(session, &here));
+        let runtime = self.runtime.as_ref();
+        let greeting = greeting.filter(|kept| runtime.is_none_or(|runtime| kept.is_for(runtime)));
+        *self.greeting() = greeting;
+    }
+
+    /// A session for a driver on this runtime.
+    pub(super) fn session(&self, runtime: &Handle) -> Option<Box<dyn Session>> {
+        let greeting = self.greeting().take();
+        let kept = greeting.and_then(|greeting| greeting.session(runtime));
+        kept.or_else(|| self.store.as_ref().map(|store| store.open()))
+    }
+
+    fn greeting(&self) -> MutexGuard<'_, Option<Greeting>> {
+        self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cfg(feature = "config")]
@@ -219,8 +277,6 @@ impl Shared {
     }
 
     pub(crate) async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
-        // Without it nobody tells the store. If there is no runtime, leases have to end by themselves.
-        let _ = self.start_driver();
         let (refused, held) = self.with(|core, now| (core.close(now), core.status().held));
         let until = Instant::now() + deadline.min(MAX_WAIT);
         self.wait_for(until, |core| core.holds_nothing()).await;
@@ -235,13 +291,20 @@ impl Shared {
         }
     }
 
-    async fn wait_for(&self, until: Instant, done: impl Fn(&Core) -> bool) {
+    /// Waits by the driver's timer, since the caller's runtime may have none. Without a driver nothing can be waited for:
+    /// then leases have to end by themselves.
+    async fn wait_for(self: &Arc<Self>, until: Instant, done: impl Fn(&Core) -> bool) {
+        self.with(|core, _| core.set_alarm(Some(until)));
+        let is_driven = self.start_driver().is_ok();
+        self.watch_driver();
         loop {
             let changed = self.changed.notified();
-            if done(&self.lock().core) || tokio::time::timeout_at(until, changed).await.is_err() {
-                return;
+            if !is_driven || Instant::now() >= until || done(&self.lock().core) {
+                break;
             }
+            changed.await;
         }
+        self.with(|core, _| core.set_alarm(None));
     }
 
     /// Nobody is left who could ask for anything: the driver ends when all is told.

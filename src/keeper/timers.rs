@@ -30,13 +30,17 @@ impl Core {
             .filter(|_| self.in_flight.is_empty());
         let bound = self.bounded.next_due();
         let connection = self.connection.next_due();
-        let due = [line, lease, expiry, sleeper, bound, probe, connection];
+        let alarm = self.alarm;
+        let due = [
+            line, lease, expiry, sleeper, bound, probe, connection, alarm,
+        ];
         due.into_iter().flatten().min()
     }
 
     /// Does what is due.
     pub(crate) fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;
+        self.alarm.take_if(|at| *at <= now);
         self.wake_sleepers(now);
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now

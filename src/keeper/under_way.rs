@@ -3,7 +3,6 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -17,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{line::earliest, send::Outgoing};
 use crate::{
     ledger::Reply,
-    store::{Event, Store, StoreError, StoreErrorKind},
+    store::{Event, Session, StoreError, StoreErrorKind},
     telemetry::StoreMeter,
 };
 
@@ -41,7 +40,8 @@ pub(super) enum News {
 }
 
 pub(super) struct UnderWay {
-    store: Option<Arc<dyn Store>>,
+    /// Ends with the driver, and its connections with it.
+    session: Option<Box<dyn Session>>,
     meter: StoreMeter,
     /// In the order in which they were sent; a handful at most.
     exchanges: Vec<Sent>,
@@ -64,18 +64,23 @@ struct Sent {
 }
 
 impl UnderWay {
-    pub(super) fn new(store: Option<Arc<dyn Store>>, meter: StoreMeter) -> Self {
+    pub(super) fn new(session: Option<Box<dyn Session>>, meter: StoreMeter) -> Self {
         Self {
-            store,
+            session,
             meter,
             exchanges: Vec::new(),
             alarm: Box::pin(sleep(Duration::ZERO)),
         }
     }
 
+    /// What the next driver may go on with.
+    pub(super) fn into_session(self) -> Option<Box<dyn Session>> {
+        self.session
+    }
+
     /// It is sent when its outcome is waited for.
     pub(super) fn send(&mut self, outgoing: Outgoing) {
-        let Some(store) = &self.store else {
+        let Some(session) = &mut self.session else {
             return;
         };
         let now = Instant::now();
@@ -83,7 +88,7 @@ impl UnderWay {
             number: outgoing.number,
             begun: false,
             is_long: outgoing.exchange.batches.len() >= LONG,
-            reply: store.exchange(outgoing.exchange),
+            reply: session.exchange(outgoing.exchange),
             at: now,
             deadline: outgoing.deadline,
             patience: outgoing.deadline.saturating_duration_since(now),
@@ -102,8 +107,8 @@ impl UnderWay {
         if is_begun && exchanges.iter().any(|sent| !sent.begun && sent.is_long) {
             self.begin_all(cx);
         }
-        if let Some(store) = &self.store
-            && let Poll::Ready(event) = store.poll_event(cx)
+        if let Some(session) = &mut self.session
+            && let Poll::Ready(event) = session.poll_event(cx)
         {
             return Poll::Ready(News::Event(event));
         }
@@ -155,7 +160,9 @@ impl UnderWay {
                 continue;
             }
             // A connection that does not answer is not used again: it may be half open.
-            self.store.iter().for_each(|store| store.disconnect());
+            if let Some(session) = &mut self.session {
+                session.disconnect();
+            }
             let error = StoreError {
                 kind: StoreErrorKind::Outage,
                 message: format!("no answer within {:?}", sent.patience),
@@ -169,7 +176,7 @@ impl UnderWay {
 #[cfg(test)]
 mod tests {
     use std::sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering::Relaxed},
     };
 
@@ -190,9 +197,9 @@ mod tests {
         disconnected: AtomicU32,
     }
 
-    impl Store for Slow {
+    impl Session for Arc<Slow> {
         fn exchange(
-            &self,
+            &mut self,
             exchange: Arc<Exchange>,
         ) -> BoxFuture<'static, Result<Reply, StoreError>> {
             let (asked, lengths) = (self.asked.clone(), self.lengths.clone());
@@ -212,11 +219,11 @@ mod tests {
             .boxed()
         }
 
-        fn poll_event(&self, _: &mut Context<'_>) -> Poll<Event> {
+        fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
             Poll::Pending
         }
 
-        fn disconnect(&self) {
+        fn disconnect(&mut self) {
             self.disconnected.fetch_add(1, Relaxed);
         }
     }
@@ -234,7 +241,8 @@ mod tests {
 
     fn slow() -> (Arc<Slow>, UnderWay) {
         let store = Arc::new(Slow::default());
-        let under_way = UnderWay::new(Some(store.clone()), StoreMeter::noop());
+        let session = Box::new(store.clone());
+        let under_way = UnderWay::new(Some(session), StoreMeter::noop());
         (store, under_way)
     }
 

@@ -1,7 +1,8 @@
 //! The store: where ledgers live when they are shared by replicas.
 //!
-//! A store runs an [`Exchange`] and tells of [`Event`]s. It knows nothing of permits, time limits or retries: those
-//! are the keeper's. The in-process ledger needs no store: the keeper runs it itself.
+//! A [`Store`] opens a [`Session`] for each driver of a keeper. A session runs [`Exchange`]s and reports [`Event`]s. It
+//! knows nothing of permits, time limits or retries: those are the keeper's. The in-process ledger needs no store: the
+//! keeper runs it itself.
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -16,21 +17,33 @@ use futures_util::future::BoxFuture;
 
 use crate::ledger::{Exchange, LedgerError, Reply, Wake};
 
-/// Runs exchanges. Nothing here spawns a task that outlives [`Store::disconnect`].
+/// Opens sessions, and keeps what outlives them: what one session learned of the servers, the next one knows.
 pub(crate) trait Store: Send + Sync + 'static {
-    /// Connects if need be and runs one exchange. Exchanges are sent in the order in which these futures are first
-    /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
-    fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>>;
-
-    /// Moves the bytes of its connections, and gives what the store tells by itself. The one task that awaits exchanges
-    /// polls this too: so a reply wakes one task and not two.
-    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event>;
-
-    /// Drops the connection. The next exchange makes a new one, on the runtime that polls it.
-    fn disconnect(&self);
+    /// A session that has not connected yet.
+    fn open(&self) -> Box<dyn Session>;
 }
 
-/// What a store tells by itself.
+/// The connections of one driver.
+///
+/// They are made on the runtime that polls the session and its exchanges, and end when both are dropped: no connection
+/// outlives its reactor, and none is left to a reactor that nobody drives.
+pub(crate) trait Session: Send + 'static {
+    /// Connects if need be and runs one exchange. Exchanges are sent in the order in which these futures are first
+    /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>>;
+
+    /// Moves the bytes of its connections, and returns what the store reports by itself. The one task that awaits
+    /// exchanges polls this too: so a reply wakes one task and not two.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event>;
+
+    /// Stops using the current connection, which may be half open. The next exchange makes a new one.
+    fn disconnect(&mut self);
+}
+
+/// What a store reports by itself.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A new connection is there and the subscription to wake-ups is confirmed; earlier ones may be lost.
@@ -39,6 +52,8 @@ pub(crate) enum Event {
     Disconnected,
     /// Waiters of this replica were promoted by another one's exchange.
     Wake(Wake),
+    /// Wake-ups came faster than they were taken, and some were dropped.
+    Missed,
 }
 
 /// Why an exchange has no reply, or a ledger none.

@@ -18,7 +18,7 @@ use crate::{
     keeper::{Granted, Home, Keepers, Part, Shared},
     ledger::Exchange,
     permit::Permit,
-    store::{Event, Store},
+    store::{Event, Session, Store},
 };
 
 const NARROW: Limit = Limit::concurrent("narrow", 1);
@@ -40,13 +40,23 @@ struct Node {
     down: AtomicBool,
 }
 
+#[derive(Clone)]
 struct Way {
     node: Arc<Node>,
     start: Instant,
 }
 
 impl Store for Way {
-    fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(self.clone())
+    }
+}
+
+impl Session for Way {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
         let (node, start) = (self.node.clone(), self.start);
         async move {
             if node.down.load(Ordering::Relaxed) {
@@ -62,11 +72,11 @@ impl Store for Way {
         .boxed()
     }
 
-    fn poll_event(&self, _: &mut Context<'_>) -> Poll<Event> {
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
         Poll::Pending
     }
 
-    fn disconnect(&self) {}
+    fn disconnect(&mut self) {}
 }
 
 fn replica(number: u128, store: impl Fn(Part) -> Option<Arc<dyn Store>>) -> Arc<Keepers> {

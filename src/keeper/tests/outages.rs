@@ -1,6 +1,7 @@
 //! A store that is silent, cut off or unwilling.
 
 use super::*;
+use crate::store::Event;
 
 /// A connection that was cut is not an outage: the request asks again, under another name.
 #[test]
@@ -160,6 +161,21 @@ fn an_ended_connection_is_followed_by_questions() {
         }
         assert_eq!(world.send(keeper).exchange.batches[0].renew.len(), 1);
     }
+}
+
+/// G4: a wake-up that was dropped for want of room is made up for at once, and not by the next poll.
+#[test]
+fn dropped_wake_ups_are_followed_by_a_roll_call() {
+    let mut world = World::new(2, &STRICT);
+    let (holder, waiter) = world.holder_and_waiter();
+    world.release(1, &holder);
+    world.settle();
+    assert_eq!(world.wakes.drain(..).count(), 1);
+    assert!(!world.may_send(0));
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Missed, now);
+    world.settle();
+    assert!(held(world.collect(0, &waiter)));
 }
 
 /// G4: connections that end again and again do not put off the question.

@@ -6,6 +6,7 @@ use super::{Asked, Bounds, Core, PATIENT, STORE_TIMEOUT, World, held, settings};
 use crate::{
     keeper::{Lease, Leases, lease::Tenure, pool::RIGHT},
     limit::Limit,
+    store::Event,
 };
 
 const TWO: Limit = Limit::concurrent("a", 2).reuse();
@@ -143,6 +144,21 @@ fn a_recall_gives_back_what_lies_idle() {
     world.deliver_wakes();
     assert!(held(world.collect(1, &waiter)));
     drop(busy);
+}
+
+/// A recall may be among the messages that were dropped.
+#[test]
+fn dropped_messages_give_back_what_lies_idle() {
+    let (mut world, _) = keeping(2);
+    let _busy = take(&mut world, 1);
+    let waiter = world.ask(1, PATIENT);
+    world.settle();
+    assert_eq!(world.wakes.drain(..).count(), 1);
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Missed, now);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(1, &waiter)));
 }
 
 #[test]

@@ -5,16 +5,16 @@
 //! What was redirected did not run, so nothing runs twice.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc, Mutex, MutexGuard,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError,
-    RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection,
+    Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult,
+    ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 
-use super::{Inner, connection::check_tls};
+use super::{Inner, locked, socket};
 use crate::{
     keeper::Part,
     ledger::{Exchange, Reply},
@@ -26,9 +26,14 @@ const MAX_SEEDS: usize = 16;
 /// Other nodes that are remembered, in case none of those is left.
 const MAX_HEARD_OF: usize = 64;
 
-/// The way to one part of a cluster.
+/// One part of a cluster.
 pub(crate) struct Cluster {
     part: Part,
+    nodes: Arc<Nodes>,
+}
+
+/// The way to one part of a cluster, for one session.
+pub(super) struct Path {
     nodes: Arc<Nodes>,
     /// Where the next connection has to lead.
     to: Mutex<Option<Node>>,
@@ -91,28 +96,30 @@ impl Cluster {
             seeds,
             heard_of: Mutex::default(),
         });
-        Ok(Self::new(Part::default(), nodes))
+        let part = Part::default();
+        Ok(Self { part, nodes })
     }
 
-    fn new(part: Part, nodes: Arc<Nodes>) -> Self {
-        Self {
-            part,
-            nodes,
-            to: Mutex::default(),
-            next: AtomicUsize::new(part.number()),
-            ahead: tokio::sync::Mutex::default(),
-        }
-    }
-
-    /// The way to this part.
     pub(super) fn for_part(&self, part: Part) -> Self {
-        Self::new(part, self.nodes.clone())
+        let nodes = self.nodes.clone();
+        Self { part, nodes }
     }
 
     pub(super) fn part(&self) -> Part {
         self.part
     }
 
+    pub(super) fn path(&self) -> Path {
+        Path {
+            nodes: self.nodes.clone(),
+            to: Mutex::default(),
+            next: AtomicUsize::new(self.part.number()),
+            ahead: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl Path {
     /// How many nodes are worth a try before giving up.
     pub(super) fn attempts(&self) -> usize {
         if self.to().is_some() {
@@ -161,14 +168,8 @@ impl Cluster {
         let connection = match ahead.take() {
             Some((known, connection)) if known == node => connection,
             _ => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(None)
-                    .set_response_timeout(None);
                 let client = self.nodes.client(node.clone())?;
-                check_tls(&client)?;
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await?
+                socket::spawn(&client, &socket::config()).await?
             }
         };
         *ahead = Some((node, connection.clone()));
@@ -197,7 +198,7 @@ impl Cluster {
     }
 
     fn to(&self) -> MutexGuard<'_, Option<Node>> {
-        self.to.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.to)
     }
 }
 
@@ -205,7 +206,7 @@ impl Inner {
     /// Runs an exchange where its key is.
     pub(super) async fn exchange_in(
         &self,
-        cluster: &Cluster,
+        path: &Path,
         exchange: &Exchange,
     ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
@@ -213,18 +214,18 @@ impl Inner {
             let mut outcome = self.run(&link, exchange).await;
             let redirect = |outcome: &RedisResult<Value>| {
                 let error = outcome.as_ref().err()?;
-                cluster.redirect(error, link.client())
+                path.redirect(error, link.client())
             };
             match redirect(&outcome) {
                 Some(Redirect::Moved(node)) => {
                     // Others on this connection are redirected too, but only one of them leads the way.
                     if self.connector.forget(&link) {
-                        *cluster.to() = Some(node);
+                        *path.to() = Some(node);
                     }
                     continue;
                 }
                 Some(Redirect::Ask(node)) => {
-                    outcome = cluster.ask(node, &self.by_text(exchange)).await;
+                    outcome = path.ask(node, &self.by_text(exchange)).await;
                     if redirect(&outcome).is_some() {
                         continue;
                     }
@@ -269,7 +270,7 @@ impl Nodes {
     }
 
     fn heard_of(&self) -> MutexGuard<'_, Vec<Node>> {
-        self.heard_of.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.heard_of)
     }
 }
 
@@ -291,7 +292,8 @@ mod tests {
     #[test]
     fn a_redirect_names_a_node_in_many_ways() {
         let cluster = Cluster::open("redis", "user:canary@here:1,there:2").expect("a URL");
-        let from = cluster.client().expect("a node");
+        let path = cluster.path();
+        let from = path.client().expect("a node");
         for (error, host, port) in [
             ("MOVED 1 127.0.0.1:7000", "127.0.0.1", 7_000),
             ("MOVED 1 ::1:7001", "::1", 7_001),
@@ -302,14 +304,15 @@ mod tests {
         ] {
             let reply = parse_redis_value(format!("-{error}\r\n").as_bytes()).expect("a reply");
             let answer = reply.extract_error().expect_err("an error");
-            let node = match cluster.redirect(&answer, &from).expect(error) {
+            let node = match path.redirect(&answer, &from).expect(error) {
                 Redirect::Moved(node) if error.starts_with("MOVED") => node,
                 Redirect::Ask(node) if error.starts_with("ASK") => node,
                 _ => panic!("{error}"),
             };
             assert_eq!(node, (host.to_owned(), port));
         }
-        assert_eq!(cluster.attempts(), 2 + 6);
+        // Other ways know them too.
+        assert_eq!(cluster.path().attempts(), 2 + 6);
     }
 
     #[test]
@@ -318,6 +321,6 @@ mod tests {
         for port in 0..1_000 {
             cluster.nodes.remember(&("there".to_owned(), port));
         }
-        assert_eq!(cluster.attempts(), 1 + MAX_HEARD_OF);
+        assert_eq!(cluster.path().attempts(), 1 + MAX_HEARD_OF);
     }
 }

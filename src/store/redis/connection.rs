@@ -1,40 +1,36 @@
-//! The one connection: made by the exchange that needs it, shared by all, forgotten after an error.
+//! The connection of a session: made by the exchange that needs it, shared by all, and not used again after an error.
 
-use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use futures_util::FutureExt;
-use redis::{
-    AsyncConnectionConfig, Client, PushKind, RedisResult, aio::MultiplexedConnection, cmd,
-};
+use redis::{Client, PushInfo, PushKind, RedisResult, aio::MultiplexedConnection, cmd};
 
 use super::{
-    Target,
+    Known,
+    events::Events,
+    locked,
     socket::{self, Io},
     store_error,
-    wake::Events,
+    target::Route,
 };
 use crate::store::{Event, StoreError};
 
 pub(super) struct Connector {
-    target: Target,
-    /// Where other replicas' exchanges tell of this one's promotions.
-    channel: String,
-    events: Arc<Events>,
+    known: Arc<Known>,
+    route: Route,
+    pub(super) events: Arc<Events>,
     /// Held while connecting, so that exchanges share one attempt and are sent in their order.
     turn: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
-    /// The current connection, and those before it on which exchanges are still under way.
-    polled: Mutex<Vec<Weak<LinkState>>>,
-    policy_was_read: AtomicBool,
+    opened: Mutex<Vec<Opened>>,
 }
 
-/// A connection with a confirmed subscription.
+/// A connection that its session has to poll, for as long as something uses it.
+pub(super) type Opened = (Weak<LinkState>, Io);
+
+/// A connection that exchanges may use.
 #[derive(Clone)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
@@ -45,29 +41,27 @@ pub(super) struct Link {
 }
 
 #[derive(Default)]
-struct LinkState {
-    /// The connection is known to be cut. Shared with its `io`, which must not keep the link.
-    cut: Arc<AtomicBool>,
+pub(super) struct LinkState {
+    ended: AtomicBool,
     script_was_sent: AtomicBool,
-    /// What moves its bytes. It ends with the last that uses the connection.
-    io: Mutex<Option<Io>>,
 }
 
 impl LinkState {
-    /// Tells whether there is anything left to be polled.
-    fn poll(&self, cx: &mut Context<'_>) -> bool {
-        let mut io = self.io.lock().unwrap_or_else(PoisonError::into_inner);
-        if io.as_mut().is_some_and(|io| io.poll_unpin(cx).is_ready()) {
-            self.cut.store(true, Relaxed);
-            *io = None;
+    /// The connection has ended, and not by us.
+    pub(super) fn end(&self, events: &Events) {
+        if !self.ended.swap(true, Relaxed) {
+            events.push(Event::Disconnected);
         }
-        io.is_some()
     }
 }
 
 impl Link {
-    fn is_usable(&self) -> bool {
-        !self.state.cut.load(Relaxed)
+    fn is_alive(&self) -> bool {
+        !self.state.ended.load(Relaxed)
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
@@ -87,65 +81,58 @@ impl Link {
 }
 
 impl Connector {
-    pub(super) fn new(target: Target, channel: String) -> Self {
+    pub(super) fn new(known: Arc<Known>, route: Route) -> Self {
         Self {
-            target,
-            channel,
+            known,
+            route,
             events: Arc::default(),
             turn: tokio::sync::Mutex::default(),
             current: Mutex::default(),
-            polled: Mutex::default(),
-            policy_was_read: AtomicBool::new(false),
-        }
-    }
-
-    /// Moves the bytes of all connections.
-    pub(super) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event> {
-        self.events.poller().register(cx.waker());
-        let is_alive = |link: &Weak<LinkState>| link.upgrade().is_some_and(|link| link.poll(cx));
-        self.polled().retain(is_alive);
-        match self.events.next() {
-            Some(event) => Poll::Ready(event),
-            None => Poll::Pending,
+            opened: Mutex::default(),
         }
     }
 
     #[cfg(feature = "cluster")]
-    pub(super) fn target(&self) -> &Target {
-        &self.target
+    pub(super) fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Connections that were opened since this was last called.
+    pub(super) fn take_opened(&self) -> Vec<Opened> {
+        std::mem::take(&mut *locked(&self.opened))
     }
 
     /// The connection to use now, made if need be.
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
         let _turn = self.turn.lock().await;
-        let current = self.current().clone();
-        if let Some(link) = current.filter(|link| link.is_usable() && !self.target.has_switched()) {
+        let current = locked(&self.current).clone();
+        if let Some(link) = current.filter(|link| link.is_alive() && !self.route.has_switched()) {
             return Ok(link);
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
-        *self.current() = Some(link.clone());
+        let old = locked(&self.current).replace(link.clone());
+        drop(old);
         Ok(link)
     }
 
     /// Takes this connection out of use, and tells whether it was in use. Exchanges that are under way on it may still
     /// be answered.
     pub(super) fn forget(&self, link: &Link) -> bool {
-        let is_it = |current: &mut Link| Arc::ptr_eq(&current.state, &link.state);
-        self.current().take_if(is_it).is_some()
+        let old = locked(&self.current).take_if(|current| current.is(link));
+        old.is_some()
     }
 
     pub(super) fn disconnect(&self) {
-        *self.current() = None;
-        // It would keep the runtime of a driver that has ended.
-        drop(self.events.poller().take());
-        self.target.disconnect();
+        let old = locked(&self.current).take();
+        drop(old);
+        self.route.disconnect();
     }
 
     /// Without time limits of its own: the caller has one for all of it.
     async fn connect(&self) -> RedisResult<Link> {
-        let mut attempts = self.target.attempts();
+        let mut attempts = self.route.attempts();
         loop {
-            let client = self.target.client().await?;
+            let client = self.route.client().await?;
             attempts -= 1;
             match self.connect_to(client).await {
                 Err(error) if error.is_io_error() && attempts > 0 => {}
@@ -155,29 +142,30 @@ impl Connector {
     }
 
     async fn connect_to(&self, client: Client) -> RedisResult<Link> {
+        let link = self.open(client).await?;
+        self.events.push(Event::Connected);
+        self.read_policy(&mut link.connection()).await;
+        Ok(link)
+    }
+
+    /// A connection whose subscription is confirmed.
+    async fn open(&self, client: Client) -> RedisResult<Link> {
         let state = Arc::<LinkState>::default();
-        let (events, seen) = (self.events.clone(), state.cut.clone());
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(move |push: redis::PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    seen.store(true, Relaxed);
-                    events.tell(Event::Disconnected);
-                } else {
-                    events.on_push(&push);
-                }
-                Ok::<(), ()>(())
-            });
+        // Its own `io` must not keep it.
+        let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
+        let config = socket::config().set_push_sender(move |push: PushInfo| {
+            match weak.upgrade() {
+                Some(state) if push.kind == PushKind::Disconnection => state.end(&events),
+                _ => events.on_push(&push),
+            }
+            Ok::<(), ()>(())
+        });
         let (mut connection, io) = socket::open(&client, config).await?;
         if let Some(io) = io {
-            *state.io.lock().unwrap_or_else(PoisonError::into_inner) = Some(io);
-            self.polled().push(Arc::downgrade(&state));
+            locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
-        connection.subscribe(&self.channel).await?;
-        self.events.tell(Event::Connected);
-        self.read_policy(&mut connection).await;
+        connection.subscribe(&self.known.channel).await?;
         Ok(Link {
             connection,
             client,
@@ -187,7 +175,7 @@ impl Connector {
 
     /// Warns once of a store that may evict permits. It may not be allowed to ask.
     async fn read_policy(&self, connection: &mut MultiplexedConnection) {
-        if self.policy_was_read.swap(true, Relaxed) {
+        if self.known.policy_was_read.swap(true, Relaxed) {
             return;
         }
         let mut ask = cmd("CONFIG");
@@ -202,32 +190,4 @@ impl Connector {
             }
         }
     }
-
-    fn polled(&self) -> MutexGuard<'_, Vec<Weak<LinkState>>> {
-        self.polled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<Link>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Without a provider of cryptography rustls would panic.
-#[cfg(feature = "tls")]
-pub(super) fn check_tls(client: &Client) -> RedisResult<()> {
-    use redis::{ConnectionAddr, ErrorKind};
-    let is_tls = matches!(
-        client.get_connection_info().addr(),
-        ConnectionAddr::TcpTls { .. }
-    );
-    if is_tls && rustls::crypto::CryptoProvider::get_default().is_none() {
-        let fault = "rustls has no default CryptoProvider: the application installs one";
-        return Err((ErrorKind::InvalidClientConfig, fault).into());
-    }
-    Ok(())
-}
-
-#[cfg(not(feature = "tls"))]
-pub(super) fn check_tls(_: &Client) -> RedisResult<()> {
-    Ok(())
 }

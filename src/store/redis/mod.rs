@@ -26,80 +26,87 @@
 mod cluster;
 pub(crate) mod codec;
 mod connection;
+mod events;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod session;
 mod socket;
 mod target;
-mod wake;
 
 use std::{
     error::Error,
     io,
-    sync::{Arc, LazyLock},
-    task::{Context, Poll},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
 
-use futures_util::future::{BoxFuture, FutureExt};
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind, Value};
 
 pub(crate) use self::target::Target;
 use self::{
     codec::{decode, encode},
     connection::{Connector, Link},
+    session::RedisSession,
 };
-use super::{Event, Store, StoreError, StoreErrorKind};
+use super::{Session, Store, StoreError, StoreErrorKind};
 use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
 
 /// Ledgers in one Redis server.
 pub(crate) struct RedisStore {
-    inner: Arc<Inner>,
+    target: Target,
+    known: Arc<Known>,
 }
 
-struct Inner {
-    connector: Connector,
+/// What outlives a session.
+struct Known {
+    /// The channel of the wake-ups for this replica.
+    channel: String,
     wake_prefix: String,
     /// Named by an exchange that has no other key, so that in a cluster it comes to the right node.
     idle_key: Option<String>,
+    policy_was_read: AtomicBool,
+}
+
+/// A session, for its exchanges.
+struct Inner {
+    known: Arc<Known>,
+    connector: Connector,
 }
 
 impl RedisStore {
     pub(crate) fn new(target: Target, namespace: &str, replica: ReplicaId) -> Self {
         let wake_prefix = format!("{namespace}:wake:");
-        let channel = wake_prefix.clone() + &replica.text();
-        let idle_key = target.part().map(|part| part.prefix(namespace));
-        let connector = Connector::new(target, channel);
+        let known = Known {
+            channel: wake_prefix.clone() + &replica.text(),
+            wake_prefix,
+            idle_key: target.part().map(|part| part.prefix(namespace)),
+            policy_was_read: AtomicBool::new(false),
+        };
         Self {
-            inner: Arc::new(Inner {
-                connector,
-                wake_prefix,
-                idle_key,
-            }),
+            target,
+            known: Arc::new(known),
         }
+    }
+
+    fn session(&self) -> RedisSession {
+        let known = self.known.clone();
+        let connector = Connector::new(known.clone(), self.target.route());
+        RedisSession::new(Inner { known, connector })
     }
 }
 
 impl Store for RedisStore {
-    fn exchange(&self, exchange: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        let inner = self.inner.clone();
-        async move { inner.exchange(&exchange).await }.boxed()
-    }
-
-    fn poll_event(&self, cx: &mut Context<'_>) -> Poll<Event> {
-        self.inner.connector.poll_event(cx)
-    }
-
-    fn disconnect(&self) {
-        self.inner.connector.disconnect();
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(self.session())
     }
 }
 
 impl Inner {
     async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
         #[cfg(feature = "cluster")]
-        if let Target::Cluster(cluster) = self.connector.target() {
-            return self.exchange_in(cluster, exchange).await;
+        if let target::Route::Cluster(path) = self.connector.route() {
+            return self.exchange_in(path, exchange).await;
         }
         let link = self.connector.link().await?;
         let outcome = self.run(&link, exchange).await;
@@ -140,9 +147,17 @@ impl Inner {
     }
 
     fn encode(&self, command: &str, script: &str, exchange: &Exchange) -> Cmd {
-        let idle_key = self.idle_key.as_deref();
-        encode(command, script, &self.wake_prefix, idle_key, exchange)
+        let Known {
+            wake_prefix,
+            idle_key,
+            ..
+        } = &*self.known;
+        encode(command, script, wake_prefix, idle_key.as_deref(), exchange)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn store_error(error: &RedisError) -> StoreError {

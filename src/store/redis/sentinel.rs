@@ -25,21 +25,22 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use percent_encoding::percent_decode_str;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    Msg, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, RedisResult, Value,
-    aio::MultiplexedConnection, cmd, from_redis_value,
+    Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Msg, ProtocolVersion,
+    PushInfo, RedisConnectionInfo, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd,
+    from_redis_value,
 };
+use tokio::time::Instant;
 
-use super::{connection::check_tls, store_error, target::prepared};
+use super::{locked, socket, store_error, target::prepared};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -54,16 +55,69 @@ pub(crate) struct Sentinels {
     service: String,
     /// Its address is put in when it is known.
     server: ConnectionInfo,
-    notice: Mutex<Option<Notice>>,
     /// The primary that was replaced last, and when. It may be well and call itself one for a while, and a sentinel that
     /// has not heard of the change yet may still name it.
     replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
+}
+
+/// The sentinels as one session asks them.
+pub(super) struct Watch {
+    sentinels: Arc<Sentinels>,
+    notice: Mutex<Option<Notice>>,
 }
 
 /// The sentinel that named the primary tells here of another one.
 struct Notice {
     came: Arc<AtomicBool>,
     _connection: MultiplexedConnection,
+}
+
+impl Watch {
+    pub(super) fn new(sentinels: Arc<Sentinels>) -> Self {
+        Self {
+            sentinels,
+            notice: Mutex::default(),
+        }
+    }
+
+    /// A client for the server that is the primary now. Without a time limit of its own.
+    pub(super) async fn primary(&self) -> RedisResult<Client> {
+        let sentinels = &*self.sentinels;
+        let mut answers: FuturesUnordered<_> = sentinels
+            .sentinels
+            .iter()
+            .map(|each| sentinels.ask(each))
+            .collect();
+        let mut fault: Option<RedisError> = None;
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok((primary, notice)) => {
+                    *self.notice() = Some(notice);
+                    return Ok(primary);
+                }
+                // What is wrong with the configuration is told before what may pass.
+                Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
+                Err(_) => {}
+            }
+        }
+        Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
+    }
+
+    /// Whether another server is the primary since the last one was looked for.
+    pub(super) fn has_switched(&self) -> bool {
+        self.notice()
+            .as_ref()
+            .is_some_and(|notice| notice.came.load(Relaxed))
+    }
+
+    /// Ends the connection to the sentinel that is listened to.
+    pub(super) fn disconnect(&self) {
+        *self.notice() = None;
+    }
+
+    fn notice(&self) -> MutexGuard<'_, Option<Notice>> {
+        locked(&self.notice)
+    }
 }
 
 impl Sentinels {
@@ -100,58 +154,22 @@ impl Sentinels {
             sentinels: sentinels.collect::<Result<_, _>>()?,
             service,
             server: prepared(server),
-            notice: Mutex::default(),
             replaced: Arc::default(),
         })
-    }
-
-    /// A client for the server that is the primary now. Without a time limit of its own.
-    pub(super) async fn primary(&self) -> RedisResult<Client> {
-        let mut answers: FuturesUnordered<_> =
-            self.sentinels.iter().map(|each| self.ask(each)).collect();
-        let mut fault: Option<RedisError> = None;
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok((primary, notice)) => {
-                    *self.notice() = Some(notice);
-                    return Ok(primary);
-                }
-                // What is wrong with the configuration is told before what may pass.
-                Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
-                Err(_) => {}
-            }
-        }
-        Err(fault.unwrap_or_else(|| (ErrorKind::EmptySentinelList, "there is no sentinel").into()))
-    }
-
-    /// Whether another server is the primary since the last one was looked for.
-    pub(super) fn has_switched(&self) -> bool {
-        self.notice()
-            .as_ref()
-            .is_some_and(|notice| notice.came.load(Relaxed))
-    }
-
-    /// Ends the connection to the sentinel that is listened to.
-    pub(super) fn disconnect(&self) {
-        *self.notice() = None;
-    }
-
-    fn notice(&self) -> MutexGuard<'_, Option<Notice>> {
-        locked(&self.notice)
     }
 
     /// What one sentinel says, if the server agrees.
     async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
         let came = Arc::new(AtomicBool::new(false));
         let (service, tell, replaced) = (self.service.clone(), came.clone(), self.replaced.clone());
-        let config = config().set_push_sender(move |push: PushInfo| {
+        let config = socket::config().set_push_sender(move |push: PushInfo| {
             if let Some((host, port)) = replaced_by(&push, &service) {
                 *locked(&replaced) = Some((host, port, Instant::now()));
                 tell.store(true, Relaxed);
             }
             Ok::<(), ()>(())
         });
-        let mut connection = connect(sentinel, &config).await?;
+        let mut connection = socket::spawn(sentinel, &config).await?;
         // First, so that no switch falls between. It may not be permitted.
         let _ = connection.subscribe(SWITCHED).await;
         let named: Option<(String, u16)> = cmd("SENTINEL")
@@ -202,23 +220,6 @@ impl Sentinels {
     }
 }
 
-/// Without time limits of its own.
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-}
-
-async fn connect(
-    client: &Client,
-    config: &AsyncConnectionConfig,
-) -> RedisResult<MultiplexedConnection> {
-    check_tls(client)?;
-    client
-        .get_multiplexed_async_connection_with_config(config)
-        .await
-}
-
 /// The primary that it says was replaced. Its words are the service, the old address and the new one.
 fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
     let message = Msg::from_push_info(push.clone())?;
@@ -233,12 +234,8 @@ fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 async fn is_primary(server: &Client) -> RedisResult<bool> {
-    let mut connection = connect(server, &config()).await?;
+    let mut connection = socket::spawn(server, &socket::config()).await?;
     let mut about: HashMap<String, Value> = cmd("HELLO").query_async(&mut connection).await?;
     let role: String = about
         .remove("role")

@@ -8,10 +8,15 @@ use redis::{
 };
 use tokio::net::{TcpStream, lookup_host};
 
-use super::connection::check_tls;
-
 /// Moves bytes and completes requests while it is polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
+
+/// Without time limits of its own: the caller has one for all that it does.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+}
 
 /// Opens a connection. Through TLS it has a task of its own, and there is nothing to poll.
 pub(super) async fn open(
@@ -34,12 +39,19 @@ pub(super) async fn open(
                 MultiplexedConnection::new_with_config(redis, stream, config).await?;
             Ok((connection, Some(io.boxed())))
         }
-        _ => {
-            check_tls(client)?;
-            let connection = client.get_multiplexed_async_connection_with_config(&config);
-            Ok((connection.await?, None))
-        }
+        _ => Ok((spawn(client, &config).await?, None)),
     }
+}
+
+/// Opens a connection that a task of the current runtime drives, until the last user of the connection is gone.
+pub(super) async fn spawn(
+    client: &Client,
+    config: &AsyncConnectionConfig,
+) -> RedisResult<MultiplexedConnection> {
+    check_tls(client)?;
+    client
+        .get_multiplexed_async_connection_with_config(config)
+        .await
 }
 
 /// To the address of the host that answers first.
@@ -60,4 +72,23 @@ async fn connect(host: &str, port: u16, settings: &TcpSettings) -> RedisResult<T
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     socket.set_tcp_user_timeout(settings.user_timeout())?;
     Ok(stream)
+}
+
+/// Without a provider of cryptography rustls would panic.
+#[cfg(feature = "tls")]
+fn check_tls(client: &Client) -> RedisResult<()> {
+    let is_tls = matches!(
+        client.get_connection_info().addr(),
+        ConnectionAddr::TcpTls { .. }
+    );
+    if is_tls && rustls::crypto::CryptoProvider::get_default().is_none() {
+        let fault = "rustls has no default CryptoProvider: the application installs one";
+        return Err((redis::ErrorKind::InvalidClientConfig, fault).into());
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "tls"))]
+fn check_tls(_: &Client) -> RedisResult<()> {
+    Ok(())
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult};
 
 #[cfg(feature = "cluster")]
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Path};
 #[cfg(feature = "sentinel")]
-use super::sentinel::Sentinels;
+use super::sentinel::{Sentinels, Watch};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     keeper::Part,
@@ -22,7 +22,16 @@ pub(crate) enum Target {
     Sentinel(Arc<Sentinels>),
     /// The node of a cluster that has what is asked for.
     #[cfg(feature = "cluster")]
-    Cluster(Box<Cluster>),
+    Cluster(Cluster),
+}
+
+/// The way there, for one session.
+pub(super) enum Route {
+    Server(Arc<Client>),
+    #[cfg(feature = "sentinel")]
+    Sentinel(Watch),
+    #[cfg(feature = "cluster")]
+    Cluster(Box<Path>),
 }
 
 impl Target {
@@ -59,7 +68,7 @@ impl Target {
 
     #[cfg(feature = "cluster")]
     fn cluster(scheme: &str, rest: &str) -> Result<Self, &'static str> {
-        Cluster::open(scheme, rest).map(|cluster| Self::Cluster(Box::new(cluster)))
+        Cluster::open(scheme, rest).map(Self::Cluster)
     }
 
     #[cfg(not(feature = "cluster"))]
@@ -72,8 +81,8 @@ impl Target {
         match self {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => {
-                let way = |part| Self::Cluster(Box::new(cluster.for_part(part)));
-                Part::all().map(|part| (Some(part), way(part))).collect()
+                let of = |part| Self::Cluster(cluster.for_part(part));
+                Part::all().map(|part| (Some(part), of(part))).collect()
             }
             whole => vec![(None, whole)],
         }
@@ -88,14 +97,26 @@ impl Target {
         }
     }
 
+    pub(super) fn route(&self) -> Route {
+        match self {
+            Self::Server(client) => Route::Server(client.clone()),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => Route::Sentinel(Watch::new(sentinels.clone())),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => Route::Cluster(Box::new(cluster.path())),
+        }
+    }
+}
+
+impl Route {
     /// A client for the server that is the right one now. Without a time limit of its own.
     pub(super) async fn client(&self) -> RedisResult<Client> {
         match self {
             Self::Server(client) => Ok(Client::clone(client)),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => sentinels.primary().await,
+            Self::Sentinel(watch) => watch.primary().await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.client(),
+            Self::Cluster(path) => path.client(),
         }
     }
 
@@ -103,7 +124,7 @@ impl Target {
     pub(super) fn attempts(&self) -> usize {
         match self {
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.attempts(),
+            Self::Cluster(path) => path.attempts(),
             _ => 1,
         }
     }
@@ -112,7 +133,7 @@ impl Target {
     pub(super) fn has_switched(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => sentinels.has_switched(),
+            Self::Sentinel(watch) => watch.has_switched(),
             _ => false,
         }
     }
@@ -121,9 +142,9 @@ impl Target {
     pub(super) fn disconnect(&self) {
         match self {
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => sentinels.disconnect(),
+            Self::Sentinel(watch) => watch.disconnect(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.disconnect(),
+            Self::Cluster(path) => path.disconnect(),
             Self::Server(_) => {}
         }
     }

@@ -6,9 +6,12 @@ use std::{
     io::Write,
     net::{Ipv4Addr, TcpListener},
     pin::pin,
-    sync::Mutex,
+    sync::Once,
+    task::{Context, Poll},
     time::Duration,
 };
+
+use futures_util::future::BoxFuture;
 
 use super::*;
 use crate::{
@@ -17,6 +20,7 @@ use crate::{
         Standing, Wake, Want,
     },
     redis_server::{RedisServer, free_port},
+    store::Event,
 };
 
 const KEY: &str = "turnstile:{one}";
@@ -25,9 +29,9 @@ const RATE_KEY: &str = "turnstile:{rate}";
 const LEASE_MS: u64 = 30_000;
 const ALIVE_MS: u64 = 5_000;
 
-/// One process: its store, and the events that it was told.
+/// One process: the session of its driver, and the events that it reported.
 struct Replica {
-    store: RedisStore,
+    session: Mutex<RedisSession>,
     id: ReplicaId,
     events: Mutex<VecDeque<Event>>,
     lease_ms: u64,
@@ -42,7 +46,7 @@ impl Replica {
         let id = ReplicaId::from_bits(number);
         let store = RedisStore::new(Target::open(url).unwrap(), "turnstile", id);
         Self {
-            store,
+            session: Mutex::new(store.session()),
             id,
             events: Mutex::default(),
             lease_ms: LEASE_MS,
@@ -73,7 +77,11 @@ impl Replica {
             claims,
             refunds: Vec::new(),
         };
-        self.store.exchange(Arc::new(exchange))
+        self.session.lock().unwrap().exchange(Arc::new(exchange))
+    }
+
+    fn disconnect(&self) {
+        self.session.lock().unwrap().disconnect();
     }
 
     async fn run(&self, batch: Batch) -> BatchReply {
@@ -111,11 +119,11 @@ impl Replica {
         event.await.expect("no event")
     }
 
-    /// Awaits something as the keeper's driver does: it moves the store's bytes meanwhile.
+    /// Awaits something as the keeper's driver does: it moves the session's bytes meanwhile.
     async fn drive<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let step = |cx: &mut Context<'_>| {
-            while let Poll::Ready(event) = self.store.poll_event(cx) {
+            while let Poll::Ready(event) = self.session.lock().unwrap().poll_event(cx) {
                 self.events.lock().unwrap().push_back(event);
             }
             future.as_mut().poll(cx)
@@ -322,13 +330,13 @@ async fn a_server_that_comes_back_is_used_again() {
 #[tokio::test]
 async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     let server = RedisServer::start();
-    let replica = Replica::of(&server, 1);
+    let mut replica = Replica::of(&server, 1);
     replica.run(acquire(1)).await;
     server.pause();
-    let mut silent = pin!(replica.exchange(vec![renew(1)]));
+    let mut silent = Box::pin(replica.exchange(vec![renew(1)]));
     let answered = tokio::time::timeout(Duration::from_millis(20), &mut silent).await;
     assert!(answered.is_err());
-    replica.store.disconnect();
+    replica.disconnect();
     let again = replica.exchange(vec![renew(1)]);
     let again = futures_util::future::join(again, async { server.resume() });
     assert!(again.await.0.is_ok());
@@ -339,46 +347,13 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     while connections().lines().count() > 1 {
         replica.drive(tokio::task::yield_now()).await;
     }
-    // One that nobody uses is closed even if nobody polls it any more.
-    replica.store.disconnect();
+    // That is no end to be reported.
+    replica.is_connected().await;
+    replica.is_connected().await;
+    replica.is_told_nothing();
+    // The end of the session closes the other one.
+    drop(replica);
     while connections().contains("id=") {}
-}
-
-#[tokio::test]
-async fn a_disconnect_lets_go_of_whoever_polled() {
-    struct Poller;
-    impl std::task::Wake for Poller {
-        fn wake(self: Arc<Self>) {}
-    }
-    let server = RedisServer::start();
-    let replica = Replica::of(&server, 1);
-    replica.run(acquire(1)).await;
-    let poller = Arc::new(Poller);
-    let waker = poller.clone().into();
-    let mut cx = Context::from_waker(&waker);
-    while replica.store.poll_event(&mut cx).is_ready() {}
-    drop(waker);
-    assert!(Arc::strong_count(&poller) > 1);
-    replica.store.disconnect();
-    assert_eq!(Arc::strong_count(&poller), 1);
-}
-
-#[test]
-fn another_runtime_may_go_on() {
-    let server = RedisServer::start();
-    let mut replica = Replica::of(&server, 1);
-    let runtime = || tokio::runtime::Runtime::new().unwrap();
-    runtime().block_on(replica.run(acquire(1)));
-    replica.store.disconnect();
-    let reply = runtime().block_on(replica.run(renew(1)));
-    assert!(holds(&reply.renewed[0]));
-    // Without a word too: whoever polls finds the connection dead before anything is sent on it.
-    let next = runtime();
-    assert!(holds(&next.block_on(replica.run(renew(1))).renewed[0]));
-    next.block_on(replica.is_connected());
-    next.block_on(replica.is_connected());
-    next.block_on(replica.is_disconnected());
-    next.block_on(replica.is_connected());
 }
 
 #[tokio::test]
@@ -811,31 +786,36 @@ fn a_url_is_checked_and_not_repeated() {
     }
 }
 
-#[tokio::test]
-async fn a_store_that_may_evict_is_warned_of_once() {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-    impl Write for Log {
+/// What the store logs in this process.
+fn log() -> String {
+    static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    static BEGIN: Once = Once::new();
+    struct Writer;
+    impl Write for Writer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            LOG.lock().unwrap().write(bytes)
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
-    let log = Log::default();
-    let writer = log.clone();
-    // For all threads, since interest in an event is cached for all of them; but for the store's events only.
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter("off,tower_turnstile::store=warn")
-        .with_writer(move || writer.clone());
-    tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
+    BEGIN.call_once(|| {
+        // For all threads, since interest in an event is cached for all of them; but for the store's events only.
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter("off,tower_turnstile::store=warn")
+            .with_writer(|| Writer);
+        tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
+    });
+    String::from_utf8(LOG.lock().unwrap().clone()).unwrap()
+}
 
+#[tokio::test]
+async fn a_store_that_may_evict_is_warned_of_once() {
+    log();
     let server = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
     let replica = Replica::of(&server, 1);
     replica.run(acquire(1)).await;
-    replica.store.disconnect();
+    replica.disconnect();
     replica.run(renew(1)).await;
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    assert_eq!(log.matches("allkeys-lru").count(), 1, "{log}");
+    assert_eq!(log().matches("allkeys-lru").count(), 1, "{}", log());
 }

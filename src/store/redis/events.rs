@@ -1,0 +1,133 @@
+//! Events on their way from connections to the keeper's driver.
+
+use std::{collections::VecDeque, sync::Mutex};
+
+use futures_util::task::AtomicWaker;
+use redis::{PushInfo, PushKind, Value};
+
+use super::{codec::decode_wake, locked};
+use crate::store::Event;
+
+/// How many events are queued before wake-ups are dropped. A dropped one costs time, never a slot.
+const MAX_EVENTS: usize = 1_024;
+
+/// Events on their way to the task that polls the session.
+#[derive(Default)]
+pub(super) struct Events {
+    queue: Mutex<Queue>,
+    poller: AtomicWaker,
+}
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<Event>,
+    /// Whether [`Event::Missed`] is among them.
+    missed: bool,
+}
+
+impl Events {
+    /// The task to wake when there is something for it.
+    pub(super) fn poller(&self) -> &AtomicWaker {
+        &self.poller
+    }
+
+    pub(super) fn next(&self) -> Option<Event> {
+        locked(&self.queue).pop()
+    }
+
+    pub(super) fn push(&self, event: Event) {
+        locked(&self.queue).push(event);
+        self.poller.wake();
+    }
+
+    pub(super) fn on_push(&self, push: &PushInfo) {
+        if push.kind != PushKind::Message {
+            return;
+        }
+        if let [_channel, Value::BulkString(payload)] = &push.data[..]
+            && let Some(wake) = decode_wake(payload)
+        {
+            self.push(Event::Wake(wake));
+        }
+    }
+}
+
+impl Queue {
+    /// A wake-up that does not fit is dropped, which is reported once, at its place in the order. Everything else fits:
+    /// a connection begins once and ends once, and the driver takes all events before it makes another.
+    fn push(&mut self, event: Event) {
+        if self.events.len() < MAX_EVENTS || !matches!(event, Event::Wake(_)) {
+            self.events.push_back(event);
+        } else if !self.missed {
+            self.missed = true;
+            self.events.push_back(Event::Missed);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Event> {
+        let event = self.events.pop_front();
+        if matches!(event, Some(Event::Missed)) {
+            self.missed = false;
+        }
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Wake;
+
+    fn wake(number: usize) -> Event {
+        Event::Wake(Wake {
+            key: number.to_string(),
+            seqs: vec![1],
+            granted_us: 1,
+            until_ms: 1,
+        })
+    }
+
+    fn drain(events: &Events) -> Vec<String> {
+        let name = |event| match event {
+            Event::Wake(wake) => wake.key,
+            other => format!("{other:?}"),
+        };
+        std::iter::from_fn(|| events.next()).map(name).collect()
+    }
+
+    /// G4: only wake-ups are dropped, and the keeper hears of it once, after all that were queued before.
+    #[test]
+    fn a_full_queue_drops_wake_ups_only_and_says_so() {
+        let events = Events::default();
+        for _ in 0..2 {
+            (0..MAX_EVENTS).for_each(|number| events.push(wake(number)));
+            events.push(Event::Disconnected);
+            (0..10).for_each(|_| events.push(wake(MAX_EVENTS)));
+            events.push(Event::Connected);
+            events.push(wake(MAX_EVENTS));
+            let all = drain(&events);
+            let (first, rest) = all.split_at(MAX_EVENTS);
+            assert!(
+                first
+                    .iter()
+                    .enumerate()
+                    .all(|(at, key)| *key == at.to_string())
+            );
+            assert_eq!(rest, ["Disconnected", "Missed", "Connected"]);
+        }
+    }
+
+    /// Those that come once there is room again are kept, behind the report of those that were dropped before.
+    #[test]
+    fn a_queue_with_room_again_takes_wake_ups() {
+        let events = Events::default();
+        (0..=MAX_EVENTS).for_each(|number| events.push(wake(number)));
+        // One more than fits: the report.
+        (0..2).for_each(|_| drop(events.next()));
+        events.push(wake(7));
+        events.push(wake(8));
+        let all = drain(&events);
+        assert_eq!(all[all.len() - 2..], ["Missed", "7"]);
+        assert!(events.next().is_none());
+    }
+}

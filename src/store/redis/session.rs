@@ -1,0 +1,93 @@
+//! A session: what the driver polls.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::{Inner, connection::Opened};
+use crate::{
+    ledger::{Exchange, Reply},
+    store::{Event, Session, StoreError},
+};
+
+pub(super) struct RedisSession {
+    inner: Arc<Inner>,
+    connections: Vec<Opened>,
+}
+
+impl RedisSession {
+    pub(super) fn new(inner: Inner) -> Self {
+        Self {
+            inner: Arc::new(inner),
+            connections: Vec::new(),
+        }
+    }
+
+    /// Moves the bytes of all connections that are used.
+    fn poll_connections(&mut self, cx: &mut Context<'_>) {
+        let connector = &self.inner.connector;
+        self.connections.extend(connector.take_opened());
+        self.connections.retain_mut(|(link, io)| {
+            let Some(link) = link.upgrade() else {
+                return false;
+            };
+            let has_ended = io.poll_unpin(cx).is_ready();
+            if has_ended {
+                link.end(&connector.events);
+            }
+            !has_ended
+        });
+    }
+}
+
+impl Session for RedisSession {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let inner = self.inner.clone();
+        async move { inner.exchange(&exchange).await }.boxed()
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        self.inner.connector.events.poller().register(cx.waker());
+        self.poll_connections(cx);
+        match self.inner.connector.events.next() {
+            Some(event) => Poll::Ready(event),
+            None => Poll::Pending,
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.inner.connector.disconnect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future, task::Waker};
+
+    use super::*;
+    use crate::{
+        ledger::ReplicaId,
+        store::redis::{RedisStore, Target, connection::LinkState},
+    };
+
+    /// The `redis` crate does not report every end: after some errors of the network there is just nothing left to do.
+    #[test]
+    fn a_connection_that_just_ends_is_reported_once() {
+        let target = Target::open("redis://localhost").unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
+        let link = Arc::new(LinkState::default());
+        let io = future::ready(()).boxed();
+        session.connections.push((Arc::downgrade(&link), io));
+        let mut cx = Context::from_waker(Waker::noop());
+        let event = session.poll_event(&mut cx);
+        assert!(matches!(event, Poll::Ready(Event::Disconnected)));
+        link.end(&session.inner.connector.events);
+        assert!(session.poll_event(&mut cx).is_pending());
+    }
+}

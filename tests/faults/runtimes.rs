@@ -1,0 +1,195 @@
+//! G1, G8: the runtime that a limiter was connected on ends, or nobody drives it any more. Requests on another runtime
+//! are still decided on by the store, at once: the connection belongs to the limiter's task, and to the runtime of that.
+
+use std::{
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::runtime::{Builder, Runtime};
+use tower_turnstile::{AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable};
+
+use crate::{scene::until_empty, support::redis_server::RedisServer};
+
+/// Much longer than a request takes, so that one which had to wait for it is noticed.
+const STORE_TIMEOUT: Duration = Duration::from_secs(4);
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Without the store it would let one request in.
+const LIMIT: Limit = Limit::concurrent("one", 1).on_unavailable(OnUnavailable::Local(1));
+
+fn builder() -> LimiterBuilder {
+    Limiter::builder().store_timeout(STORE_TIMEOUT)
+}
+
+fn current_thread() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+fn multi_thread() -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    let builder = builder.worker_threads(1).enable_all();
+    builder.build().expect("a runtime")
+}
+
+fn connect(runtime: &Runtime, builder: LimiterBuilder, server: &RedisServer) -> Limiter {
+    let limiter = runtime.block_on(builder.connect(&server.url()));
+    limiter.expect("it is up")
+}
+
+/// Connections that are subscribed to wake-ups.
+fn subscribers(server: &RedisServer) -> usize {
+    server
+        .cli(&["CLIENT", "LIST", "TYPE", "pubsub"])
+        .lines()
+        .filter(|line| line.contains("id="))
+        .count()
+}
+
+fn until_subscribers(server: &RedisServer, count: usize) {
+    let began = Instant::now();
+    while subscribers(server) != count {
+        assert!(began.elapsed() < STORE_TIMEOUT, "{}", subscribers(server));
+        thread::yield_now();
+    }
+}
+
+/// The only slot is taken by another replica, and then free: the store tells both, at once.
+fn is_served(limiter: &Limiter, serving: &Runtime, server: &RedisServer) {
+    let other = connect(serving, builder(), server).semaphore(&LIMIT, "key");
+    let semaphore = limiter.semaphore(&LIMIT, "key");
+    serving.block_on(async {
+        let held = other.acquire().await.expect("free");
+        let began = Instant::now();
+        let refused = semaphore.acquire().await;
+        let took = began.elapsed();
+        println!(
+            "{:?} after {took:?}",
+            refused.as_ref().map_err(|error| error.kind())
+        );
+        assert!(limiter.status().store_up, "G8");
+        let refused = refused.expect_err("G1: it is taken");
+        assert_eq!(refused.kind(), AcquireErrorKind::Full);
+        assert!(took < AT_ONCE, "G8: {took:?}");
+        drop(held);
+        until_empty(server).await;
+
+        drop(semaphore.acquire().await.expect("free"));
+        until_empty(server).await;
+        assert!(limiter.status().store_up, "G8");
+    });
+}
+
+#[test]
+fn a_runtime_that_is_not_driven_any_more_is_no_outage() {
+    let server = RedisServer::start();
+    let left = current_thread();
+    let limiter = connect(&left, builder(), &server);
+    is_served(&limiter, &multi_thread(), &server);
+    drop(left);
+}
+
+#[test]
+fn neither_is_it_with_a_runtime_of_its_own() {
+    let server = RedisServer::start();
+    let (left, serving) = (current_thread(), multi_thread());
+    let builder = builder().runtime(serving.handle().clone());
+    let limiter = connect(&left, builder, &server);
+    // The first connection is of no use, and closed without anybody driving its runtime.
+    until_subscribers(&server, 0);
+    is_served(&limiter, &serving, &server);
+    drop(left);
+}
+
+#[test]
+fn a_thread_that_works_on_without_its_runtime_is_no_outage() {
+    let server = RedisServer::start();
+    let (give, take) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let url = server.url();
+    let busy = thread::spawn(move || {
+        current_thread().block_on(async {
+            let limiter = builder().connect(&url).await;
+            give.send(limiter.expect("it is up")).expect("a receiver");
+            // Blocks the thread, in the middle of a task.
+            assert!(ended.recv().is_err());
+        });
+    });
+    let limiter = take.recv().expect("a limiter");
+    is_served(&limiter, &multi_thread(), &server);
+    drop(end);
+    busy.join().expect("no panic");
+}
+
+#[test]
+fn a_runtime_that_was_dropped_is_no_outage() {
+    let server = RedisServer::start();
+    let limiter = connect(&current_thread(), builder(), &server);
+    is_served(&limiter, &multi_thread(), &server);
+}
+
+#[test]
+fn each_runtime_in_turn_has_a_connection_and_takes_it_with_it() {
+    let server = RedisServer::start();
+    let limiter = connect(&current_thread(), builder(), &server);
+    let semaphore = limiter.semaphore(&LIMIT, "key");
+    for _ in 0..3 {
+        let runtime = multi_thread();
+        let began = Instant::now();
+        drop(runtime.block_on(semaphore.acquire()).expect("free"));
+        assert!(began.elapsed() < AT_ONCE, "G8: {:?}", began.elapsed());
+        runtime.block_on(until_empty(&server));
+        until_subscribers(&server, 1);
+        drop(runtime);
+        until_subscribers(&server, 0);
+    }
+}
+
+/// Connected and served on one runtime: one connection for all.
+#[test]
+fn what_connects_serves() {
+    let server = RedisServer::start();
+    let accepted = || {
+        let stats = server.cli(&["INFO", "stats"]);
+        let mut lines = stats.lines();
+        let count = lines.find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.and_then(|count| count.parse::<u32>().ok())
+    };
+    for runtime in [current_thread(), multi_thread()] {
+        let before = accepted().expect("a count");
+        let limiter = connect(&runtime, builder(), &server);
+        let semaphore = limiter.semaphore(&LIMIT, "key");
+        for _ in 0..3 {
+            let permit = runtime.block_on(semaphore.acquire()).expect("free");
+            assert_eq!(subscribers(&server), 1);
+            drop(permit);
+            runtime.block_on(async { while semaphore.usage().await.expect("up").in_use > 0 {} });
+        }
+        // Three questions about subscribers, and the last one.
+        assert_eq!(accepted().expect("a count") - before, 1 + 3 + 1);
+    }
+}
+
+#[test]
+fn a_limiter_that_was_never_used_closes_its_connection() {
+    let server = RedisServer::start();
+    let left = current_thread();
+    let limiter = connect(&left, builder(), &server);
+    assert_eq!(subscribers(&server), 1);
+    drop(limiter);
+    until_subscribers(&server, 0);
+    drop(left);
+}
+
+/// Between connecting and the first request nobody reads from the connection.
+#[test]
+fn a_connection_that_ended_before_it_was_used_is_no_outage() {
+    for runtime in [current_thread(), multi_thread()] {
+        let server = RedisServer::start();
+        let limiter = connect(&runtime, builder(), &server);
+        server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        is_served(&limiter, &runtime, &server);
+    }
+}
