@@ -23,16 +23,26 @@ pub(super) async fn run(
     let Gone { shared, generation } = &gone;
     let driver = Again::new(drive(shared, session, *generation, &work));
     if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
-        shared.driver_panicked(runtime, lacks_something(&*panic));
+        shared.note_panic(runtime, lacks_something(&*panic));
     }
 }
 
-async fn drive(shared: &Shared, session: Option<Box<dyn Session>>, generation: u64, work: &Notify) {
+async fn drive(
+    shared: &Arc<Shared>,
+    session: Option<Box<dyn Session>>,
+    generation: u64,
+    work: &Notify,
+) {
     let mut under_way = UnderWay::new(session, shared.store_meter());
+    // For whoever has started it.
+    let mut watched = false;
     while let Some((exchanges, until)) = shared.next_step(generation) {
         exchanges
             .into_iter()
             .for_each(|outgoing| under_way.send(outgoing));
+        if !std::mem::replace(&mut watched, true) {
+            shared.watch_driver();
+        }
         let news = tokio::select! {
             biased;
             news = under_way.next(until) => news,

@@ -33,6 +33,8 @@ pub(super) struct DriverState {
     work: Arc<Notify>,
     /// Where the present one runs.
     runtime: Option<runtime::Id>,
+    /// Whether the present one has taken a step: then its runtime lacks nothing.
+    has_run: bool,
     /// When a late one was last replaced.
     replaced: Option<Instant>,
     /// Runtimes on which a driver has panicked, and until when none is started there again. Some have no timer or no
@@ -175,6 +177,7 @@ impl Shared {
             driver.generation += 1;
             driver.work = Arc::default();
             driver.runtime = Some(runtime.id());
+            driver.has_run = false;
             Ok(Some((runtime, driver.generation, driver.work.clone())))
         });
         let Some((runtime, generation, work)) = started? else {
@@ -197,6 +200,7 @@ impl Shared {
             if !driver.is_present(generation) {
                 return None;
             }
+            driver.has_run = true;
             core.on_time(now);
             if core.is_over() {
                 return None;
@@ -227,8 +231,8 @@ impl Shared {
         });
     }
 
-    /// A driver has panicked on this runtime. `lacks`: the runtime has no timer, or no IO.
-    pub(super) fn driver_panicked(&self, runtime: runtime::Id, lacks: bool) {
+    /// A driver or a watchdog has panicked on this runtime. `lacks`: the runtime has no timer, or no IO.
+    pub(super) fn note_panic(&self, runtime: runtime::Id, lacks: bool) {
         let until = (!lacks).then(|| Instant::now() + AFTER_PANIC);
         let unfit = &mut self.lock().driver.unfit;
         unfit.retain(|(id, _)| *id != runtime);
@@ -248,8 +252,12 @@ impl Shared {
         let serves_both = flavor == runtime::RuntimeFlavor::CurrentThread;
         {
             let driver = &mut self.lock().driver;
-            let is_covered = driver.runtime == Some(id) && serves_both;
-            if self.has_own_thread() || is_covered || driver.watched.contains(&id) {
+            let is_here = driver.runtime == Some(id);
+            // Where the driver is about to run first, it says whether the runtime has a timer.
+            let is_pointless = is_here && (serves_both || !driver.has_run)
+                || driver.is_unfit(id, Instant::now())
+                || self.has_own_thread();
+            if is_pointless || driver.watched.contains(&id) {
                 return;
             }
             driver.watched.push(id);

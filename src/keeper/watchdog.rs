@@ -2,20 +2,27 @@
 //!
 //! It costs a timer a few times in a `store_timeout` while requests wait, however many they are, and ends soon after the last one.
 
-use std::sync::Arc;
+use std::{panic::AssertUnwindSafe, sync::Arc};
 
+use futures_util::FutureExt;
 use tokio::{
     runtime,
     time::{Instant, sleep},
 };
 
-use super::{Shared, lifecycle::Finding};
+use super::{Shared, driver::lacks_something, lifecycle::Finding};
 
 /// Looks without anybody waiting after which it ends: a busy limiter does not start one for each request.
 const IDLE_LOOKS: u32 = 16;
 
 pub(super) async fn run(watch: Watch) {
-    let shared = &watch.shared;
+    let Watch { shared, runtime } = &watch;
+    if let Err(panic) = AssertUnwindSafe(watch_over(shared)).catch_unwind().await {
+        shared.note_panic(*runtime, lacks_something(&*panic));
+    }
+}
+
+async fn watch_over(shared: &Arc<Shared>) {
     let look = shared.patience().look;
     let mut idle = 0;
     while idle < IDLE_LOOKS {
