@@ -142,10 +142,11 @@ impl Core {
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
         self.ctx.now = now;
-        self.ctx.history.woken(wake, now);
+        // Of another key nothing is told: it is only what somebody said.
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };
+        self.ctx.history.woken(wake, now);
         if wake.seqs.is_empty() {
             self.lines[index].recalled(&mut self.ctx, now);
         }

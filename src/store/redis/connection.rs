@@ -15,6 +15,7 @@ use redis::{
 
 use super::{
     Target,
+    error::evicting,
     socket::{self, Io},
     store_error,
     wake::Events,
@@ -194,7 +195,7 @@ impl Connector {
         ask.arg("GET").arg("maxmemory-policy");
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(connection).await;
         for (_, policy) in policy.unwrap_or_default() {
-            if policy != "noeviction" {
+            if let Some(policy) = evicting(&policy) {
                 tracing::warn!(
                     policy,
                     "the store may evict permits: set its maxmemory-policy to noeviction"

@@ -26,6 +26,7 @@
 mod cluster;
 pub(crate) mod codec;
 mod connection;
+mod error;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod socket;
@@ -33,21 +34,20 @@ mod target;
 mod wake;
 
 use std::{
-    error::Error,
-    io,
     sync::{Arc, LazyLock},
     task::{Context, Poll},
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisResult, Script, ServerErrorKind, Value};
 
 pub(crate) use self::target::Target;
 use self::{
     codec::{decode, encode},
     connection::{Connector, Link},
+    error::store_error,
 };
-use super::{Event, Store, StoreError, StoreErrorKind};
+use super::{Event, Store, StoreError};
 use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
@@ -142,34 +142,6 @@ impl Inner {
     fn encode(&self, command: &str, script: &str, exchange: &Exchange) -> Cmd {
         let idle_key = self.idle_key.as_deref();
         encode(command, script, &self.wake_prefix, idle_key, exchange)
-    }
-}
-
-fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match error.kind() {
-        ErrorKind::Server(_) | ErrorKind::Extension => {
-            let code = error.code().unwrap_or_default();
-            let words = format!("{code} {}", error.detail().unwrap_or_default());
-            (StoreErrorKind::of_server(&words), words)
-        }
-        ErrorKind::Io => (kind_of_io(error), error.to_string()),
-        ErrorKind::AuthenticationFailed => (StoreErrorKind::Credentials, error.to_string()),
-        _ => (StoreErrorKind::Misconfigured, error.to_string()),
-    };
-    StoreError { kind, message }
-}
-
-/// Most faults of a connection pass. A failed TLS handshake does not, nor do the rights of a socket's file.
-fn kind_of_io(error: &RedisError) -> StoreErrorKind {
-    let source = error.source();
-    let source = source.and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
-    let Some(source) = source.and_then(|source| source.downcast_ref::<io::Error>()) else {
-        return StoreErrorKind::Outage;
-    };
-    match source.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => StoreErrorKind::Misconfigured,
-        io::ErrorKind::PermissionDenied => StoreErrorKind::Permission,
-        _ => StoreErrorKind::Outage,
     }
 }
 
