@@ -6,7 +6,7 @@
 //! kill -HUP $(pgrep -x config)
 //! ```
 
-use std::{convert::Infallible, env, fs, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -27,14 +27,14 @@ use tokio::{
 use tower::{BoxError, ServiceBuilder};
 use tower_turnstile::{
     LimitLayer, PeerAddress,
-    config::{Config, LiveConfig},
+    config::{Config, ConfigFileError, LiveConfig},
 };
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let path = env::args().nth(1);
     let path = path.unwrap_or_else(|| "examples/config.toml".to_owned());
-    let live = LiveConfig::connect(&read(&path)?).await?;
+    let live = LiveConfig::connect(&Config::from_file(&path).await?).await?;
 
     let mut hangups = signal(SignalKind::hangup())?;
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
@@ -44,7 +44,7 @@ async fn main() -> Result<(), BoxError> {
     );
     loop {
         tokio::select! {
-            Some(()) = hangups.recv() => match reload(&live, &path) {
+            Some(()) = hangups.recv() => match reload(&live, &path).await {
                 Ok(()) => println!("the new limits hold"),
                 Err(error) => eprintln!("the old limits stay:\n{error}"),
             },
@@ -56,12 +56,8 @@ async fn main() -> Result<(), BoxError> {
     }
 }
 
-fn read(path: &str) -> Result<Config, BoxError> {
-    Ok(Config::from_toml(&fs::read_to_string(path)?)?)
-}
-
-fn reload(live: &LiveConfig, path: &str) -> Result<(), BoxError> {
-    Ok(live.reload(&read(path)?)?)
+async fn reload(live: &LiveConfig, path: &str) -> Result<(), ConfigFileError> {
+    live.reload(&Config::from_file(path).await?)
 }
 
 async fn serve(connection: TcpStream, peer: SocketAddr, layer: LimitLayer) {

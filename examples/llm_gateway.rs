@@ -155,9 +155,8 @@ async fn run(options: Options) -> Result<(), String> {
 }
 
 async fn read(path: &Path) -> Result<Config, String> {
-    let text = tokio::fs::read_to_string(path).await;
-    let text = text.map_err(|error| error.to_string())?;
-    Config::from_toml(&text).map_err(|error| in_one_line(&error))
+    let config = Config::from_file(path).await;
+    config.map_err(|error| in_one_line(&error))
 }
 
 async fn reload(live: &LiveConfig, path: &Path) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "redis")]
 use std::sync::Arc;
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use tokio::runtime::Handle;
 
@@ -36,7 +36,7 @@ const MAX_NAMESPACE_LEN: usize = 64;
 /// | [`waiter_ttl`](Self::waiter_ttl) | 5 s | at least 3 x `poll_interval`, at most 1 h |
 /// | [`namespace`](Self::namespace) | `turnstile` | |
 /// | [`runtime`](Self::runtime), [`dedicated_thread`](Self::dedicated_thread) | the caller's runtime | |
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct LimiterBuilder {
     namespace: String,
@@ -57,6 +57,27 @@ impl Default for LimiterBuilder {
             waiter_ttl: Duration::from_secs(5),
             place: Place::default(),
         }
+    }
+}
+
+impl fmt::Debug for LimiterBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            namespace,
+            lease,
+            store_timeout,
+            poll_interval,
+            waiter_ttl,
+            place,
+        } = self;
+        f.debug_struct("LimiterBuilder")
+            .field("namespace", &shown_namespace(namespace))
+            .field("lease", lease)
+            .field("store_timeout", store_timeout)
+            .field("poll_interval", poll_interval)
+            .field("waiter_ttl", waiter_ttl)
+            .field("place", place)
+            .finish()
     }
 }
 
@@ -264,11 +285,7 @@ impl LimiterBuilder {
             );
             faults.push(("waiter_ttl", fault));
         }
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
-        if namespace.is_empty()
-            || namespace.len() > MAX_NAMESPACE_LEN
-            || !namespace.bytes().all(allowed)
-        {
+        if !is_namespace(namespace) {
             let fault = format!(
                 "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"
             );
@@ -303,6 +320,16 @@ impl LimiterBuilder {
             seed,
         })
     }
+}
+
+fn is_namespace(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    (1..=MAX_NAMESPACE_LEN).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// For `Debug`: what is no namespace may be a URL in the wrong place.
+pub(crate) fn shown_namespace(text: &str) -> &str {
+    if is_namespace(text) { text } else { ".." }
 }
 
 /// Whether a store can be looked for there. The error does not repeat the URL.

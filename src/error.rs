@@ -85,7 +85,7 @@ pub enum AcquireErrorKind {
     TooSoon,
     /// The store is down or too slow, and the limit's policy is to reject.
     Unavailable,
-    /// The store refuses to work: credentials, permissions, or a key of another type. The log has its words.
+    /// The store refuses to work: credentials, permissions, or a key of another type. The log says which.
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,

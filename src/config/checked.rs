@@ -45,6 +45,9 @@ impl Checked {
         check_names(config, &mut faults);
         let patterns = config.routes.iter().map(|route| route.matches.as_slice());
         let routes = Routes::new(patterns, &mut faults);
+        if faults.is_empty() {
+            check_use(config, &mut faults);
+        }
         faults.into_result()?;
         Ok(Self { limits, routes })
     }
@@ -122,9 +125,41 @@ fn check_names(config: &Config, faults: &mut Faults) {
         }
         for route in limit.overrides.keys() {
             if !routes.contains_key(route.as_str()) {
-                let message = format!("there is no route `{}`", route.as_str());
+                // It may be a caller's key, under a limit that was meant to be another one.
+                let message = "has a key that is not the name of a route";
                 faults.add(format!("limits.{name}.overrides"), message);
             }
+        }
+    }
+}
+
+/// What is left of a file that was cut short may read well, and limit less. So nothing is without limits, and no limit
+/// without a route, unless the file says so.
+fn check_use(config: &Config, faults: &mut Faults) {
+    let used: BTreeSet<_> = config
+        .routes
+        .iter()
+        .flat_map(|route| &route.limits)
+        .collect();
+    match (used.is_empty(), config.unlimited) {
+        (true, false) => {
+            let message = "none has a limit, so all requests would pass: a file that means it says `unlimited = true`";
+            return faults.add("routes", message);
+        }
+        (false, true) => faults.add("unlimited", "is true, and there are routes with limits"),
+        (true, true) | (false, false) => {}
+    }
+    for (name, limit) in &config.limits {
+        match (used.contains(name), limit.unrouted) {
+            (false, false) => faults.add(
+                format!("limits.{name}"),
+                "no route has it: one that only the program uses says `unrouted = true`",
+            ),
+            (true, true) => faults.add(
+                format!("limits.{name}.unrouted"),
+                "is true, and a route has it",
+            ),
+            (true, false) | (false, true) => {}
         }
     }
 }

@@ -1,19 +1,21 @@
 //! What is wrong with a configuration: one place and message for each fault.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, ops::Range};
 
 use crate::error::ConfigError;
 
 /// A configuration that cannot be used.
 ///
 /// A text that is no such configuration has one fault, with the line that TOML's parser tells. One that reads well has
-/// all its faults, each with the path of its value. Displayed, each is a line. Neither a store's URL nor a caller's
-/// key is ever part of it, so lines of the file are not quoted.
+/// all its faults, each with the path of its value. Displayed, each is a line.
+///
+/// A store's URL and callers' keys are never part of it. They may stand in the wrong place, without quotes or as the name
+/// of a field, so neither lines of the file are quoted nor values: only the types, names and places that they should have.
 ///
 /// ```
 /// use tower_turnstile::config::Config;
 ///
-/// let error = Config::from_toml("limits.chat.concurrent = 0\nlimits.opens.rate = 60").unwrap_err();
+/// let error = Config::from_toml("limits.chat.concurrent = 0\nlimits.opens.rate = 60\n").unwrap_err();
 /// let paths: Vec<_> = error.faults().iter().map(|fault| fault.path()).collect();
 /// assert_eq!(paths, ["limits.chat.concurrent", "limits.opens.per"]);
 /// ```
@@ -31,23 +33,37 @@ pub struct Fault {
 }
 
 impl ConfigFileError {
-    /// An error of the parser, whose message may quote a string that is none of a log's business.
+    /// The text is not TOML. The parser's messages are fixed.
     pub(super) fn syntax(text: &str, error: &toml::de::Error) -> Self {
-        let at = error.span().map_or(text.len(), |span| span.start);
+        Self::at(text, error.span(), error.message().to_owned())
+    }
+
+    /// The text is TOML, and something in it is not what belongs there.
+    pub(super) fn of_types(text: &str, error: &toml::de::Error) -> Self {
+        Self::at(text, error.span(), without_values(error.message()))
+    }
+
+    /// A fault of the text at this place; without one, at its end.
+    pub(super) fn at(text: &str, span: Option<Range<usize>>, message: String) -> Self {
+        let at = span.map_or(text.len(), |span| span.start);
         let before = text.get(..at).unwrap_or(text);
         let line = before.matches('\n').count() + 1;
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-        let fault = Fault {
-            path: format!("line {line}, column {column}"),
-            message: without_string(error.message()),
-        };
+        let path = format!("line {line}, column {column}");
         Self {
             line: Some(line),
-            faults: vec![fault],
+            faults: vec![Fault { path, message }],
         }
     }
 
-    /// The line, from 1, if the text is not TOML, has an unknown field, or a value of another type.
+    /// A fault that has no place in the text.
+    pub(super) fn of(path: &str, message: impl Into<String>) -> Self {
+        let mut faults = Faults::default();
+        faults.add(path, message);
+        faults.into()
+    }
+
+    /// The line, from 1, if the text is not TOML, has an unknown field or a value of another type, or may be cut short.
     pub fn line(&self) -> Option<usize> {
         self.line
     }
@@ -59,7 +75,7 @@ impl ConfigFileError {
 }
 
 impl Fault {
-    /// Where: `limits.chat.concurrent`, `routes[0].limits[1]`, or a line and column.
+    /// Where: `limits.chat.concurrent`, `routes[0].limits[1]`, a line and column, or `file`.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -123,15 +139,43 @@ impl From<Faults> for ConfigFileError {
     }
 }
 
-/// A string where none belongs may be a URL with a password, or a caller's key.
-fn without_string(message: &str) -> String {
-    for what in ["invalid type: ", "invalid value: "] {
-        let ends = message
-            .split_once(&format!("{what}string \""))
-            .zip(message.rsplit_once("\", expected"));
-        if let Some(((before, _), (_, after))) = ends {
-            return format!("{before}{what}a string, expected{after}");
-        }
+/// What serde calls the types of values, before the value itself.
+const TYPES: [&str; 10] = [
+    "boolean",
+    "integer",
+    "floating point",
+    "string",
+    "byte array",
+    "unit",
+    "sequence",
+    "map",
+    "newtype",
+    "enum",
+];
+
+/// A message of serde without what stands in the file: a value or the name of a field may be a URL with a password, or a
+/// caller's key. What is kept is made of the names of types and fields. Whatever the file has in it, what belongs there
+/// comes last.
+fn without_values(message: &str) -> String {
+    const OTHER: &str =
+        "a value that cannot be read: it is too large, or not of the type that belongs here";
+    if message.starts_with("missing field `") {
+        return message.to_owned();
     }
-    message.to_owned()
+    let Some((found, expected)) = message.rsplit_once(", expected ") else {
+        return OTHER.to_owned();
+    };
+    let of_type = |value: &str| TYPES.into_iter().find(|name| value.starts_with(name));
+    let found = if let Some(value) = found.strip_prefix("invalid type: ") {
+        of_type(value).map(|name| format!("invalid type: {name}"))
+    } else if let Some(value) = found.strip_prefix("invalid value: ") {
+        of_type(value).map(|name| format!("invalid value: {name}"))
+    } else {
+        let unknown = ["unknown field", "unknown variant"].into_iter();
+        let mut unknown = unknown.filter(|what| found.starts_with(what));
+        unknown.next().map(str::to_owned)
+    };
+    found.map_or(OTHER.to_owned(), |found| {
+        format!("{found}, expected {expected}")
+    })
 }

@@ -5,7 +5,10 @@ use std::fmt;
 use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
-use super::{error::Faults, read::word_or_table};
+use super::{
+    error::Faults,
+    read::{secret, word_or_table},
+};
 use crate::{key::Key, layer::ClientAddress};
 
 /// Whom a limit counts apart. Default: nobody.
@@ -52,8 +55,7 @@ pub enum AddressHeader {
 }
 
 /// The key of one caller as it is written in the file: it may be a secret, and `Debug` does not show it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallerKey(String);
 
 impl KeyConfig {
@@ -141,6 +143,12 @@ impl fmt::Debug for CallerKey {
     }
 }
 
+impl<'de> Deserialize<'de> for CallerKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        secret(deserializer).map(Self)
+    }
+}
+
 impl<'de> Deserialize<'de> for KeyConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -168,7 +176,7 @@ impl<'de> Deserialize<'de> for KeyConfig {
             |table: Table| match (table.header, table.client_address) {
                 (Some(name), None) => Ok(Self::Header(name)),
                 (None, Some(address)) => Ok(Self::ClientAddress(address)),
-                _ => Err("a key is either `header` or `client-address`"),
+                _ => Err("either `header` or `client-address`"),
             },
         )
     }

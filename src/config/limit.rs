@@ -44,6 +44,9 @@ pub struct LimitConfig {
     pub wait: Option<Duration>,
     /// How many may wait for one key. See [`Limit::max_waiters`]. Default: 1,000.
     pub max_waiters: Option<u32>,
+    /// No route has this limit, since only the program uses it: see [`LiveConfig::limit`](super::LiveConfig::limit).
+    /// Default: a route has it. Unless this is said, a limit without a route is an error.
+    pub unrouted: bool,
     /// Whether a slot that comes free may serve the next request of the same process without asking the store. See
     /// [`Limit::reuse`]. Default: no.
     pub reuse: bool,
@@ -179,10 +182,14 @@ impl LimitConfig {
         let path = format!("limits.{name}");
         let mut groups = Vec::new();
         for (plan, value) in &self.plans {
-            let path = format!("{path}.plans.{plan}");
-            match plans.get(plan) {
-                Some(plan) => groups.push((path, plan.keys.iter().collect(), *value, true)),
-                None => faults.add(path, "there is no such plan"),
+            let path = format!("{path}.plans");
+            match plans.get_key_value(plan) {
+                Some((name, plan)) => {
+                    let callers = plan.keys.iter().collect();
+                    groups.push((format!("{path}.{name}"), callers, *value, true));
+                }
+                // It may be a caller's key: one that should be in `overrides`.
+                None => faults.add(path, "names a plan that `[plans]` does not have"),
             }
         }
         for (caller, value) in &self.overrides {

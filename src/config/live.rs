@@ -40,7 +40,8 @@ use crate::{
 /// live.reload(&Config::from_toml(&text.replace("5", "8"))?)?;
 /// assert_eq!(live.limit("chat").map(|limit| limit.max()), Some(8));
 ///
-/// let error = live.reload(&Config::from_toml("store.namespace = 'other'")?).unwrap_err();
+/// let other = format!("store.namespace = 'other'\n{text}");
+/// let error = live.reload(&Config::from_toml(&other)?).unwrap_err();
 /// assert_eq!(error.to_string(), "store: cannot change while it is in use: start the service anew");
 /// # Ok(())
 /// # }
@@ -121,7 +122,7 @@ impl LiveConfig {
     ///
     /// # Errors
     ///
-    /// If it has faults, or differs in what cannot change: the section `[store]`, and of a limit whether it is a rate, and
+    /// If it has faults, takes away all limits without [saying so](super::Config::unlimited), or differs in what cannot change: the section `[store]`, and of a limit whether it is a rate, and
     /// its [`class`](super::LimitConfig::class), which is another one for keys by route. Then nothing changes. A limit
     /// of another name can be anything.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {

@@ -1,6 +1,6 @@
 //! Limits from a file: which requests are held to what, and how that changes while the service runs.
 //!
-//! A [`Config`] is plain data, made from TOML ([`Config::from_toml`]), by another format of serde, or in code. A
+//! A [`Config`] is plain data, made from TOML ([`Config::from_file`]), by another format of serde, or in code. A
 //! [`LimitLayer`](crate::LimitLayer) made from it finds the route of each request by itself, so that it can stand before
 //! any service, with or without a router. A [`LiveConfig`] takes a new configuration into use while requests come.
 //!
@@ -8,19 +8,17 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
 //! use tower_turnstile::config::{Config, LiveConfig};
-//! # macro_rules! read_file { ($_:expr) => {
-//! #     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/config.toml"))
-//! # } }
 //! # struct Router;
 //! # impl Router { fn layer(self, _: tower_turnstile::LimitLayer) {} }
 //! # let router = Router;
 //!
-//! let text = read_file!("config.toml");
-//! let live = LiveConfig::connect(&Config::from_toml(text)?).await?;
+//! let path = "examples/config.toml";
+//! let live = LiveConfig::connect(&Config::from_file(path).await?).await?;
 //! let app = router.layer(live.layer());
 //!
 //! // Whenever the file has changed, on SIGHUP or by a watcher:
-//! if let Err(error) = Config::from_toml(text).and_then(|config| live.reload(&config)) {
+//! let config = Config::from_file(path).await;
+//! if let Err(error) = config.and_then(|config| live.reload(&config)) {
 //!     eprintln!("the old limits stay:\n{error}");
 //! }
 //! # Ok(())
@@ -39,6 +37,8 @@
 //!
 //! | section | field | default |
 //! | --- | --- | --- |
+//! | at the top | `last_line`: a comment, which ends the file | any line ends it |
+//! | | `unlimited`: no route has a limit | `false`: at least one has |
 //! | `[store]` | `url`: a string, or `{ env = "REDIS_URL" }` | `"memory:"` |
 //! | | `namespace`, `lease`, `store_timeout`, `poll_interval`, `waiter_ttl` | those of the [`LimiterBuilder`](crate::LimiterBuilder) |
 //! | `[plans.<name>]` | `keys`: those of the callers | none; nobody is in two plans |
@@ -49,6 +49,7 @@
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 a key |
 //! | | `reuse`, not of a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
+//! | | `unrouted`: no route has it, only the program uses it | `false`: at least one has it |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `on_unavailable`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `plans`: values for plans | none |
@@ -105,7 +106,7 @@
 //! ```
 //! # use tower_turnstile::config::Config;
 //! let error = Config::from_toml("[limits.chat]\nconcurent = 5").unwrap_err();
-//! assert!(error.to_string().starts_with("line 2, column 1: unknown field `concurent`, expected one of"));
+//! assert!(error.to_string().starts_with("line 2, column 1: unknown field, expected one of `concurrent`"));
 //!
 //! let error = Config::from_toml(
 //!     "
@@ -121,8 +122,36 @@
 //! );
 //! ```
 //!
-//! The store's URL and the keys of callers are secrets: no message and no `Debug` output has them. So messages do not
-//! quote the line.
+//! The store's URL and the keys of callers are secrets: no message and no `Debug` output has them, even if they stand in the
+//! wrong place or without quotes. So messages quote neither the line nor values or unknown names: they tell the place, and
+//! what belongs there. (The parsers of other formats have messages of their own.)
+//!
+//! # A file that was cut short
+//!
+//! An editor empties a file and then writes it; a disk is full; a copy stops. What has come of the file until then may
+//! read well, and limit less. To rule that out, end the file with a comment, and begin it with that comment's text:
+//!
+//! ```toml
+//! last_line = "# end"
+//!
+//! [limits.chat]
+//! # ...
+//!
+//! # end
+//! ```
+//!
+//! Then a part of the file is never taken for all of it. Without it a file is refused
+//!
+//! - if none of its routes has a limit, as if it is empty or ends before the routes. If that is meant, it says
+//!   `unlimited = true` at the top.
+//! - if one of its limits has no route. If only the program uses that limit, it says `unrouted = true`.
+//! - if it ends in a number without a line break, which may have had more digits.
+//! - if it changes while [`Config::from_file`] reads it, within a tenth of a second. It does not help if the writer stops for
+//!   longer, or for good.
+//!
+//! So what can still be lost are whole lines at the end: routes whose limits other routes have too, settings of the last
+//! section, and a `[store]` that stands last (without it a service begins with a store in memory; a reload refuses that). To
+//! change a file at once, write another one beside it and rename that.
 //!
 //! # A new file
 //!
@@ -136,6 +165,7 @@
 //! | `store`, `limit`, `key`, `route` | what the sections say |
 //! | `read` | a string or a table, in serde |
 //! | `error` | what is wrong, and where |
+//! | `file` | a file that is read while it may be written |
 //! | `checked` | all checks, and the limits that come of it |
 //! | `routes`, `paths` | the route of a request; the readings of a path |
 //! | `table` | the layer of each route |
@@ -145,6 +175,7 @@
 
 mod checked;
 mod error;
+mod file;
 mod key;
 mod limit;
 mod live;
@@ -155,11 +186,14 @@ mod routes;
 mod store;
 mod table;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
-use self::checked::Checked;
+use self::{
+    checked::Checked,
+    file::{check_last_line, check_last_value, read_file},
+};
 pub use self::{
     error::{ConfigFileError, Fault},
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
@@ -182,6 +216,13 @@ pub struct Config {
     pub plans: BTreeMap<String, PlanConfig>,
     /// Which requests are held to which limits.
     pub routes: Vec<RouteConfig>,
+    /// No route has a limit, and all requests pass. Default: at least one route has one. Unless this is said, a
+    /// configuration that limits nothing is an error.
+    pub unlimited: bool,
+    /// The last line of the file, a comment such as `# end`, so that a file that was cut short is noticed. It stands before
+    /// everything else. Default: any line will do. It is checked by [`from_toml`](Self::from_toml) and [`from_file`](Self::from_file): other formats do
+    /// not know of lines.
+    pub last_line: Option<String>,
 }
 
 impl Config {
@@ -189,20 +230,51 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If the text is not TOML, has a field that is not known, or a value of another type: the first such place. Else
-    /// all that is wrong with the values.
+    /// If the text is not TOML, has a field that is not known, or a value of another type: the first such place. If it
+    /// [may be cut short](self#a-file-that-was-cut-short). Else all that is wrong with the values.
     pub fn from_toml(text: &str) -> Result<Self, ConfigFileError> {
-        let config: Self =
-            toml::from_str(text).map_err(|error| ConfigFileError::syntax(text, &error))?;
+        let toml = toml::Deserializer::parse(text);
+        let toml = toml.map_err(|error| ConfigFileError::syntax(text, &error))?;
+        let config = Self::deserialize(toml);
+        let config = config.map_err(|error| ConfigFileError::of_types(text, &error))?;
+        if let Some(end) = &config.last_line {
+            check_last_line(text, end)?;
+        }
         config.validate()?;
+        check_last_value(text)?;
         Ok(config)
+    }
+
+    /// Reads a configuration from a file, as [`from_toml`](Self::from_toml) does, and takes a tenth of a second for it.
+    ///
+    /// An editor may be writing the file at that moment. So it is read twice, and again until it is found twice as it was:
+    /// the same bytes, time of change and (on Unix) inode. A change that pauses for longer than a tenth of a second is
+    /// not noticed: see [there](self#a-file-that-was-cut-short).
+    ///
+    /// # Errors
+    ///
+    /// As [`from_toml`](Self::from_toml). If the file cannot be read, is no regular file, is larger than 1 MiB, is not
+    /// UTF-8, or still changes after two seconds.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a Tokio runtime with timers.
+    ///
+    /// # Cancel safety
+    ///
+    /// It changes nothing.
+    pub async fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigFileError> {
+        let text = read_file(path.as_ref()).await;
+        let text = text.map_err(|error| ConfigFileError::of("file", error.to_string()))?;
+        Self::from_toml(&text)
     }
 
     /// Checks all values, without a store.
     ///
     /// # Errors
     ///
-    /// If values are out of range or do not go together, names lead nowhere, or patterns conflict: all of these.
+    /// If values are out of range or do not go together, names lead nowhere, or patterns conflict: all of these. Else if
+    /// no route has a limit, or a limit no route, and this is not said to be meant.
     pub fn validate(&self) -> Result<(), ConfigFileError> {
         Checked::new(self).map(drop)
     }

@@ -6,16 +6,16 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     error::{ConfigFileError, Faults},
-    read::word_or_table,
+    read::{secret, word_or_table},
 };
 use crate::{
-    builder::{LimiterBuilder, check_url},
+    builder::{LimiterBuilder, check_url, shown_namespace},
     limiter::Limiter,
 };
 
 /// Where the ledgers are, and the settings of the [`Limiter`] on them. What is not said has the default of the
 /// [`LimiterBuilder`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StoreConfig {
@@ -37,7 +37,7 @@ pub struct StoreConfig {
     pub waiter_ttl: Option<Duration>,
 }
 
-/// A URL that may hold a password: `Debug` does not show it.
+/// A URL that may hold a password: `Debug` shows neither it nor the name of a variable, which may be a URL by mistake.
 ///
 /// In TOML a string, or `{ env = "REDIS_URL" }` for the value of an environment variable, which is read when the
 /// store is connected to.
@@ -105,11 +105,41 @@ impl StoreUrl {
     fn read(&self, faults: &mut Faults) -> String {
         match self {
             Self::Plain(url) => url.clone(),
-            Self::Env(name) => env::var(name).unwrap_or_else(|_| {
-                faults.add("store.url.env", format!("`{name}` is not set"));
+            Self::Env(name) => env::var(name).unwrap_or_else(|error| {
+                let fault = match error {
+                    env::VarError::NotPresent => {
+                        "the environment variable that it names is not set"
+                    }
+                    env::VarError::NotUnicode(_) => {
+                        "the environment variable that it names is not UTF-8"
+                    }
+                };
+                faults.add("store.url.env", fault);
                 String::new()
             }),
         }
+    }
+}
+
+/// A namespace that is none may be a URL in the wrong place, and is not shown.
+impl fmt::Debug for StoreConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            url,
+            namespace,
+            lease,
+            store_timeout,
+            poll_interval,
+            waiter_ttl,
+        } = self;
+        f.debug_struct("StoreConfig")
+            .field("url", url)
+            .field("namespace", &namespace.as_deref().map(shown_namespace))
+            .field("lease", lease)
+            .field("store_timeout", store_timeout)
+            .field("poll_interval", poll_interval)
+            .field("waiter_ttl", waiter_ttl)
+            .finish()
     }
 }
 
@@ -129,8 +159,8 @@ impl From<&str> for StoreUrl {
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plain(_) => f.write_str("StoreUrl(..)"),
-            Self::Env(name) => f.debug_tuple("Env").field(name).finish(),
+            Self::Plain(_) => f.write_str("Plain(..)"),
+            Self::Env(_) => f.write_str("Env(..)"),
         }
     }
 }
@@ -140,6 +170,7 @@ impl<'de> Deserialize<'de> for StoreUrl {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
+            #[serde(deserialize_with = "secret")]
             env: String,
         }
         word_or_table(

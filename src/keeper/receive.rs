@@ -187,11 +187,12 @@ impl Core {
     /// Another replica's exchange has promoted waiters of this one.
     pub(crate) fn on_wake(&mut self, wake: &Wake, now: Instant) {
         self.ctx.now = now;
-        let woken = self.ctx.history.woken(wake, now);
-        self.ctx.record(woken);
+        // Of another key nothing is recorded: it is only what somebody published.
         let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
             return;
         };
+        let woken = self.ctx.history.woken(wake, now);
+        self.ctx.record(woken);
         if wake.seqs.is_empty() {
             self.lines[index].recalled(&mut self.ctx, now);
         }

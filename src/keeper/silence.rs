@@ -49,7 +49,14 @@ impl Line {
         now: Instant,
     ) {
         let pause = ctx.settings.poll_interval;
-        ctx.dismiss(&mut note.inquiries);
+        match fate {
+            // They only ask, and can ask again.
+            Fate::Unknown if !note.inquiries.is_empty() => {
+                let work = self.work.get_or_insert_default();
+                work.inquiries.append(&mut note.inquiries);
+            }
+            _ => ctx.dismiss(&mut note.inquiries),
+        }
         self.recall(ctx);
         for release in note.releases.drain(..) {
             match fate {

@@ -6,6 +6,7 @@
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod server_error;
 
 use std::{
     fmt,
@@ -60,7 +61,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     pub(crate) kind: StoreErrorKind,
-    /// Without passwords or keys.
+    /// In words of ours: without passwords, keys, or anything else that a server said.
     pub(crate) message: String,
 }
 
@@ -81,30 +82,6 @@ impl StoreErrorKind {
     pub(crate) fn is_outage(self) -> bool {
         self == Self::Outage
     }
-
-    /// Reads the words of a Redis server. What it does not know is no outage: that would open the gate.
-    pub(crate) fn of_server(words: &str) -> Self {
-        let has = |part| words.contains(part);
-        // Errors within a script: of permissions without a code, others in Redis 6 with the code behind a prefix.
-        if has("user executing the script") || has("ACL failure in script") {
-            return Self::Permission;
-        }
-        if has("max number of clients") {
-            return Self::Outage;
-        }
-        let codes = words.split(|character: char| !character.is_ascii_uppercase());
-        let mut kinds = codes.filter_map(|code| match code {
-            "NOAUTH" | "WRONGPASS" => Some(Self::Credentials),
-            "NOPERM" => Some(Self::Permission),
-            "WRONGTYPE" | "CROSSSLOT" | "MOVED" | "ASK" | "NOPROTO" | "DENIED" => {
-                Some(Self::Misconfigured)
-            }
-            "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS"
-            | "OOM" | "READONLY" | "TRYAGAIN" => Some(Self::Outage),
-            _ => None,
-        });
-        kinds.next().unwrap_or(Self::Misconfigured)
-    }
 }
 
 impl StoreError {
@@ -115,10 +92,7 @@ impl StoreError {
 
 impl From<&LedgerError> for StoreError {
     fn from(error: &LedgerError) -> Self {
-        Self {
-            kind: StoreErrorKind::of_server(&error.message),
-            message: error.message.clone(),
-        }
+        Self::of_server(&error.message)
     }
 }
 

@@ -152,9 +152,10 @@ async fn a_change_that_fails_lets_nobody_in() {
 
 #[tokio::test]
 async fn a_limit_taken_before_a_reload_serves_after_it() {
-    let live = live(&config("limits.a.concurrent = 1"));
+    let text = "unlimited = true\nlimits.a = { concurrent = 1, unrouted = true }";
+    let live = live(&config(text));
     let limit = live.limit("a").unwrap();
-    live.reload(&config("limits.a.concurrent = 2")).unwrap();
+    live.reload(&config(&text.replace('1', "2"))).unwrap();
     live.limiter().try_semaphore(&limit, "tenant").unwrap();
 }
 

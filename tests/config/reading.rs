@@ -7,6 +7,8 @@ use tower_turnstile::{
     config::{AddressConfig, AddressHeader, Config, KeyConfig, StoreUrl},
 };
 
+const ROUTE: &str = "routes = [{ match = ['*'], limits = ['a'] }]";
+
 /// The line and the text of the one fault.
 #[track_caller]
 fn refusal(text: &str) -> (usize, String) {
@@ -46,8 +48,8 @@ fn the_example_reads_as_it_says() {
 
 #[test]
 fn what_is_not_said_has_its_default() {
-    let config =
-        Config::from_toml("limits.a.concurrent = 1\nroutes = [{ match = ['/'] }]").unwrap();
+    let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/'], limits = ['a'] }]";
+    let config = Config::from_toml(text).unwrap();
     let limit = &config.limits["a"];
     assert_eq!(limit.key, KeyConfig::Shared);
     assert_eq!((limit.mode, limit.on_unavailable), (Mode::Enforce, None));
@@ -56,14 +58,17 @@ fn what_is_not_said_has_its_default() {
         (route.on_lost, route.release_at),
         (OnLost::Continue, ReleaseAt::BodyEnd)
     );
-    assert_eq!(Config::from_toml("").unwrap(), Config::default());
+    let config = Config::from_toml("unlimited = true").unwrap();
+    assert_eq!(config.limits, Config::default().limits);
+    assert_eq!(config.store, Config::default().store);
+    assert_eq!((config.routes.len(), config.last_line), (0, None));
     assert_eq!(Config::default().store.url, StoreUrl::from("memory:"));
 }
 
 #[test]
 fn words_and_tables_read_alike() {
     let key = |text: &str| {
-        let text = format!("limits.a = {{ concurrent = 1, key = {text} }}");
+        let text = format!("limits.a = {{ concurrent = 1, key = {text} }}\n{ROUTE}");
         Config::from_toml(&text).unwrap().limits["a"].key.clone()
     };
     let forwarded =
@@ -78,7 +83,7 @@ fn words_and_tables_read_alike() {
     assert_eq!(key("'route'"), KeyConfig::Route);
 
     let policy = |text: &str| {
-        let text = format!("limits.a = {{ concurrent = 1, on_unavailable = {text} }}");
+        let text = format!("limits.a = {{ concurrent = 1, on_unavailable = {text} }}\n{ROUTE}");
         Config::from_toml(&text).unwrap().limits["a"].on_unavailable
     };
     assert_eq!(policy("'local'"), None);
@@ -101,49 +106,45 @@ fn what_cannot_be_read_is_told_with_its_line() {
         (
             "[limits.a]\nconcurent = 5",
             2,
-            "unknown field `concurent`, expected one of `concurrent`",
+            "unknown field, expected one of `concurrent`",
         ),
         (
             "[store]\n[limit.a]",
             2,
-            "unknown field `limit`, expected one of `store`, `limits`",
+            "unknown field, expected one of `store`, `limits`",
         ),
         (
             "[store]\ntimeout = '1s'",
             2,
-            "unknown field `timeout`, expected one of `url`",
+            "unknown field, expected one of `url`",
         ),
-        (
-            "[plans.a]\nkey = []",
-            2,
-            "unknown field `key`, expected `keys`",
-        ),
+        ("[plans.a]\nkey = []", 2, "unknown field, expected `keys`"),
         (
             "[[routes]]\npath = '/'",
             2,
-            "unknown field `path`, expected one of `name`, `match`",
+            "unknown field, expected one of `name`, `match`",
         ),
         (
             "[limits.a]\nconcurrent = 'five'",
             2,
-            "invalid type: a string, expected u32",
+            "invalid type: string, expected u32",
         ),
         ("[limits.a]\nconcurrent = -1", 2, "expected u32"),
         (
             "[limits.a]\nwait = 2",
             2,
-            "invalid type: integer `2`, expected a duration",
+            "invalid type: integer, expected a duration",
         ),
         ("[limits.a]\nwait = '2 parsecs'", 2, "expected a duration"),
         (
             "[limits.a]\nmode = 'on'",
             2,
-            "unknown variant `on`, expected one of `enforce`, `shadow`, `off`",
+            "unknown variant, expected one of `enforce`, `shadow`, `off`",
         ),
         (
             "[limits.a]\nkey = 'header'",
             2,
-            "unknown variant `header`, expected one of `shared`, `route`",
+            "unknown variant, expected one of `shared`, `route`",
         ),
         (
             "[limits.a]\nkey = { header = 'a', client-address = {} }",
@@ -153,34 +154,34 @@ fn what_cannot_be_read_is_told_with_its_line() {
         (
             "[limits.a]\nkey = { cookie = 'a' }",
             2,
-            "unknown field `cookie`",
+            "unknown field, expected `header` or",
         ),
         (
             "[limits.a]\nkey = { client-address = { hop = 1 } }",
             2,
-            "unknown field `hop`",
+            "unknown field, expected one of `proxies`",
         ),
         ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
         (
             "[limits.a]\non_unavailable = { local = 1, allow = true }",
             2,
-            "unknown field `allow`",
+            "unknown field, expected `local`",
         ),
         (
             "[limits.a]\non_unavailable = 'close'",
             2,
-            "unknown variant `close`, expected one of `local`, `allow`",
+            "unknown variant, expected one of `local`, `allow`",
         ),
         (
             "[store]\nurl = { file = 'a' }",
             2,
-            "unknown field `file`, expected `env`",
+            "unknown field, expected `env`",
         ),
         ("[[routes]]\nmatch = '/'", 2, "expected a sequence"),
         (
             "[[routes]]\nmatch = ['/']\non_lost = 'die'",
             3,
-            "unknown variant `die`, expected `continue` or `abort`",
+            "unknown variant, expected `continue` or `abort`",
         ),
     ] {
         let (told, message) = refusal(text);
@@ -202,7 +203,7 @@ fn columns_count_characters() {
     );
     let (_, message) = refusal("store = { namespace = 'é', x = 1 }");
     assert!(
-        message.starts_with("line 1, column 28: unknown field `x`"),
+        message.starts_with("line 1, column 28: unknown field"),
         "{message}"
     );
 }
@@ -211,6 +212,15 @@ fn columns_count_characters() {
 fn secrets_are_not_told() {
     for text in [
         "store = 'redis://:s3cret@host'",
+        "store.url.env = 'redis://:s3cret=@host'",
+        "store.url.env.s3cret = 's3cret'",
+        "'redis://:s3cret@host' = 1",
+        "store.s3cret = 's3cret'",
+        "limits.a = { concurrent = 1, key = 's3cret' }",
+        "limits.a = { concurrent = 1, s3cret = 2 }",
+        "limits.a = { concurrent = 1, key.header = 'x', plans = { s3cret = 2 } }",
+        "limits.a = { concurrent = 1, key = 'route', overrides = { s3cret = 2 } }",
+        "limits.a = { concurrent = 1, mode = 's3cret, expected s3cret' }",
         "store.url = ['redis://:s3cret@host']",
         "store.url = 'redis://:s3cret@host",
         "store.url = \"redis://:s3cret\"x@host\"",
@@ -232,7 +242,8 @@ fn secrets_are_not_told() {
         }
     }
     let text = "store.url = 'redis://:s3cret@host'\nplans.gold.keys = ['s3cret']
-        limits.a = { concurrent = 1, key.header = 'x', overrides = { s3cret2 = 1 } }";
+        limits.a = { concurrent = 1, key.header = 'x', overrides = { s3cret2 = 1 } }
+        routes = [{ match = ['*'], limits = ['a'] }]";
     let config = Config::from_toml(text).unwrap();
     assert!(!format!("{config:?}").contains("s3cret"));
 }

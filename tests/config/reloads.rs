@@ -140,7 +140,7 @@ async fn a_limit_can_go_and_come_back_otherwise() {
     let live = live(&of(1));
     let service = serving(&live);
     let _first = send(&service, get("/")).await;
-    live.reload(&Config::default()).unwrap();
+    live.reload(&config("unlimited = true")).unwrap();
     assert_eq!(live.limit("a"), None);
     assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
     live.reload(&of(2)).unwrap();
@@ -156,12 +156,12 @@ async fn what_cannot_change_is_told_and_nothing_changes() {
     let _first = send(&service, get("/")).await;
     for (text, faults) in [
         (
-            "store.lease = '10s'\nlimits.a = { rate = 2, per = '1s' }",
+            "store.lease = '10s'\nlimits.a = { rate = 2, per = '1s' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
             "store: cannot change while it is in use: start the service anew
 limits.a: whether limit `a` counts permits at once, or in a period cannot change while it is in use",
         ),
         (
-            "limits.a = { concurrent = 2, class = 'tenant' }",
+            "limits.a = { concurrent = 2, class = 'tenant' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
             "limits.a: whether limit `a` is narrow or wide cannot change while it is in use",
         ),
         (
@@ -179,14 +179,15 @@ limits.a: whether limit `a` counts permits at once, or in a period cannot change
 
 #[test]
 fn a_key_by_route_is_of_a_class_of_its_own() {
-    let live = live(&config("limits.a = { concurrent = 1, key = 'route' }"));
-    let by_header = config("limits.a = { concurrent = 1, key.header = 'x' }");
-    let error = live.reload(&by_header).unwrap_err();
+    let of = |key: &str| {
+        let route = "routes = [{ match = ['/'], limits = ['a'] }]";
+        config(&format!("limits.a = {{ concurrent = 1, {key} }}\n{route}"))
+    };
+    let live = live(&of("key = 'route'"));
+    let error = live.reload(&of("key.header = 'x'")).unwrap_err();
     assert!(error.to_string().contains("narrow or wide"), "{error}");
-    live.reload(&config(
-        "limits.a = { concurrent = 1, key.header = 'x', class = 'route' }",
-    ))
-    .unwrap();
+    live.reload(&of("key.header = 'x', class = 'route'"))
+        .unwrap();
 }
 
 /// The limiter refuses the second limit, when the first has its new value already.
@@ -215,7 +216,7 @@ async fn a_change_that_fails_half_way_is_taken_back() {
 
 #[tokio::test]
 async fn what_the_program_has_set_stays() {
-    let live = live(&config(""));
+    let live = live(&config("unlimited = true"));
     let layer = live.layer().limited_status(StatusCode::IM_A_TEAPOT);
     let service = layer.layer(serve(Script::of([]).then_waits()));
     live.reload(&config(

@@ -26,7 +26,7 @@
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
 //! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_told_again`, `storage::a_store_that_restarts_empty_is_told_again`, `storage::an_evicted_ledger_is_told_again`, S `a_store_that_may_evict_is_warned_of_once` |
 //! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
-//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `silence::what_a_server_says_of_passing_trouble_is_an_outage`, `silence::a_loading_server_is_an_outage`, `silence::a_busy_server_is_an_outage`, `silence::a_slot_without_a_node_is_an_outage`, S `the_words_of_a_server_are_understood` |
+//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `silence::what_a_server_says_of_passing_trouble_is_an_outage`, `silence::a_loading_server_is_an_outage`, `silence::a_busy_server_is_an_outage`, `silence::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
 //! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
@@ -41,7 +41,7 @@
 //! | unread socket, endless body | G7 | L `client_that_stops_reading_makes_room`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
 //! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
 //! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_told_as_such_and_not_repeated` |
-//! | least-privilege ACL | G8 | `tests/security.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
+//! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
 //! | graceful shutdown under load | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind` |
 //!
 //! A known limit, `CLUSTER`: this suite uses the client of one server. What a cluster does is in `tests/cluster.rs`.

@@ -14,7 +14,7 @@ fn bad_options_are_refused_in_one_line() {
         fs::write(&path, text).expect("a file");
         path.to_str().expect("text").to_owned()
     };
-    let good = file("good", "");
+    let good = file("good", "unlimited = true");
     let two_faults = "limits.chat.concurrent = 0\nlimits.opens.rate = 60";
     let two_faults = file("two-faults", two_faults);
     let syntax = file("syntax", "store.url = 'redis://:canary-51c2@");

@@ -23,6 +23,9 @@ fn broken(policy: &str) -> Vec<String> {
         changed(policy, "\"gateway\"", "\"other\""),
         changed(policy, "gold = 20", "silver = 20"),
         String::new(),
+        policy[..policy.find("[limits.chat-opens]").expect("it")].to_owned(),
+        policy[..policy.find("[[routes]]").expect("it")].to_owned(),
+        policy[..policy.find("on_lost").expect("it")].to_owned(),
     ]
 }
 

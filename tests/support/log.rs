@@ -27,8 +27,15 @@ pub(crate) fn log() -> &'static Log {
 
 impl Log {
     pub(crate) fn text(&self) -> String {
+        self.since(&mut 0)
+    }
+
+    /// What was logged since it had this length.
+    pub(crate) fn since(&self, length: &mut usize) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).into_owned()
+        let new = String::from_utf8_lossy(&bytes[*length..]).into_owned();
+        *length = bytes.len();
+        new
     }
 
     pub(crate) fn lines_with(&self, part: &str) -> Vec<String> {

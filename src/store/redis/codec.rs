@@ -324,14 +324,13 @@ fn standing(value: Option<Value>) -> Option<Standing> {
 
 /// Only a wrong type or a lack of memory may be one ledger's own trouble.
 fn ledger_error(words: &[u8]) -> Result<LedgerError, StoreError> {
-    let message = String::from_utf8_lossy(words).into_owned();
-    if message.contains("WRONGTYPE") || message.contains("OOM") {
+    let error = StoreError::of_server(&String::from_utf8_lossy(words));
+    let own = ["WRONGTYPE", "OOM"];
+    if own.iter().any(|code| error.message.starts_with(code)) {
+        let message = error.message;
         return Ok(LedgerError { message });
     }
-    Err(StoreError {
-        kind: StoreErrorKind::of_server(&message),
-        message,
-    })
+    Err(error)
 }
 
 /// Reads what `promote` publishes: `granted_us until_ms seqs key`.

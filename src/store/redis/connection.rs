@@ -9,6 +9,7 @@ use redis::{Client, PushInfo, PushKind, RedisResult, aio::MultiplexedConnection,
 
 use super::{
     Known,
+    error::evicting,
     events::Events,
     locked,
     socket::{self, Io},
@@ -182,7 +183,7 @@ impl Connector {
         ask.arg("GET").arg("maxmemory-policy");
         let policy: RedisResult<Vec<(String, String)>> = ask.query_async(connection).await;
         for (_, policy) in policy.unwrap_or_default() {
-            if policy != "noeviction" {
+            if let Some(policy) = evicting(&policy) {
                 tracing::warn!(
                     policy,
                     "the store may evict permits: set its maxmemory-policy to noeviction"

@@ -26,6 +26,7 @@
 mod cluster;
 pub(crate) mod codec;
 mod connection;
+mod error;
 mod events;
 #[cfg(feature = "sentinel")]
 mod sentinel;
@@ -33,21 +34,18 @@ mod session;
 mod socket;
 mod target;
 
-use std::{
-    error::Error,
-    io,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
-};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicBool};
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Script, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisResult, Script, ServerErrorKind, Value};
 
 pub(crate) use self::target::Target;
 use self::{
     codec::{decode, encode},
     connection::{Connector, Link},
+    error::store_error,
     session::RedisSession,
 };
-use super::{Session, Store, StoreError, StoreErrorKind};
+use super::{Session, Store, StoreError};
 use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
@@ -158,34 +156,6 @@ impl Inner {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn store_error(error: &RedisError) -> StoreError {
-    let (kind, message) = match error.kind() {
-        ErrorKind::Server(_) | ErrorKind::Extension => {
-            let code = error.code().unwrap_or_default();
-            let words = format!("{code} {}", error.detail().unwrap_or_default());
-            (StoreErrorKind::of_server(&words), words)
-        }
-        ErrorKind::Io => (kind_of_io(error), error.to_string()),
-        ErrorKind::AuthenticationFailed => (StoreErrorKind::Credentials, error.to_string()),
-        _ => (StoreErrorKind::Misconfigured, error.to_string()),
-    };
-    StoreError { kind, message }
-}
-
-/// Most faults of a connection pass. A failed TLS handshake does not, nor do the rights of a socket's file.
-fn kind_of_io(error: &RedisError) -> StoreErrorKind {
-    let source = error.source();
-    let source = source.and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
-    let Some(source) = source.and_then(|source| source.downcast_ref::<io::Error>()) else {
-        return StoreErrorKind::Outage;
-    };
-    match source.kind() {
-        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => StoreErrorKind::Misconfigured,
-        io::ErrorKind::PermissionDenied => StoreErrorKind::Permission,
-        _ => StoreErrorKind::Outage,
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
-    io::Write,
+    io::{self, Write},
     net::{Ipv4Addr, TcpListener},
     pin::pin,
     sync::Once,
@@ -20,7 +20,7 @@ use crate::{
         Standing, Wake, Want,
     },
     redis_server::{RedisServer, free_port},
-    store::Event,
+    store::{Event, StoreErrorKind},
 };
 
 const KEY: &str = "turnstile:{one}";
@@ -687,71 +687,6 @@ async fn tls_without_a_provider_of_cryptography_is_no_panic() {
         .unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Misconfigured);
     assert!(error.message.contains("CryptoProvider"), "{error}");
-}
-
-#[test]
-fn the_words_of_a_server_are_understood() {
-    use StoreErrorKind::*;
-    let cases = [
-        ("LOADING Redis is loading the dataset in memory", Outage),
-        ("BUSY Redis is busy running a script", Outage),
-        (
-            "READONLY You can't write against a read only replica.",
-            Outage,
-        ),
-        ("MASTERDOWN Link with MASTER is down", Outage),
-        ("CLUSTERDOWN Hash slot not served", Outage),
-        (
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-            Outage,
-        ),
-        ("NOREPLICAS Not enough good replicas to write.", Outage),
-        ("MISCONF Redis is configured to save RDB snapshots", Outage),
-        ("ERR max number of clients reached", Outage),
-        (
-            "@user_script: 5: @user_script: 5: -OOM command not allowed",
-            Outage,
-        ),
-        ("NOAUTH Authentication required.", Credentials),
-        ("WRONGPASS invalid username-password pair", Credentials),
-        ("NOPERM this user has no permissions", Permission),
-        (
-            "ERR ACL failure in script: User OOM has no permissions to run the 'time' command",
-            Permission,
-        ),
-        (
-            "ERR The user executing the script can't run this command",
-            Permission,
-        ),
-        ("WRONGTYPE Operation against a key", Misconfigured),
-        (
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            Misconfigured,
-        ),
-        ("MOVED 1234 10.0.0.1:6379", Misconfigured),
-        ("DENIED Redis is running in protected mode", Misconfigured),
-        ("ERR unknown command 'EVALSHA'", Misconfigured),
-    ];
-    for (words, kind) in cases {
-        assert_eq!(StoreErrorKind::of_server(words), kind, "{words}");
-    }
-    let message = "WRONGTYPE".to_owned();
-    let error = StoreError::from(&LedgerError { message });
-    assert!(!error.kind.is_outage());
-}
-
-#[test]
-fn a_failed_handshake_and_a_closed_socket_file_are_no_outage() {
-    let kind = |kind| store_error(&io::Error::new(kind, "canary").into()).kind;
-    assert_eq!(
-        kind(io::ErrorKind::InvalidData),
-        StoreErrorKind::Misconfigured
-    );
-    assert_eq!(
-        kind(io::ErrorKind::PermissionDenied),
-        StoreErrorKind::Permission
-    );
-    assert_eq!(kind(io::ErrorKind::UnexpectedEof), StoreErrorKind::Outage);
 }
 
 #[test]

@@ -1,0 +1,225 @@
+//! Reading a file that somebody may be writing.
+
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, Read},
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{task::spawn_blocking, time::sleep};
+
+use super::error::ConfigFileError;
+
+/// Between two looks at a file. An editor that empties it and writes it anew is done in a fraction of this.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Looks at a file that changes.
+const MAX_READS: usize = 20;
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What a file was, at two moments or between them.
+#[derive(PartialEq, Eq)]
+struct Look {
+    before: Version,
+    bytes: Vec<u8>,
+    after: Version,
+}
+
+#[derive(PartialEq, Eq)]
+struct Version {
+    modified: Option<SystemTime>,
+    /// Another file may be renamed to this one.
+    #[cfg(unix)]
+    inode: (u64, u64),
+}
+
+/// The text of a file that is the same at two looks.
+pub(super) async fn read_file(path: &Path) -> io::Result<String> {
+    let path: Arc<Path> = path.into();
+    let look = || {
+        let path = path.clone();
+        spawn_blocking(move || look_at(&path))
+    };
+    let mut last = look().await??;
+    for _ in 1..MAX_READS {
+        sleep(SETTLE).await;
+        let next = look().await??;
+        if next == last {
+            return String::from_utf8(next.bytes).map_err(|_| invalid("is not UTF-8"));
+        }
+        last = next;
+    }
+    Err(invalid(
+        "changes all the time, so what is read may not be all of it",
+    ))
+}
+
+fn look_at(path: &Path) -> io::Result<Look> {
+    // To open a pipe could take for ever.
+    if !fs::metadata(path)?.is_file() {
+        return Err(invalid("is no regular file, which could be read twice"));
+    }
+    let mut file = File::open(path)?;
+    let before = version(&file.metadata()?);
+    let mut bytes = Vec::new();
+    (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(invalid("is larger than 1 MiB"));
+    }
+    Ok(Look {
+        before,
+        bytes,
+        after: version(&file.metadata()?),
+    })
+}
+
+fn version(metadata: &Metadata) -> Version {
+    #[cfg(unix)]
+    use std::os::unix::fs::MetadataExt;
+    Version {
+        modified: metadata.modified().ok(),
+        #[cfg(unix)]
+        inode: (metadata.dev(), metadata.ino()),
+    }
+}
+
+fn invalid(fault: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, fault)
+}
+
+/// Whether the text ends as it says of itself. Since it says so before anything else, no part of it ends so.
+pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileError> {
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let first = lines
+        .iter()
+        .find(|line| !line.is_empty() && !line.starts_with('#'));
+    let last = lines.iter().rfind(|line| !line.is_empty());
+    let fault = if !end.starts_with('#') || end.trim() != end || end.lines().count() != 1 {
+        "is not the text of a comment, such as `# end`"
+    } else if !first.is_some_and(|line| line.starts_with("last_line")) {
+        "does not stand before everything else"
+    } else if last != Some(&end) {
+        "is not how the file ends: it may have been cut short"
+    } else if lines.iter().filter(|line| line.starts_with(end)).count() > 1 {
+        // Such a line that was cut short could be the end.
+        "is how another line begins too"
+    } else {
+        return Ok(());
+    };
+    Err(ConfigFileError::of("last_line", fault))
+}
+
+/// Whether nothing can be missing of the last value: 1000 that was cut short may be 100. Other values have an end.
+pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        let fault = "ends in a number without a line break: it may have been cut short";
+        return Err(ConfigFileError::at(text, None, fault.to_owned()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::OpenOptions, io::Write};
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const HALF: Duration = Duration::from_millis(50);
+
+    fn file(folder: &TempDir, text: &str) -> std::path::PathBuf {
+        let path = folder.path().join("limits.toml");
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_left_alone_is_read_once_it_has_settled() {
+        let folder = TempDir::new().unwrap();
+        let path = file(&folder, "whole");
+        let began = tokio::time::Instant::now();
+        assert_eq!(read_file(&path).await.unwrap(), "whole");
+        assert_eq!(began.elapsed(), SETTLE);
+    }
+
+    /// An editor that empties it, writes a part, and then the rest.
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_being_written_is_read_when_it_is_whole() {
+        let folder = TempDir::new().unwrap();
+        let path = file(&folder, "");
+        let write = async {
+            for part in ["a ", "whole ", "file"] {
+                sleep(HALF).await;
+                let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+                file.write_all(part.as_bytes()).unwrap();
+            }
+        };
+        let (text, ()) = tokio::join!(read_file(&path), write);
+        assert_eq!(text.unwrap(), "a whole file");
+    }
+
+    /// Between two looks that find the same, it was another one.
+    #[cfg(unix)]
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_was_put_in_place_of_another_is_looked_at_again() {
+        let folder = TempDir::new().unwrap();
+        let path = file(&folder, "same");
+        let replace = async {
+            sleep(HALF).await;
+            let other = folder.path().join("other");
+            fs::write(&other, "same").unwrap();
+            fs::rename(other, &path).unwrap();
+        };
+        let began = tokio::time::Instant::now();
+        let (text, ()) = tokio::join!(read_file(&path), replace);
+        assert_eq!(
+            (text.unwrap().as_str(), began.elapsed()),
+            ("same", 2 * SETTLE)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_never_settles_is_refused() {
+        let folder = TempDir::new().unwrap();
+        let path = file(&folder, "");
+        let write = async {
+            for number in 0.. {
+                sleep(HALF).await;
+                fs::write(&path, number.to_string()).unwrap();
+            }
+        };
+        let error = tokio::select! {
+            text = read_file(&path) => text.unwrap_err(),
+            () = write => unreachable!(),
+        };
+        assert!(
+            error.to_string().contains("changes all the time"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_no_file_is_refused() {
+        let folder = TempDir::new().unwrap();
+        let said = async |path: &Path| read_file(path).await.unwrap_err().to_string();
+        assert!(said(folder.path()).await.contains("no regular file"));
+        assert!(
+            said(Path::new("/dev/zero"))
+                .await
+                .contains("no regular file")
+        );
+        assert!(
+            said(&folder.path().join("none"))
+                .await
+                .contains("No such file")
+        );
+        let path = file(&folder, &"#".repeat(MAX_BYTES as usize + 1));
+        assert!(said(&path).await.contains("larger than 1 MiB"));
+        fs::write(&path, b"\xff").unwrap();
+        assert!(said(&path).await.contains("UTF-8"));
+    }
+}

@@ -1,0 +1,454 @@
+//! What an error of a Redis server means, and the words in which it is told.
+//!
+//! A server may quote what it was sent, and it was sent a user's name and a password. An unknown command is repeated with
+//! its arguments; a proxy may repeat anything, at any later time, in a form of its own. So no word of a server is passed
+//! on: its error is recognized, and told in words of ours. All texts that can come of it are in this file.
+
+use super::{
+    StoreError,
+    StoreErrorKind::{self, Credentials, Misconfigured, Outage, Permission},
+};
+
+/// Errors that are known by their code, the first word: the kind, and what is said after the code.
+const CODES: &[(&str, StoreErrorKind, &str)] = &[
+    ("ASK", Misconfigured, IN_A_CLUSTER),
+    ("BUSY", Outage, "the server is busy with a script"),
+    (
+        "CLUSTERDOWN",
+        Outage,
+        "the cluster is down, or no node has a hash slot",
+    ),
+    (
+        "CROSSSLOT",
+        Misconfigured,
+        "keys of one call are in different hash slots",
+    ),
+    (
+        "DENIED",
+        Misconfigured,
+        "the server is in protected mode: give its user a password",
+    ),
+    ("LOADING", Outage, "the server is loading its data"),
+    (
+        "MASTERDOWN",
+        Outage,
+        "the server is a replica whose primary is down",
+    ),
+    (
+        "MISCONF",
+        Outage,
+        "the server cannot save its data and takes no writes",
+    ),
+    ("MOVED", Misconfigured, IN_A_CLUSTER),
+    ("NOAUTH", Credentials, "the server asks for a password"),
+    (
+        "NOPROTO",
+        Misconfigured,
+        "the server does not speak RESP3: it must be Redis 6.2 or later",
+    ),
+    (
+        "NOREPLICAS",
+        Outage,
+        "the server has fewer replicas than its `min-replicas-to-write`",
+    ),
+    ("OOM", Outage, "the server has reached its `maxmemory`"),
+    (
+        "READONLY",
+        Outage,
+        "the server is a replica and takes no writes",
+    ),
+    (
+        "TRYAGAIN",
+        Outage,
+        "keys of one call are moving to another node",
+    ),
+    (
+        "WRONGPASS",
+        Credentials,
+        "the user is not known or disabled, or the password is wrong",
+    ),
+    ("WRONGTYPE", Misconfigured, "the key holds something else"),
+];
+const IN_A_CLUSTER: &str =
+    "the server is a node of a cluster: the URL of one begins with `redis+cluster://`";
+
+/// Errors without a code of their own: words that they have, and what is said of them after `ERR`. None is an outage,
+/// which could open the gate: a server may have been told these words by us.
+const PHRASES: &[(&str, &str)] = &[
+    (
+        "DB index is out of range",
+        "DB index is out of range: the server does not have the database in the URL",
+    ),
+    (
+        "SELECT is not allowed in cluster mode",
+        "SELECT is not allowed in cluster mode: a cluster has no databases",
+    ),
+    (
+        "cluster support disabled",
+        "cluster support disabled: the server is not a node of a cluster",
+    ),
+    (
+        "called from script",
+        "a command that is called from script is not known or not allowed: it must be Redis 6.2 or later",
+    ),
+];
+const MAX_CLIENTS: &str = "ERR max number of clients";
+/// How the permissions of a script's commands are refused, without a code.
+const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["ACL failure in script", "user executing the script"];
+const UNKNOWN_COMMAND: &str = "unknown command";
+const UNKNOWN: &str = "ERR: an error that is not known here, whose words are left out because they may quote \
+                       a password: the server's log or `redis-cli` may tell more";
+
+/// What may be refused or not known, by the names that users know from the documentation of Redis and of ACLs.
+const COMMANDS: &[&str] = &[
+    "asking",
+    "auth",
+    "client|setinfo",
+    "config|get",
+    "eval",
+    "evalsha",
+    "get",
+    "hello",
+    "pexpire",
+    "pttl",
+    "publish",
+    "select",
+    "sentinel",
+    "sentinel|get-master-addr-by-name",
+    "set",
+    "subscribe",
+    "time",
+    "zadd",
+    "zcard",
+    "zcount",
+    "zmscore",
+    "zrange",
+    "zrem",
+    "zremrangebyrank",
+    "zremrangebyscore",
+    "zscore",
+];
+
+impl StoreError {
+    /// Reads the words of a Redis server. What is not known is no outage: that would open the gate.
+    ///
+    /// The message is read as the same error again.
+    pub(crate) fn of_server(words: &str) -> Self {
+        let (kind, message) = read(words);
+        Self { kind, message }
+    }
+}
+
+fn read(words: &str) -> (StoreErrorKind, String) {
+    let has = |part: &&str| words.contains(*part);
+    if FORBIDDEN_IN_SCRIPT.iter().any(has) || code(words) == Some("NOPERM") {
+        return (Permission, format!("NOPERM: {}", forbidden(words)));
+    }
+    if let Some((code, kind, meaning)) = known_code(words) {
+        return (*kind, format!("{code}: {meaning}"));
+    }
+    if words.starts_with(MAX_CLIENTS) {
+        return (
+            Outage,
+            format!("{MAX_CLIENTS} reached: see its `maxclients`"),
+        );
+    }
+    if has(&UNKNOWN_COMMAND) {
+        let command = command(words).map_or_else(String::new, |command| format!(" `{command}`"));
+        return (Misconfigured, format!("ERR {UNKNOWN_COMMAND}{command}"));
+    }
+    let phrase = PHRASES.iter().find(|(phrase, _)| has(phrase));
+    let message = phrase.map_or(UNKNOWN.to_owned(), |(_, meaning)| format!("ERR {meaning}"));
+    (Misconfigured, message)
+}
+
+/// What the permissions of the store's user lack.
+fn forbidden(words: &str) -> String {
+    if let Some(command) = command(words) {
+        return format!("the user may not run the command `{command}`");
+    }
+    let what = match (words.contains("channel"), words.contains("key")) {
+        (true, _) => "a channel",
+        (false, true) => "a key",
+        (false, false) => "a command",
+    };
+    format!("the user has no permission for {what} that is needed")
+}
+
+fn known_code(words: &str) -> Option<&'static (&'static str, StoreErrorKind, &'static str)> {
+    let known = |code: &str| CODES.iter().find(|(known, ..)| *known == code);
+    // The error of a command in a script has its code first, or in Redis 6 behind the places it came through.
+    let in_script = words.split("user_script:").skip(1).filter_map(|part| {
+        let is_place = |c: char| c.is_ascii_digit() || matches!(c, ' ' | ':' | '-');
+        code(part.trim_start_matches(is_place))
+    });
+    code(words).into_iter().chain(in_script).find_map(known)
+}
+
+/// The first word.
+fn code(words: &str) -> Option<&str> {
+    words.split([' ', ':']).next()
+}
+
+/// The first command that is quoted.
+fn command(words: &str) -> Option<&'static str> {
+    let known = |name: &str| {
+        let is_it = |known: &&&str| known.eq_ignore_ascii_case(name);
+        COMMANDS.iter().find(is_it).copied()
+    };
+    words.split(['\'', '`', '"']).skip(1).find_map(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::{prelude::*, sample::select};
+
+    use super::*;
+
+    #[test]
+    fn the_words_of_a_server_are_understood() {
+        let cases = [
+            ("LOADING Redis is loading the dataset in memory", Outage),
+            ("BUSY Redis is busy running a script", Outage),
+            (
+                "READONLY You can't write against a read only replica.",
+                Outage,
+            ),
+            ("MASTERDOWN Link with MASTER is down", Outage),
+            ("CLUSTERDOWN Hash slot not served", Outage),
+            (
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                Outage,
+            ),
+            ("NOREPLICAS Not enough good replicas to write.", Outage),
+            ("MISCONF Redis is configured to save RDB snapshots", Outage),
+            ("ERR max number of clients reached", Outage),
+            (
+                "@user_script: 5: @user_script: 5: -OOM command not allowed",
+                Outage,
+            ),
+            ("NOAUTH Authentication required.", Credentials),
+            ("WRONGPASS invalid username-password pair", Credentials),
+            ("NOPERM this user has no permissions", Permission),
+            (
+                "ERR ACL failure in script: User OOM has no permissions to run the 'time' command",
+                Permission,
+            ),
+            (
+                "ERR The user executing the script can't run this command",
+                Permission,
+            ),
+            ("WRONGTYPE Operation against a key", Misconfigured),
+            (
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                Misconfigured,
+            ),
+            ("MOVED 1234 10.0.0.1:6379", Misconfigured),
+            ("DENIED Redis is running in protected mode", Misconfigured),
+            ("ERR unknown command 'EVALSHA'", Misconfigured),
+        ];
+        for (words, kind) in cases {
+            assert_eq!(StoreError::of_server(words).kind, kind, "{words}");
+        }
+    }
+
+    #[test]
+    fn what_an_operator_needs_is_told() {
+        for (words, kind, told) in [
+            (
+                "NOAUTH Authentication required.",
+                Credentials,
+                "NOAUTH: the server asks for a password",
+            ),
+            (
+                "WRONGPASS invalid username-password pair or user is disabled.",
+                Credentials,
+                "WRONGPASS: the user is not known or disabled, or the password is wrong",
+            ),
+            // Redis 6, Redis 7, and within a script.
+            (
+                "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+                Permission,
+                "NOPERM: the user may not run the command `evalsha`",
+            ),
+            (
+                "NOPERM User me has no permissions to run the 'config|get' command",
+                Permission,
+                "NOPERM: the user may not run the command `config|get`",
+            ),
+            (
+                "ERR ACL failure in script: User OOM has no permissions to run the 'time' command",
+                Permission,
+                "NOPERM: the user may not run the command `time`",
+            ),
+            (
+                "@user_script: 8: The user executing the script can't run this command or subcommand",
+                Permission,
+                "NOPERM: the user has no permission for a command that is needed",
+            ),
+            (
+                "NOPERM this user has no permissions to access one of the keys used as arguments",
+                Permission,
+                "NOPERM: the user has no permission for a key that is needed",
+            ),
+            (
+                "NOPERM No permissions to access a channel",
+                Permission,
+                "NOPERM: the user has no permission for a channel that is needed",
+            ),
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                Outage,
+                "OOM: the server has reached its `maxmemory`",
+            ),
+            (
+                "@user_script: 5: @user_script: 5: -OOM command not allowed",
+                Outage,
+                "OOM: the server has reached its `maxmemory`",
+            ),
+            (
+                "ERR Error running script (call to f_1): @user_script:12: @user_script: 12: -MISCONF Redis is",
+                Outage,
+                "MISCONF: the server cannot save its data and takes no writes",
+            ),
+            (
+                "READONLY You can't write against a read only replica.",
+                Outage,
+                "READONLY: the server is a replica and takes no writes",
+            ),
+            (
+                "CLUSTERDOWN Hash slot not served",
+                Outage,
+                "CLUSTERDOWN: the cluster is down, or no node has a hash slot",
+            ),
+            (
+                "ERR max number of clients reached",
+                Outage,
+                "ERR max number of clients reached: see its `maxclients`",
+            ),
+            (
+                "ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'canary' ",
+                Misconfigured,
+                "ERR unknown command `hello`",
+            ),
+            (
+                "ERR unknown command `EVALSHA`, with args beginning with: `a`, ",
+                Misconfigured,
+                "ERR unknown command `evalsha`",
+            ),
+            (
+                "ERR unknown command canary",
+                Misconfigured,
+                "ERR unknown command",
+            ),
+            (
+                "MOVED 1234 10.0.0.1:6379",
+                Misconfigured,
+                "MOVED: the server is a node of a cluster: the URL of one begins with `redis+cluster://`",
+            ),
+            ("ERR AUTH canary failed", Misconfigured, UNKNOWN),
+            ("CANARY canary", Misconfigured, UNKNOWN),
+            ("", Misconfigured, UNKNOWN),
+        ] {
+            let error = StoreError::of_server(words);
+            assert_eq!(
+                (error.kind, error.message.as_str()),
+                (kind, told),
+                "{words}"
+            );
+        }
+    }
+
+    /// A password may look like a code.
+    #[test]
+    fn what_we_said_ourselves_opens_no_gate() {
+        for word in CODES.iter().map(|(code, ..)| *code).chain([MAX_CLIENTS]) {
+            for words in [
+                format!(
+                    "ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' '{word}'"
+                ),
+                format!("ERR unknown command HELLO 3 AUTH {word}"),
+                format!("ERR {word}"),
+                format!("AUTH {word} failed"),
+            ] {
+                assert_eq!(StoreError::of_server(&words).kind, Misconfigured, "{words}");
+            }
+        }
+    }
+
+    /// Words of servers, and pieces of them with something else in between.
+    fn words() -> impl Strategy<Value = String> {
+        let codes = CODES.iter().map(|(code, ..)| *code);
+        let phrases = PHRASES.iter().map(|(phrase, _)| *phrase);
+        let others = [
+            "NOPERM",
+            "ERR",
+            "-",
+            ":",
+            " ",
+            "'",
+            "`",
+            "key",
+            "channel",
+            "@user_script: 7: ",
+            "1",
+            MAX_CLIENTS,
+            UNKNOWN_COMMAND,
+            FORBIDDEN_IN_SCRIPT[0],
+            "ü",
+            "canary",
+        ];
+        let known = codes
+            .chain(phrases)
+            .chain(COMMANDS.iter().copied())
+            .chain(others);
+        let piece = prop_oneof![
+            4 => select(known.collect::<Vec<_>>()).prop_map(str::to_owned),
+            1 => any::<String>(),
+        ];
+        (
+            proptest::collection::vec(piece, 0..8),
+            select(vec![" ", "", "'"]),
+        )
+            .prop_map(|(pieces, between)| pieces.join(between))
+    }
+
+    /// All that is ever told.
+    fn all_messages() -> BTreeSet<String> {
+        let codes = CODES
+            .iter()
+            .map(|(code, _, meaning)| format!("{code}: {meaning}"));
+        let phrases = PHRASES.iter().map(|(_, meaning)| format!("ERR {meaning}"));
+        let commands = COMMANDS.iter().flat_map(|command| {
+            [
+                format!("ERR unknown command `{command}`"),
+                format!("NOPERM: the user may not run the command `{command}`"),
+            ]
+        });
+        let lacks = ["a key", "a channel", "a command"];
+        let lacks = lacks
+            .map(|what| format!("NOPERM: the user has no permission for {what} that is needed"));
+        let others = [
+            "ERR max number of clients reached: see its `maxclients`",
+            "ERR unknown command",
+            UNKNOWN,
+        ];
+        let others = others.map(str::to_owned);
+        let all = codes.chain(phrases).chain(commands);
+        all.chain(lacks).chain(others).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn no_word_of_a_server_is_passed_on(words in words()) {
+            let error = StoreError::of_server(&words);
+            prop_assert!(all_messages().contains(&error.message), "{}", error.message);
+            let again = StoreError::of_server(&error.message);
+            prop_assert_eq!((again.kind, again.message), (error.kind, error.message));
+        }
+    }
+}

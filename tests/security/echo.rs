@@ -1,0 +1,262 @@
+//! A server that repeats what it was sent, in any of the forms that a server may choose, or a proxy before it.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+/// In all that it says of its own, whatever becomes of the rest.
+pub(crate) const SAID: &str = "parrot";
+
+/// What it does instead of answering.
+#[derive(Clone, Debug)]
+pub(crate) struct Echo {
+    pub(crate) at: At,
+    pub(crate) form: Form,
+    /// What its error begins with.
+    pub(crate) code: &'static str,
+    pub(crate) quote: Quote,
+    /// How many bytes of it are sent.
+    pub(crate) cut: usize,
+}
+
+/// The command that is answered so; all others are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Hello,
+    Client,
+    Select,
+    Subscribe,
+    Config,
+    Script,
+    Asking,
+    Sentinel,
+    Each,
+}
+
+/// What kind of answer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Error,
+    BlobError,
+    Simple,
+    Bulk,
+    Verbatim,
+    Number,
+    List,
+    Map,
+    /// An error within an answer.
+    Nested,
+    /// The script's reply, with the error of a ledger in it.
+    Reply,
+    /// A wake-up, beside no answer at all.
+    Wake,
+    /// Another kind of push.
+    Push,
+    /// The server names another one.
+    Address,
+    Http,
+    Noise,
+}
+
+/// How an argument is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quote {
+    None,
+    Single,
+    Backtick,
+    Double,
+    Upper,
+    Percent,
+    Hex,
+}
+
+/// Dropping it closes the port.
+pub(crate) struct EchoServer {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl EchoServer {
+    pub(crate) async fn start(echo: Echo) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let server = Arc::new(Server {
+            echo,
+            address,
+            login: Mutex::default(),
+        });
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(serve(stream, server.clone()));
+            }
+        });
+        Self { address, task }
+    }
+
+    pub(crate) fn host(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Server {
+    echo: Echo,
+    address: SocketAddr,
+    /// What somebody said to log in.
+    login: Mutex<Vec<String>>,
+}
+
+async fn serve(mut stream: TcpStream, server: Arc<Server>) {
+    let mut bytes = Vec::new();
+    let mut channel = String::new();
+    loop {
+        while let Some((command, length)) = command(&bytes) {
+            bytes.drain(..length);
+            if stream
+                .write_all(&server.answer(&command, &mut channel))
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+        if !matches!(stream.read_buf(&mut bytes).await, Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// The first command, and its length.
+fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
+    let (count, mut rest) = number(bytes)?;
+    let mut command = Vec::new();
+    for _ in 0..count {
+        let (length, after) = number(rest)?;
+        let (argument, after) = after.split_at_checked(length + 2)?;
+        command.push(String::from_utf8_lossy(&argument[..length]).into_owned());
+        rest = after;
+    }
+    Some((command, bytes.len() - rest.len()))
+}
+
+/// The number in the first line, and what comes after it.
+fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+    let number = str::from_utf8(&bytes[1..end]).ok()?.parse().ok()?;
+    Some((number, &bytes[end + 2..]))
+}
+
+impl Server {
+    fn answer(&self, command: &[String], channel: &mut String) -> Vec<u8> {
+        let name = command.first().map(|name| name.to_uppercase());
+        let at = match name.as_deref().unwrap_or_default() {
+            "HELLO" | "AUTH" => At::Hello,
+            "CLIENT" => At::Client,
+            "SELECT" => At::Select,
+            "SUBSCRIBE" => At::Subscribe,
+            "CONFIG" => At::Config,
+            "ASKING" => At::Asking,
+            "SENTINEL" => At::Sentinel,
+            _ => At::Script,
+        };
+        if at == At::Hello {
+            *self.login() = command.to_vec();
+        }
+        if at == At::Subscribe {
+            channel.clone_from(&command[1]);
+        }
+        if self.echo.at == at || self.echo.at == At::Each {
+            return self.repeat(channel);
+        }
+        match at {
+            At::Hello => "%2\r\n+server\r\n+redis\r\n+role\r\n+master\r\n".into(),
+            At::Subscribe => format!(">3\r\n+subscribe\r\n{}:1\r\n", bulk(channel)).into(),
+            At::Config => "%0\r\n".into(),
+            At::Sentinel => {
+                let port = self.address.port().to_string();
+                format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(&port)).into()
+            }
+            At::Script => "-LOADING it is not here yet\r\n".into(),
+            _ => "+OK\r\n".into(),
+        }
+    }
+
+    /// All that it knows of who logged in, in the form that was chosen.
+    fn repeat(&self, channel: &str) -> Vec<u8> {
+        let echo = &self.echo;
+        let arguments = self.login().clone();
+        let arguments = arguments.iter().map(|argument| echo.quote.of(argument));
+        let words: Vec<_> = arguments
+            .map(|argument| format!("{SAID} {argument}"))
+            .collect();
+        let words = format!(
+            "{} unknown command `HELLO`, with args beginning with: {}",
+            echo.code,
+            words.join(" ")
+        );
+        let words = words.trim_start();
+        let mut end = echo.cut.min(words.len());
+        while !words.is_char_boundary(end) {
+            end -= 1;
+        }
+        let words = &words[..end];
+        match echo.form {
+            Form::Error => format!("-{words}\r\n"),
+            Form::BlobError => format!("!{}\r\n{words}\r\n", words.len()),
+            Form::Simple => format!("+{words}\r\n"),
+            Form::Bulk => bulk(words),
+            Form::Verbatim => format!("={}\r\ntxt:{words}\r\n", words.len() + 4),
+            Form::Number => format!("({words}\r\n"),
+            Form::List => format!("*2\r\n{}{}", bulk(words), bulk(words)),
+            Form::Map => format!("%1\r\n{}{}", bulk("maxmemory-policy"), bulk(words)),
+            Form::Nested => format!("*3\r\n:1\r\n:0\r\n-{words}\r\n"),
+            Form::Reply => format!("*3\r\n:1\r\n:0\r\n{}", bulk(words)),
+            Form::Wake => {
+                let wake = format!("1 99999999999999 ---------1 {words}");
+                format!(">3\r\n+message\r\n{}{}", bulk(channel), bulk(&wake))
+            }
+            Form::Push => format!(">2\r\n{}{}", bulk(words), bulk(words)),
+            Form::Address => format!("*2\r\n{}{}", bulk(words), bulk("1")),
+            Form::Http => format!("HTTP/1.1 400 Bad Request\r\n\r\n{words}"),
+            Form::Noise => format!("{words}\r\n"),
+        }
+        .into()
+    }
+
+    fn login(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.login.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Quote {
+    fn of(self, argument: &str) -> String {
+        let bytes = argument.bytes();
+        match self {
+            Self::None => argument.to_owned(),
+            Self::Single => format!("'{argument}'"),
+            Self::Backtick => format!("`{argument}`,"),
+            Self::Double => format!("{argument:?}"),
+            Self::Upper => argument.to_uppercase(),
+            Self::Percent => bytes.map(|byte| format!("%{byte:02X}")).collect(),
+            Self::Hex => bytes.map(|byte| format!("{byte:02x}")).collect(),
+        }
+    }
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}

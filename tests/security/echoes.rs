@@ -1,0 +1,227 @@
+//! No word of a server that repeats what it was sent becomes one of ours.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use proptest::{
+    prelude::*,
+    sample::select,
+    test_runner::{TestCaseError, TestRunner},
+};
+use tokio::{runtime, task::yield_now};
+use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
+
+use crate::{
+    echo::{At, Echo, EchoServer, Form, Quote, SAID},
+    servers::serve_two,
+    support::{
+        log::log,
+        redis_server::{RedisServer, command},
+    },
+    told::{CANARY, Told},
+};
+
+/// The user's name and the password: however they are cut, a piece is a canary.
+const USER: &str = "CanaryUserCanaryUser";
+const PASSWORD: &str = "canary-canary-'CANARY'-canary-\"canary";
+const CASES: u32 = 300;
+const STORE_TIMEOUT: Duration = Duration::from_millis(40);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Scheme {
+    Server,
+    Sentinel,
+    Cluster,
+}
+
+fn echo() -> impl Strategy<Value = (Scheme, Echo)> {
+    let scheme = select(vec![Scheme::Server, Scheme::Sentinel, Scheme::Cluster]);
+    let at = select(vec![
+        At::Hello,
+        At::Hello,
+        At::Client,
+        At::Select,
+        At::Subscribe,
+        At::Config,
+        At::Script,
+        At::Script,
+        At::Script,
+        At::Asking,
+        At::Sentinel,
+        At::Each,
+    ]);
+    let form = select(vec![
+        Form::Error,
+        Form::Error,
+        Form::Error,
+        Form::BlobError,
+        Form::Simple,
+        Form::Bulk,
+        Form::Verbatim,
+        Form::Number,
+        Form::List,
+        Form::Map,
+        Form::Nested,
+        Form::Reply,
+        Form::Reply,
+        Form::Wake,
+        Form::Push,
+        Form::Address,
+        Form::Http,
+        Form::Noise,
+    ]);
+    let code = select(vec![
+        "",
+        "ERR",
+        "ERR",
+        "NOAUTH",
+        "WRONGPASS",
+        "NOPERM",
+        "NOPROTO",
+        "NOSCRIPT",
+        "WRONGTYPE",
+        "OOM",
+        "LOADING",
+        "READONLY",
+        "MISCONF",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "EXECABORT",
+        "DENIED",
+        "CANARYCANARY",
+        "canary-canary",
+        "MOVED 1 canary:1",
+        "MOVED 1 127.0.0.1:1",
+        "ASK 1 canary:1",
+        "@user_script: 5: @user_script: 5: -OOM",
+        "ERR ACL failure in script: User CanaryUser has no permissions to run the 'time' command",
+    ]);
+    let quote = select(vec![
+        Quote::None,
+        Quote::Single,
+        Quote::Backtick,
+        Quote::Double,
+        Quote::Upper,
+        Quote::Percent,
+        Quote::Hex,
+    ]);
+    let cut = prop_oneof![Just(usize::MAX), Just(128), 0..200_usize];
+    (scheme, at, form, code, quote, cut).prop_map(|(scheme, at, form, code, quote, cut)| {
+        let echo = Echo {
+            at,
+            form,
+            code,
+            quote,
+            cut,
+        };
+        (scheme, echo)
+    })
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
+}
+
+fn url(scheme: Scheme, host: &str) -> String {
+    let login = format!("{}:{}", encoded(USER), encoded(PASSWORD));
+    match scheme {
+        Scheme::Server => format!("redis://{login}@{host}/1"),
+        Scheme::Sentinel => format!(
+            "redis+sentinel://{login}@{host}/main?sentinel_username={}&sentinel_password={}",
+            encoded(USER),
+            encoded(PASSWORD)
+        ),
+        Scheme::Cluster => format!("redis+cluster://{login}@{host}"),
+    }
+}
+
+/// All that the library says while it deals with such a server.
+async fn meet(told: &mut Told, url: &str) -> Option<ConfigErrorKind> {
+    let builder = Limiter::builder()
+        .namespace("echo")
+        .store_timeout(STORE_TIMEOUT);
+    told.debug(&builder);
+    let limiter = match builder.connect(url).await {
+        Ok(limiter) => limiter,
+        Err(error) => {
+            told.error(&error);
+            return Some(error.kind());
+        }
+    };
+    let one = Limit::concurrent("echoed", 1).on_unavailable(OnUnavailable::Reject);
+    let rate = Limit::rate("echoed-rate", 1, Duration::from_secs(60))
+        .on_unavailable(OnUnavailable::Reject);
+    let both = limiter.semaphore(&one, CANARY).and(&rate, CANARY);
+    for semaphore in [limiter.semaphore(&one, CANARY), both] {
+        if let Err(error) = semaphore.try_acquire().await {
+            told.error(&error);
+        }
+    }
+    serve_two(told, &limiter, one).await;
+    told.debug(&limiter.status());
+    told.debug(&limiter.shutdown(Duration::ZERO).await);
+    // The driver says its last words.
+    yield_now().await;
+    None
+}
+
+#[test]
+fn no_word_of_a_server_that_repeats_is_told() {
+    log();
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let mut config = ProptestConfig::with_cases(CASES);
+    config.failure_persistence = None;
+    let mut told = Told::default();
+    let mut ends = BTreeMap::<_, usize>::new();
+    let shared = std::cell::RefCell::new((&mut told, &mut ends));
+    let outcome = TestRunner::new(config).run(&echo(), |(scheme, echo)| {
+        let (told, ends) = &mut *shared.borrow_mut();
+        let end = runtime.block_on(async {
+            let server = EchoServer::start(echo).await;
+            meet(told, &url(scheme, &server.host())).await
+        });
+        *ends.entry(format!("{scheme:?}: {end:?}")).or_default() += 1;
+        match told.search(&[CANARY, SAID, "%63%61", "63616e"]) {
+            None => Ok(()),
+            Some(found) => Err(TestCaseError::fail(found)),
+        }
+    });
+    println!("{ends:#?} {:?}", told.searched);
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert!(told.searched.texts > 1_000);
+}
+
+/// As in a hosted Redis that forbids it, or behind a proxy that does not know it.
+#[tokio::test]
+async fn a_server_without_hello_does_not_get_the_password_told() {
+    log();
+    let mut told = Told::default();
+    for renamed in ["HELLO", "AUTH", "CLIENT", "SUBSCRIBE", "EVALSHA", "EVAL"] {
+        let server = RedisServer::start_with(&["--rename-command", renamed, ""]);
+        let user = [
+            "ACL",
+            "SETUSER",
+            USER,
+            "on",
+            &format!(">{PASSWORD}"),
+            "~*",
+            "&*",
+            "+@all",
+        ];
+        server.cli(&user);
+        // What it repeats is what is looked for below.
+        if renamed == "HELLO" {
+            let echoed = command(server.port(), &["HELLO", "3", "AUTH", USER, PASSWORD]);
+            let echoed = echoed.expect("it answers").expect_err("it has none");
+            assert!(echoed.contains(CANARY), "{echoed}");
+        }
+        let url = url(Scheme::Server, &format!("127.0.0.1:{}", server.port()));
+        let end = meet(&mut told, &url).await;
+        told.has_none_of(&[CANARY]);
+        let refuses = matches!(renamed, "HELLO" | "SUBSCRIBE" | "EVAL");
+        assert_eq!(end, refuses.then_some(ConfigErrorKind::Store), "{renamed}");
+    }
+    println!("{:?}", told.searched);
+}

@@ -1,0 +1,389 @@
+//! Each error that there is, each refusal and each end of a response, and `Debug` of each public type, with secrets in
+//! all that callers send and all that is configured.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    fmt::Debug,
+    future::{Ready, pending, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future::join, stream};
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt, Full, StreamBody};
+use tokio::time::sleep;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{
+    AcquireErrorKind, BoxError, ClientAddress, ConfigError, ConfigErrorKind, Key, Limit, Limiter,
+    OnLost, OnUnavailable, Refusal, RefusalKind, Semaphore, Slot,
+    layer::{LostError, LostErrorKind},
+};
+
+use crate::{
+    support::{
+        log::log,
+        redis_server::{RedisServer, free_port},
+    },
+    told::{CANARY, Told},
+};
+
+const TOKEN: &str = "canary-token";
+const SHORT: Duration = Duration::from_millis(20);
+const LONG: Duration = Duration::from_secs(20);
+const FULL: Limit = Limit::concurrent("full", 1);
+const LINE: Limit = Limit::concurrent("line", 1)
+    .wait_up_to(SHORT)
+    .max_waiters(1);
+const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(60));
+const CLOSED: Limit = Limit::concurrent("closed", 1).on_unavailable(OnUnavailable::Reject);
+
+/// What was said, and which kinds of it.
+#[derive(Default)]
+struct Scene {
+    told: Told,
+    kinds: BTreeSet<String>,
+}
+
+impl Scene {
+    fn kind(&mut self, kind: impl Debug) {
+        self.kinds.insert(format!("{kind:?}"));
+    }
+
+    fn config<T: Debug>(&mut self, result: Result<T, ConfigError>) {
+        match result {
+            Ok(value) => self.told.debug(&value),
+            Err(error) => {
+                self.kind(error.kind());
+                self.told.error(&error);
+            }
+        }
+    }
+
+    /// Asks for a permit and tells of it, which is given back.
+    async fn acquire(&mut self, semaphore: &Semaphore) {
+        let acquire = semaphore.acquire();
+        self.told.debug(&acquire);
+        match acquire.await {
+            Ok(permit) => self.told.debug(&permit),
+            Err(error) => {
+                self.kind(error.kind());
+                self.told.error(&error);
+            }
+        }
+    }
+
+    /// Sends a request and waits for the head.
+    async fn send<S, Q, B>(&mut self, mut service: S, request: Request<Q>) -> Response<B>
+    where
+        S: Service<Request<Q>, Response = Response<B>, Error = Infallible, Future: Debug> + Debug,
+    {
+        self.told.debug(&service);
+        let Ok(ready) = service.ready().await;
+        let call = ready.call(request);
+        self.told.debug(&call);
+        let Ok(response) = call.await;
+        response
+    }
+
+    /// Reads a response to its end.
+    async fn read<B>(&mut self, response: Response<B>)
+    where
+        B: Body<Data = Bytes, Error = BoxError> + Debug,
+    {
+        let (head, body) = response.into_parts();
+        if let Some(refusal) = head.extensions.get::<Refusal>() {
+            self.kind(("refusal", refusal.kind()));
+        }
+        let body = body.collect().await;
+        if let Err(error) = &body {
+            let lost = error.downcast_ref::<LostError>();
+            self.kind(("lost", lost.expect("a loss").kind()));
+            self.told.error(&**error);
+        }
+        let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+        self.told
+            .response(Response::from_parts(head, Full::new(body)))
+            .await;
+    }
+}
+
+fn request(content_type: &str) -> Request<Full<Bytes>> {
+    Request::post("/canary-path/canary?canary=canary")
+        .header("authorization", TOKEN)
+        .header("x-forwarded-for", "canary, 192.0.2.1")
+        .header("forwarded", "for=canary;by=canary")
+        .header("cookie", TOKEN)
+        .header("content-type", content_type)
+        .body("canary-body".into())
+        .expect("a request")
+}
+
+type Answer<B> = Result<Response<B>, Infallible>;
+
+/// A service that answers at once.
+fn done<Q>(_: Request<Q>) -> Ready<Answer<Full<Bytes>>> {
+    ready(Ok(Response::new("done".into())))
+}
+
+/// A service whose response goes on for ever.
+fn endless<Q>(
+    _: Request<Q>,
+) -> Ready<Answer<impl Body<Data = Bytes, Error = Infallible> + Debug + Send + 'static>> {
+    let frame = stream::once(ready(Ok(Frame::data(Bytes::from_static(b"more")))));
+    ready(Ok(Response::new(StreamBody::new(
+        frame.chain(stream::pending()),
+    ))))
+}
+
+/// A service that never answers.
+async fn silent<Q>(_: Request<Q>) -> Answer<Full<Bytes>> {
+    pending().await
+}
+
+/// What a limit that was reached says, by a layer and by a semaphore.
+async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_type: &str) {
+    let own = |limit: Limit| limit.by_header("authorization").values([(TOKEN, 1)]);
+    for limit in [FULL, LINE, RATE] {
+        let layer = limiter.layer(own(limit.clone())).rate_limit_fields();
+        scene.told.debug(&own(limit.clone()));
+        scene.told.debug(&layer);
+        let service = layer.layer(service_fn(done));
+        let first = scene.send(service.clone(), request(content_type)).await;
+        // The second waits, if it may; then there is no room for a third.
+        let second = service.clone().oneshot(request(content_type));
+        let third = service.clone().oneshot(request(content_type));
+        let (Ok(second), Ok(third)) = join(second, third).await;
+        for response in [second, third] {
+            scene.read(response).await;
+        }
+        scene.told.debug(&limiter.status());
+
+        // The slot is still the first response's.
+        let semaphore = limiter.semaphore(&limit, TOKEN);
+        scene.told.debug(&semaphore);
+        let waits = semaphore.acquire();
+        let (_, ()) = join(waits, scene.acquire(&semaphore)).await;
+        scene.acquire(&semaphore).await;
+        scene.told.debug(&semaphore.usage().await);
+        scene
+            .told
+            .debug(&limiter.semaphore(&limit, TOKEN).and(&CLOSED, "canary"));
+        scene.read(first).await;
+    }
+    // By other keys, which nobody may see either.
+    let addresses = [ClientAddress::forwarded_for(1), ClientAddress::forwarded(1)];
+    for address in addresses
+        .into_iter()
+        .chain([ClientAddress::peer().peer_by(|_| None)])
+    {
+        let scope = Limit::concurrent("address", 1).by_client_address(address.clone());
+        scene.told.debug(&address);
+        scene.told.debug(&scope);
+        let response = limiter.layer(scope).layer(service_fn(done));
+        let response = scene.send(response, request(content_type)).await;
+        scene.read(response).await;
+    }
+    let scope = Limit::concurrent("found", 1).by_key(|head| Some(head.uri.path().to_owned()));
+    let scope = scope.values_by(|_, key| (*key == Key::from(CANARY)).then_some(2));
+    scene.told.debug(&scope);
+    let shadow = FULL.mode(tower_turnstile::Mode::Shadow);
+    let other = Limiter::in_memory();
+    let service = other
+        .layer([scope, shadow.by_header("cookie")])
+        .layer(service_fn(done));
+    let first = scene.send(service.clone(), request(content_type)).await;
+    let second = scene.send(service, request(content_type)).await;
+    scene.read(second).await;
+    scene.read(first).await;
+}
+
+/// Responses and calls that end early.
+async fn ends(scene: &mut Scene, content_type: &str) {
+    let limiter = Limiter::in_memory();
+    let one = Limit::concurrent("one", 100).by_header("authorization");
+    let layer = limiter.layer(one).on_lost(OnLost::Abort);
+    let bounded = layer.clone().max_hold(SHORT);
+    let response = scene
+        .send(bounded.layer(service_fn(silent)), request(content_type))
+        .await;
+    scene.read(response).await;
+    let response = scene
+        .send(bounded.layer(service_fn(endless)), request(content_type))
+        .await;
+    scene.read(response).await;
+    let unread = layer.clone().idle(SHORT).layer(service_fn(endless));
+    let response = scene.send(unread, request(content_type)).await;
+    sleep(2 * SHORT).await;
+    scene.read(response).await;
+
+    // A slot, and what holds it for longer.
+    let show = service_fn(|request: Request<Full<Bytes>>| {
+        let slot = request.extensions().get::<Slot>().expect("a slot");
+        let said = format!("{slot:?} {:?}", slot.hold());
+        ready(Answer::Ok(Response::new(Full::<Bytes>::from(said))))
+    });
+    let response = scene.send(layer.layer(show), request(content_type)).await;
+    scene.read(response).await;
+
+    let silent = layer
+        .layer(service_fn(silent))
+        .oneshot(request(content_type));
+    let open = scene
+        .send(layer.layer(service_fn(endless)), request(content_type))
+        .await;
+    let (Ok(silent), report) = join(silent, limiter.shutdown(Duration::ZERO)).await;
+    scene.told.debug(&report);
+    scene.read(silent).await;
+    scene.read(open).await;
+    let late = scene
+        .send(layer.layer(service_fn(done)), request(content_type))
+        .await;
+    scene.read(late).await;
+    scene.acquire(&limiter.semaphore(&FULL, TOKEN)).await;
+}
+
+/// A request whose body fails while it waits.
+async fn a_body_that_fails(scene: &mut Scene) {
+    let limiter = Limiter::in_memory();
+    let patient = Limit::concurrent("patient", 1).wait_up_to(LONG);
+    let _held = limiter.semaphore(&patient, TOKEN).acquire().await;
+    let layer = limiter
+        .layer(patient.by_header("authorization"))
+        .read_ahead();
+    scene.told.debug(&layer);
+    let fails = stream::iter([
+        Ok(Frame::data(Bytes::from_static(b"canary"))),
+        Err(BoxError::from("the client left: canary")),
+    ]);
+    let request = request("text/plain").map(|_| StreamBody::new(fails));
+    let service = layer.layer(service_fn(done));
+    let response = scene.send(service, request).await;
+    scene.read(response).await;
+}
+
+/// A store that is away, and one that refuses.
+async fn stores(scene: &mut Scene) {
+    let at = |port| format!("redis://canary-user:canary-password@127.0.0.1:{port}");
+    let server = RedisServer::start();
+    let user = |words: &[&str]| {
+        let mut command = vec!["ACL", "SETUSER", "canary-user"];
+        command.extend(words);
+        server.cli(&command);
+    };
+    for words in [&[][..], &["on", ">canary-password"], &["+@all", "~*", "&*"]] {
+        user(words);
+        scene.config(Limiter::connect(&at(server.port())).await);
+    }
+    let down = Limiter::connect(&at(free_port())).await.expect("an outage");
+    let refusing = Limiter::connect(&at(server.port())).await.expect("it may");
+    user(&["-eval", "-evalsha"]);
+    for limiter in [down, refusing] {
+        for content_type in ["text/plain", "application/grpc"] {
+            let layer = limiter.layer(CLOSED.by_header("authorization"));
+            let response = scene
+                .send(layer.layer(service_fn(done)), request(content_type))
+                .await;
+            scene.read(response).await;
+        }
+        let semaphore = limiter.semaphore(&CLOSED, TOKEN);
+        scene.acquire(&semaphore).await;
+        if let Err(error) = semaphore.usage().await {
+            scene.told.error(&error);
+        }
+        scene.told.debug(&limiter);
+        scene.told.debug(&limiter.shutdown(Duration::ZERO).await);
+    }
+    // Something else than Redis.
+    let web = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port");
+    let port = web.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = web.accept().await {
+            let page = b"HTTP/1.1 400 canary\r\n\r\ncanary";
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, page).await;
+        }
+    });
+    scene.config(Limiter::connect(&at(port)).await);
+}
+
+fn configurations(scene: &mut Scene) {
+    let limiter = Limiter::in_memory();
+    scene.told.debug(&Key::from(TOKEN));
+    scene.told.debug(&Key::from_parts([TOKEN, "canary"]));
+    let _layer = limiter.layer(FULL.by_header("authorization"));
+    let other = Limit::concurrent("full", 2);
+    scene.config(limiter.try_semaphore(&other, TOKEN));
+    let none = other
+        .by_header("authorization")
+        .values([(TOKEN, 2_000_000)]);
+    scene.told.debug(&none);
+    scene.config(Limiter::in_memory().try_layer(none));
+    scene.config(Limit::try_concurrent("none", 0));
+    let builder = Limiter::builder().namespace("redis://:canary@host");
+    scene.config(builder.in_memory());
+    let url = "http://user:canary@host/canary";
+    scene.config(Limiter::connect(url).now_or_never().expect("at once"));
+}
+
+#[test]
+fn no_error_and_no_type_shows_a_secret() {
+    log();
+    #[cfg(feature = "metrics")]
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    #[cfg(feature = "metrics")]
+    let _recorder = metrics::set_default_local_recorder(&recorder);
+    let mut scene = Scene::default();
+    configurations(&mut scene);
+    let nobody = Limiter::in_memory().semaphore(&LINE, TOKEN);
+    // The slot is taken, and nobody would go on with a wait.
+    let _held = nobody.acquire().now_or_never();
+    let outside = scene.acquire(&nobody).now_or_never();
+    outside.expect("an error");
+
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        for content_type in ["text/plain", "application/grpc"] {
+            limits_that_are_reached(&mut scene, &Limiter::in_memory(), content_type).await;
+            ends(&mut scene, content_type).await;
+        }
+        let server = RedisServer::start();
+        let shared = Limiter::connect(&server.url()).await.expect("it is up");
+        limits_that_are_reached(&mut scene, &shared, "text/plain").await;
+        scene.told.text(server.cli(&["KEYS", "*"]));
+        shared.shutdown(Duration::ZERO).await;
+        a_body_that_fails(&mut scene).await;
+        stores(&mut scene).await;
+    });
+    #[cfg(feature = "metrics")]
+    scene.told.text(recorder.handle().render());
+
+    use AcquireErrorKind as A;
+    use ConfigErrorKind as C;
+    use LostErrorKind as L;
+    use RefusalKind as R;
+    let reached = [A::Full, A::LineFull, A::TimedOut, A::TooSoon];
+    let broken = [A::Unavailable, A::Misconfigured, A::ShutDown, A::NoRuntime];
+    let acquires = reached.into_iter().chain(broken);
+    let wrong = [C::Value, C::Conflict, C::Url];
+    let configs = wrong
+        .into_iter()
+        .chain([C::Credentials, C::Permission, C::Store]);
+    let reached = [R::Full, R::LineFull, R::TimedOut, R::TooSoon];
+    let broken = [R::Unavailable, R::Misconfigured, R::ShutDown];
+    let ended = [R::Lost, R::HeldTooLong, R::BodyFailed];
+    let refusals = reached.into_iter().chain(broken).chain(ended);
+    let ends = [L::Lost, L::HeldTooLong, L::Idle].into_iter();
+    let expected: BTreeSet<_> = (acquires.map(|kind| format!("{kind:?}")))
+        .chain(configs.map(|kind| format!("{kind:?}")))
+        .chain(refusals.map(|kind| format!("{:?}", ("refusal", kind))))
+        .chain(ends.map(|kind| format!("{:?}", ("lost", kind))))
+        .collect();
+    assert_eq!(scene.kinds, expected);
+    scene.told.has_no_canary();
+    println!("{} kinds, {:?}", scene.kinds.len(), scene.told.searched);
+}

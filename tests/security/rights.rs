@@ -1,0 +1,202 @@
+//! The rights of the store's user.
+
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tower_turnstile::{
+    AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Limit, Limiter, OnUnavailable,
+};
+
+use crate::{
+    support::{log::log, redis_server::RedisServer},
+    told::is_refused,
+};
+
+const PATIENT: Duration = Duration::from_secs(20);
+/// An outage would let everybody in.
+const ONE: Limit = Limit::concurrent("one", 1)
+    .wait_up_to(PATIENT)
+    .on_unavailable(OnUnavailable::Allow);
+const ALL: Limit = Limit::concurrent("all", 5).on_unavailable(OnUnavailable::Allow);
+const RATE: Limit =
+    Limit::rate("rate", 10_000, Duration::from_secs(1)).on_unavailable(OnUnavailable::Allow);
+/// Longer than a test takes: waiters learn of their slots by wake-ups alone.
+const RARELY: Duration = Duration::from_secs(60);
+const OFTEN: Duration = Duration::from_millis(50);
+
+/// The list of the documentation, for this namespace: `ACL SETUSER` and what comes after it.
+fn documented(namespace: &str) -> Vec<String> {
+    let text = include_str!("../../src/store/redis/mod.rs");
+    let (_, list) = text.split_once("//! ACL SETUSER").expect("the list");
+    let (list, _) = list.split_once("//! ```").expect("its end");
+    let list = list
+        .replace("//!", "")
+        .replace("turnstile:", &format!("{namespace}:"));
+    list.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Makes a user of the documented rights, with changes; returns the URL.
+fn user(server: &RedisServer, namespace: &str, changes: &[&str]) -> String {
+    let documented = documented(namespace);
+    let mut command = vec!["ACL", "SETUSER"];
+    command.extend(documented.iter().map(String::as_str));
+    command.extend(changes);
+    server.cli(&command);
+    server.url().replace("://", "://turnstile:password@")
+}
+
+/// How a missing right was noticed.
+#[derive(Debug)]
+enum Noticed {
+    AtConnect(ConfigErrorKind),
+    ByRequest(AcquireErrorKind),
+    InLog,
+}
+
+impl From<ConfigError> for Noticed {
+    fn from(error: ConfigError) -> Self {
+        Self::AtConnect(error.kind())
+    }
+}
+
+impl From<AcquireError> for Noticed {
+    fn from(error: AcquireError) -> Self {
+        Self::ByRequest(error.kind())
+    }
+}
+
+async fn connect(url: &str, namespace: &str, poll: Duration) -> Result<Limiter, ConfigError> {
+    let builder = Limiter::builder().namespace(namespace);
+    // Renewed every 0.7 s.
+    let builder = builder.lease(Duration::from_millis(2_100));
+    let builder = builder.poll_interval(poll).waiter_ttl(3 * poll);
+    builder.connect(url).await
+}
+
+/// Waits until it is so, or until the log says that the store refuses.
+async fn until(namespace: &str, done: impl Fn() -> bool) -> Result<(), Noticed> {
+    let wait = async {
+        while !done() {
+            if is_refused(namespace) {
+                return Err(Noticed::InLog);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    };
+    timeout(PATIENT, wait).await.expect("in time")
+}
+
+/// The life of a service of two replicas: all that a user of the store is needed for. An error as soon as anything
+/// but a full limit is in the way.
+async fn live(
+    server: &RedisServer,
+    url: &str,
+    namespace: &str,
+    poll: Duration,
+) -> Result<(), Noticed> {
+    let one = connect(url, namespace, poll).await?;
+    let other = connect(url, namespace, poll).await?;
+    let held = one.semaphore(&ONE, "key").acquire().await?;
+    let key = server.cli(&["KEYS", &format!("{namespace}:*")]);
+
+    // Whatever is forbidden, nobody else gets the slot.
+    let semaphore = other.semaphore(&ONE, "key");
+    match semaphore.try_acquire().await {
+        Ok(_) => panic!("the gate is open"),
+        Err(error) if error.kind() == AcquireErrorKind::Full => {}
+        Err(error) => return Err(error.into()),
+    }
+    let waiter = tokio::spawn(async move { semaphore.acquire().await });
+    let waits = || server.cli(&["ZCOUNT", &key, "-inf", "(0"]) == "1";
+    until(namespace, || waits() || waiter.is_finished()).await?;
+    if waiter.is_finished() {
+        return Err(waiter
+            .await
+            .expect("no panic")
+            .expect_err("the gate is open")
+            .into());
+    }
+    let deadline = || {
+        server.cli(&[
+            "ZRANGE",
+            &key,
+            "(0",
+            "(2251799813685248",
+            "BYSCORE",
+            "WITHSCORES",
+        ])
+    };
+    let before = deadline();
+    until(namespace, || deadline() != before).await?;
+    // Somebody crashed.
+    server.cli(&["ZADD", &key, "1", "crashed"]);
+    drop(held);
+    until(namespace, || waiter.is_finished()).await?;
+    drop(waiter.await.expect("no panic")?);
+    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+
+    let several = one
+        .semaphore(&ONE, "key")
+        .and(&ALL, "key")
+        .and(&RATE, "key");
+    drop(several.acquire().await?);
+    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+    let _held = other.semaphore(&ALL, "key").acquire().await?;
+    assert_eq!(other.shutdown(Duration::ZERO).await.lost, 1);
+    one.shutdown(PATIENT).await;
+    until(namespace, || server.cli(&["DBSIZE"]) == "0").await?;
+    if is_refused(namespace) {
+        return Err(Noticed::InLog);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_from_the_first_request_to_the_shutdown() {
+    log();
+    let server = RedisServer::start();
+    for (namespace, changes) in [("rights", &[][..]), ("rights-config", &["+config|get"])] {
+        let url = user(&server, namespace, changes);
+        live(&server, &url, namespace, RARELY)
+            .await
+            .expect(namespace);
+    }
+}
+
+#[tokio::test]
+async fn without_publish_the_line_moves_by_asking() {
+    log();
+    let server = RedisServer::start();
+    let url = user(&server, "rights-publish", &["-publish"]);
+    live(&server, &url, "rights-publish", OFTEN)
+        .await
+        .expect("all goes on");
+}
+
+#[tokio::test]
+async fn each_documented_right_is_needed_and_without_it_the_gate_stays_shut() {
+    log();
+    let server = RedisServer::start();
+    let rights = documented("any");
+    let rights = rights.iter().filter_map(|word| word.strip_prefix('+'));
+    let rights: Vec<_> = rights.filter(|right| *right != "publish").collect();
+    assert!(rights.len() > 10, "{rights:?}");
+    let without = rights.iter().map(|right| format!("-{right}"));
+    for missing in without.chain(["resetkeys".into(), "resetchannels".into()]) {
+        server.cli(&["FLUSHALL"]);
+        server.cli(&["SCRIPT", "FLUSH"]);
+        let namespace = format!("without-{}", missing.trim_start_matches('-'));
+        let url = user(&server, &namespace, &[&missing]);
+        match live(&server, &url, &namespace, OFTEN).await {
+            Ok(()) => panic!("{missing}: nobody noticed"),
+            Err(Noticed::AtConnect(kind)) => {
+                assert_eq!(kind, ConfigErrorKind::Permission, "{missing}")
+            }
+            Err(Noticed::ByRequest(kind)) => {
+                assert_eq!(kind, AcquireErrorKind::Misconfigured, "{missing}");
+            }
+            Err(Noticed::InLog) => {}
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Real servers: whatever happens to the store, no secret is told.
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
+
+use crate::{
+    support::{log::log, redis_server::RedisServer},
+    told::{Told, is_refused},
+};
+
+const TOKEN: &str = "Bearer canary-token";
+
+pub(crate) fn request() -> Request<()> {
+    let request = Request::get("/canary-path?canary-query").header("authorization", TOKEN);
+    request.body(()).expect("a request")
+}
+
+/// Two requests of one caller under a limit of one, and all that is said about it.
+pub(crate) async fn serve_two(told: &mut Told, limiter: &Limiter, limit: Limit) {
+    let layer = limiter.layer(limit.clone().by_header("authorization"));
+    told.debug(&layer);
+    told.debug(&limit.by_header("authorization").values([(TOKEN, 1)]));
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
+    }));
+    told.debug(&service);
+    let Ok(first) = service.clone().oneshot(request()).await;
+    let Ok(second) = service.oneshot(request()).await;
+    told.response(second).await;
+    told.response(first).await;
+}
+
+async fn ask(told: &mut Told, limiter: &Limiter, limit: &Limit, key: &str) {
+    told.debug(limiter);
+    let semaphore = limiter.semaphore(limit, key);
+    told.debug(&semaphore);
+    let acquire = semaphore.try_acquire();
+    told.debug(&acquire);
+    match acquire.await {
+        Ok(permit) => told.debug(&permit),
+        Err(error) => told.error(&error),
+    }
+    told.debug(&semaphore.usage().await);
+    told.debug(&limiter.status());
+}
+
+#[tokio::test]
+async fn no_secret_is_told_whatever_happens_to_the_store() {
+    log();
+    #[cfg(feature = "metrics")]
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    #[cfg(feature = "metrics")]
+    let measured = recorder.handle();
+    #[cfg(feature = "metrics")]
+    let _recorder = metrics::set_default_local_recorder(&recorder);
+    let mut told = Told::default();
+    let mut server = RedisServer::start();
+    let password = |password: &str| {
+        server.cli(&[
+            "ACL",
+            "SETUSER",
+            "canary-user",
+            "on",
+            "resetpass",
+            password,
+            "~*",
+            "&*",
+            "+@all",
+        ]);
+    };
+    password(">canary-password");
+    let url = server
+        .url()
+        .replace("://", "://canary-user:canary-password@");
+    let wrong = url.replace("password", "wrong");
+    let error = Limiter::connect(&wrong)
+        .await
+        .expect_err("a wrong password");
+    assert_eq!(error.kind(), ConfigErrorKind::Credentials);
+    told.error(&error);
+
+    let builder = Limiter::builder()
+        .namespace("secrets")
+        .store_timeout(Duration::from_millis(200));
+    told.debug(&builder);
+    let limiter = builder.connect(&url).await.expect("it is up");
+    let limits = [
+        Limit::concurrent("local", 1),
+        Limit::concurrent("closed", 1).on_unavailable(OnUnavailable::Reject),
+        Limit::rate("rate", 1, Duration::from_secs(60)),
+    ];
+    let keys = ["canary", "canary\r\n", "}canary{", &"canary".repeat(1_000)];
+    let serve = async |told: &mut Told| {
+        for limit in &limits {
+            serve_two(told, &limiter, limit.clone()).await;
+            for key in keys {
+                ask(told, &limiter, limit, key).await;
+            }
+        }
+    };
+    serve(&mut told).await;
+    told.text(server.cli(&["KEYS", "*"]));
+
+    // The password is changed under way.
+    password(">canary-other");
+    server.cli(&["CLIENT", "KILL", "USER", "canary-user"]);
+    while limiter.status().store_up {
+        ask(&mut told, &limiter, &limits[0], "canary").await;
+    }
+    serve(&mut told).await;
+    assert!(is_refused("secrets"));
+
+    password(">canary-password");
+    while !limiter.status().store_up {
+        sleep(Duration::from_millis(5)).await;
+    }
+    server.stop();
+    while limiter.status().store_up {
+        ask(&mut told, &limiter, &limits[0], "canary").await;
+    }
+    serve(&mut told).await;
+    told.debug(&limiter.shutdown(Duration::ZERO).await);
+    #[cfg(feature = "metrics")]
+    {
+        assert!(measured.render().contains("turnstile_"));
+        told.text(measured.render());
+    }
+    for said in ["the store is down", "refused", "the store is back"] {
+        assert!(!log().lines_with(said).is_empty(), "{said}");
+    }
+    told.has_no_canary();
+}
