@@ -47,7 +47,8 @@ pub(crate) trait Session: Send + 'static {
 /// What a store reports by itself.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A new connection is there and the subscription to wake-ups is confirmed; earlier ones may be lost.
+    /// A new connection is there, and its subscription to wake-ups is confirmed if it has one; earlier wake-ups may be
+    /// lost.
     Connected,
     /// A connection has ended: from now on wake-ups are lost. What is under way on it fails by itself.
     Disconnected,

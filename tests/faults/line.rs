@@ -50,7 +50,8 @@ async fn killed_subscribers_delay_nobody_by_more_than_a_poll() {
         "{killed} connections killed; the slowest of {PLACES} waited {slowest:?}; {}",
         holders.figures()
     );
-    assert!(killed > PLACES, "{killed}");
+    // One that replaces several may be without a subscription for a while.
+    assert!(killed > PLACES / 2, "{killed}");
     assert!(slowest < POLL + SLACK, "G4: {slowest:?}");
     assert_eq!(holders.figures().peak, 1, "G1");
     drop(held);

@@ -32,6 +32,7 @@
 //! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
 //! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `silence::a_paused_server_is_an_outage`, `silence::a_sleeping_server_is_an_outage`, `silence::a_broken_network_is_an_outage`, `silence::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
 //! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes` |
+//! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
 //! | a partition | G1, G2, G5 | `silence::a_partition_gives_no_slot_twice` |
 //! | subscriber killed, messages lost | G4 | `line::killed_subscribers_delay_nobody_by_more_than_a_poll`, `line::a_wake_up_lost_with_its_connection_is_asked_for`, `line::without_wake_ups_the_line_moves_by_polls` |
 //! | head of the line crashed or cancelled | G4 | `line::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_do_not_delay_the_one_behind_them_one_by_one`, M `a_cancelled_head_makes_way` |
@@ -49,6 +50,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod buffers;
 mod clocks;
 mod ends;
 mod line;

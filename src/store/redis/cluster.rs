@@ -6,7 +6,7 @@
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
 };
 
 use redis::{
@@ -49,6 +49,8 @@ struct Nodes {
     info: ConnectionInfo,
     seeds: Vec<Node>,
     heard_of: Mutex<Vec<Node>>,
+    /// See [`Target::warned`](super::Target::warned).
+    warned: Arc<AtomicBool>,
 }
 
 /// Redirects of one exchange: a cluster that is changing may take a few.
@@ -95,6 +97,7 @@ impl Cluster {
             info,
             seeds,
             heard_of: Mutex::default(),
+            warned: Arc::default(),
         });
         let part = Part::default();
         Ok(Self { part, nodes })
@@ -107,6 +110,10 @@ impl Cluster {
 
     pub(super) fn part(&self) -> Part {
         self.part
+    }
+
+    pub(super) fn warned(&self) -> Arc<AtomicBool> {
+        self.nodes.warned.clone()
     }
 
     pub(super) fn path(&self) -> Path {

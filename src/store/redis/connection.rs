@@ -14,12 +14,13 @@ use super::{
     locked,
     socket::{self, Io},
     store_error,
+    subscription::Mode,
     target::Route,
 };
 use crate::store::{Event, StoreError};
 
 pub(super) struct Connector {
-    known: Arc<Known>,
+    pub(super) known: Arc<Known>,
     route: Route,
     pub(super) events: Arc<Events>,
     /// Held while connecting, so that exchanges share one attempt and are sent in their order.
@@ -36,28 +37,38 @@ pub(super) type Opened = (Weak<LinkState>, Io);
 pub(super) struct Link {
     connection: MultiplexedConnection,
     /// Where it leads.
-    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
     client: Client,
     state: Arc<LinkState>,
 }
 
-#[derive(Default)]
 pub(super) struct LinkState {
+    is_subscribed: bool,
+    /// The keeper was told of it, and is told when it ends.
+    pub(super) in_use: AtomicBool,
     ended: AtomicBool,
     script_was_sent: AtomicBool,
 }
 
 impl LinkState {
+    pub(super) fn new(is_subscribed: bool) -> Self {
+        Self {
+            is_subscribed,
+            in_use: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            script_was_sent: AtomicBool::new(false),
+        }
+    }
+
     /// The connection has ended, and not by us.
     pub(super) fn end(&self, events: &Events) {
-        if !self.ended.swap(true, Relaxed) {
+        if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
             events.push(Event::Disconnected);
         }
     }
 }
 
 impl Link {
-    fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         !self.state.ended.load(Relaxed)
     }
 
@@ -75,7 +86,6 @@ impl Link {
         self.connection.clone()
     }
 
-    #[cfg(feature = "cluster")]
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
@@ -103,17 +113,26 @@ impl Connector {
         std::mem::take(&mut *locked(&self.opened))
     }
 
+    /// The connection that was used last, unless that has ended.
+    pub(super) fn current(&self) -> Option<Link> {
+        locked(&self.current).clone().filter(Link::is_alive)
+    }
+
     /// The connection to use now, made if need be.
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
         let _turn = self.turn.lock().await;
-        let current = locked(&self.current).clone();
-        if let Some(link) = current.filter(|link| link.is_alive() && !self.route.has_switched()) {
+        if let Some(link) = self.current().filter(|link| self.is_usable(link)) {
             return Ok(link);
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
+    }
+
+    fn is_usable(&self, link: &Link) -> bool {
+        let may_be_plain = || self.known.subscription.mode() == Mode::Suspended;
+        (link.state.is_subscribed || may_be_plain()) && !self.route.has_switched()
     }
 
     /// Takes this connection out of use, and tells whether it was in use. Exchanges that are under way on it may still
@@ -143,15 +162,19 @@ impl Connector {
     }
 
     async fn connect_to(&self, client: Client) -> RedisResult<Link> {
-        let link = self.open(client).await?;
-        self.events.push(Event::Connected);
+        let link = match self.known.subscription.mode() {
+            Mode::Used => self.open(client, true).await?,
+            Mode::Suspected => self.open_cautiously(client).await?,
+            Mode::Suspended => self.open(client, false).await?,
+        };
+        self.use_from_now(&link);
         self.read_policy(&mut link.connection()).await;
         Ok(link)
     }
 
-    /// A connection whose subscription is confirmed.
-    async fn open(&self, client: Client) -> RedisResult<Link> {
-        let state = Arc::<LinkState>::default();
+    /// A connection whose subscription is confirmed, if it is to have one. Nobody is told when it ends, until it is used.
+    pub(super) async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
+        let state = Arc::new(LinkState::new(subscribes));
         // Its own `io` must not keep it.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
         let config = socket::config().set_push_sender(move |push: PushInfo| {
@@ -161,12 +184,14 @@ impl Connector {
             }
             Ok::<(), ()>(())
         });
-        let (mut connection, io) = socket::open(&client, config).await?;
+        let (connection, io) = socket::open(&client, config).await?;
         if let Some(io) = io {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
-        connection.subscribe(&self.known.channel).await?;
+        if subscribes {
+            connection.clone().subscribe(&self.known.channel).await?;
+        }
         Ok(Link {
             connection,
             client,
@@ -190,5 +215,18 @@ impl Connector {
                 );
             }
         }
+    }
+
+    /// What is under way on the old one is still answered there.
+    pub(super) fn replace(&self, old: &Link, new: Link) {
+        if self.forget(old) {
+            self.use_from_now(&new);
+            *locked(&self.current) = Some(new);
+        }
+    }
+
+    fn use_from_now(&self, link: &Link) {
+        link.state.in_use.store(true, Relaxed);
+        self.events.push(Event::Connected);
     }
 }

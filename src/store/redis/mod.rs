@@ -2,7 +2,8 @@
 //!
 //! One connection carries the exchanges of a process and the wake-ups for it: it speaks RESP3, and subscribes to the
 //! process's own channel before the first exchange is sent on it. After an error it is not used again; the next
-//! exchange makes a new one, and so finds the server that the name now leads to.
+//! exchange makes a new one, and so finds the server that the name now leads to. Where the server's output buffer for
+//! subscribers is too small for that, connections do not subscribe: see `subscription.rs`.
 //!
 //! In a cluster each part of it has a store of its own: see `cluster.rs`.
 //!
@@ -32,6 +33,7 @@ mod events;
 mod sentinel;
 mod session;
 mod socket;
+mod subscription;
 mod target;
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicBool};
@@ -44,6 +46,7 @@ use self::{
     connection::{Connector, Link},
     error::store_error,
     session::RedisSession,
+    subscription::Subscription,
 };
 use super::{Session, Store, StoreError};
 use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
@@ -64,6 +67,7 @@ struct Known {
     /// Named by an exchange that has no other key, so that in a cluster it comes to the right node.
     idle_key: Option<String>,
     policy_was_read: AtomicBool,
+    subscription: Subscription,
 }
 
 /// A session, for its exchanges.
@@ -80,6 +84,7 @@ impl RedisStore {
             wake_prefix,
             idle_key: target.part().map(|part| part.prefix(namespace)),
             policy_was_read: AtomicBool::new(false),
+            subscription: Subscription::new(target.warned()),
         };
         Self {
             target,

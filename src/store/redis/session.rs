@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::time::Instant;
 
 use super::{Inner, connection::Opened};
 use crate::{
@@ -16,6 +17,8 @@ use crate::{
 pub(super) struct RedisSession {
     inner: Arc<Inner>,
     connections: Vec<Opened>,
+    /// An attempt to subscribe again.
+    trial: Option<BoxFuture<'static, ()>>,
 }
 
 impl RedisSession {
@@ -23,7 +26,14 @@ impl RedisSession {
         Self {
             inner: Arc::new(inner),
             connections: Vec::new(),
+            trial: None,
         }
+    }
+
+    fn trial(&self) -> Option<BoxFuture<'static, ()>> {
+        let plain = self.inner.connector.trial_is_due(Instant::now())?;
+        let inner = self.inner.clone();
+        Some(async move { inner.connector.try_subscription(&plain).await }.boxed())
     }
 
     /// Moves the bytes of all connections that are used.
@@ -48,17 +58,28 @@ impl Session for RedisSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        if self.trial.is_none() {
+            self.trial = self.trial();
+        }
         let inner = self.inner.clone();
         async move { inner.exchange(&exchange).await }.boxed()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         self.inner.connector.events.poller().register(cx.waker());
-        self.poll_connections(cx);
-        match self.inner.connector.events.next() {
-            Some(event) => Poll::Ready(event),
-            None => Poll::Pending,
+        if let Some(trial) = &mut self.trial
+            && trial.poll_unpin(cx).is_ready()
+        {
+            self.trial = None;
         }
+        self.poll_connections(cx);
+        let Some(event) = self.inner.connector.events.next() else {
+            return Poll::Pending;
+        };
+        if matches!(event, Event::Disconnected) {
+            self.inner.known.subscription.note_end(Instant::now());
+        }
+        Poll::Ready(event)
     }
 
     fn disconnect(&mut self) {
@@ -68,7 +89,7 @@ impl Session for RedisSession {
 
 #[cfg(test)]
 mod tests {
-    use std::{future, task::Waker};
+    use std::{future, sync::atomic::Ordering::Relaxed, task::Waker};
 
     use super::*;
     use crate::{
@@ -81,7 +102,8 @@ mod tests {
     fn a_connection_that_just_ends_is_reported_once() {
         let target = Target::open("redis://localhost").unwrap();
         let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
-        let link = Arc::new(LinkState::default());
+        let link = Arc::new(LinkState::new(true));
+        link.in_use.store(true, Relaxed);
         let io = future::ready(()).boxed();
         session.connections.push((Arc::downgrade(&link), io));
         let mut cx = Context::from_waker(Waker::noop());

@@ -1,6 +1,6 @@
 //! Which server a new connection leads to.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult};
 
@@ -94,6 +94,15 @@ impl Target {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => Some(cluster.part()),
             _ => None,
+        }
+    }
+
+    /// Whether output buffers that are too small were warned of: once for all parts of a cluster.
+    pub(super) fn warned(&self) -> Arc<AtomicBool> {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.warned(),
+            _ => Arc::default(),
         }
     }
 

@@ -737,7 +737,7 @@ fn log() -> String {
     BEGIN.call_once(|| {
         // For all threads, since interest in an event is cached for all of them; but for the store's events only.
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter("off,tower_turnstile::store=warn")
+            .with_env_filter("off,tower_turnstile::store=info")
             .with_writer(|| Writer);
         tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
     });
@@ -753,4 +753,107 @@ async fn a_store_that_may_evict_is_warned_of_once() {
     replica.disconnect();
     replica.run(renew(1)).await;
     assert_eq!(log().matches("allkeys-lru").count(), 1, "{}", log());
+}
+
+fn limit_subscribers(server: &RedisServer, limit: &str) {
+    let setting = format!("pubsub {limit}");
+    server.cli(&["CONFIG", "SET", "client-output-buffer-limit", &setting]);
+}
+
+impl Replica {
+    /// Works on until that is so.
+    async fn works_until(&self, is_so: impl Fn() -> bool) {
+        let begin = tokio::time::Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", log());
+            self.run(in_other(batch())).await;
+            self.drive(tokio::time::sleep(Duration::from_millis(5)))
+                .await;
+        }
+    }
+}
+
+/// G8: connections that subscribe bear no reply of some length, and others do.
+#[tokio::test]
+async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
+    log();
+    let server = RedisServer::start();
+    let (one, mut other) = (Replica::of(&server, 1), Replica::of(&server, 2));
+    one.run(acquire(1)).await;
+    other.run(acquire(1)).await;
+    let many = |from: u64| Batch {
+        max_waiters: 10_000,
+        acquire: (from..from + 1_000)
+            .map(|seq| Ask { seq, wait: true })
+            .collect(),
+        ..batch()
+    };
+    limit_subscribers(&server, "1kb 1kb 1");
+    for from in [10_000, 20_000] {
+        let error = other.exchange(vec![many(from)]).await.unwrap_err();
+        assert!(error.is_outage(), "{error}");
+    }
+    let warnings = || log().matches("client-output-buffer-limit pubsub").count();
+    for from in [30_000, 40_000] {
+        other.run(many(from)).await;
+    }
+    other.works_until(|| warnings() > 0).await;
+    other.run(many(50_000)).await;
+    // It is tried once more meanwhile, and not said again.
+    let warned = tokio::time::Instant::now();
+    other
+        .works_until(|| warned.elapsed() > Duration::from_secs(1))
+        .await;
+
+    limit_subscribers(&server, "32mb 8mb 60");
+    other
+        .works_until(|| log().contains("sends wake-ups again"))
+        .await;
+    other.run(many(60_000)).await;
+    other.is_connected().await;
+    for _ in 0..2 {
+        other.is_disconnected().await;
+        other.is_connected().await;
+    }
+    other.is_connected().await;
+    one.run(release(1)).await;
+    assert_eq!(other.is_woken().await.seqs, [1]);
+    assert_eq!(warnings(), 1, "{}", log());
+}
+
+/// It was something else.
+#[tokio::test]
+async fn connections_that_were_killed_are_no_reason_to_do_without_wake_ups() {
+    let server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    for _ in 0..5 {
+        replica.run(batch()).await;
+        let subscribers = server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        assert_eq!(subscribers.matches("id=").count(), 1);
+        replica.is_connected().await;
+        server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        replica.is_disconnected().await;
+        replica.is_told_nothing();
+    }
+}
+
+/// G8: what is wrong with the configuration is reported, not done without.
+#[tokio::test]
+async fn a_subscription_that_is_forbidden_meanwhile_is_reported() {
+    let server = RedisServer::start();
+    let url = user(&server, &[]);
+    let replica = Replica::at(&url, 1);
+    limit_subscribers(&server, "1kb 1kb 1");
+    for _ in 0..2 {
+        assert_eq!(replica.fails().await, StoreErrorKind::Outage);
+    }
+    replica.run(acquire(1)).await;
+    server.cli(&["ACL", "SETUSER", "turnstile", "-subscribe"]);
+    let begin = tokio::time::Instant::now();
+    loop {
+        match replica.exchange(vec![batch()]).await {
+            Ok(_) => assert!(begin.elapsed() < Duration::from_secs(10)),
+            Err(error) => return assert_eq!(error.kind, StoreErrorKind::Permission, "{error}"),
+        }
+    }
 }

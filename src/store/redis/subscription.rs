@@ -1,0 +1,289 @@
+//! Whether connections subscribe to wake-ups.
+//!
+//! Exchanges and wake-ups share a connection. Once it has subscribed, Redis ends it as soon as what it has to send there
+//! exceeds `client-output-buffer-limit pubsub`, and replies count too. Where that is less than a reply, one connection
+//! after the other would end without a word, and no work would be done. The setting may not be readable
+//! (`CONFIG GET`), but it can be tried.
+//!
+//! So after two connections that ended within a minute, the next one is asked for a large reply before it is used. If it
+//! bears that, it was something else, such as a restart. If the server ends it, and accepts one without a subscription,
+//! wake-ups are done without. The subscription is tried again after a pause, on a connection beside the one that is used.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::{Client, RedisResult, cmd};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    connection::{Connector, Link},
+    locked, store_error,
+};
+
+/// Two connections that end within this time are one too many.
+const SUSPICIOUS: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Connections that have to end at a large reply before it is warned of: one of them may be a coincidence.
+const CERTAIN: u32 = 2;
+
+/// How long an attempt may take.
+const LONGEST_TRIAL: Duration = Duration::from_secs(10);
+/// Bytes that a connection with a subscription must be able to bear: more than those of two replies.
+const ENOUGH: usize = 128 * 1_024;
+
+pub(super) struct Subscription {
+    state: Mutex<State>,
+    /// Whether it was warned of. All parts of a cluster share it.
+    warned: Arc<AtomicBool>,
+}
+
+enum State {
+    Used {
+        /// When a connection ended last.
+        ended: Option<Instant>,
+    },
+    Suspected,
+    Suspended {
+        trial_at: Instant,
+        /// After the next attempt.
+        pause: Duration,
+        /// Connections that ended at a large reply.
+        ended: u32,
+    },
+}
+
+/// What a new connection does about wake-ups.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// It subscribes.
+    Used,
+    /// It subscribes, and is tried before it is used.
+    Suspected,
+    /// It does without.
+    Suspended,
+}
+
+/// How a connection with a subscription stood a large reply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It bears what it may have to.
+    Fine,
+    /// The server ended it.
+    Ended,
+    /// The server does not allow the subscription, which the next connection will report.
+    Refused,
+    Unknown,
+}
+
+impl Subscription {
+    pub(super) fn new(warned: Arc<AtomicBool>) -> Self {
+        Self {
+            state: Mutex::new(State::Used { ended: None }),
+            warned,
+        }
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        match *self.state() {
+            State::Used { .. } => Mode::Used,
+            State::Suspected => Mode::Suspected,
+            State::Suspended { .. } => Mode::Suspended,
+        }
+    }
+
+    /// Whether it is time for another attempt.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        matches!(*self.state(), State::Suspended { trial_at, .. } if trial_at <= now)
+    }
+
+    /// A connection has ended, and not by us.
+    pub(super) fn note_end(&self, now: Instant) {
+        let mut state = self.state();
+        if let State::Used { ended } = &mut *state {
+            *state = match *ended {
+                Some(at) if now < at + SUSPICIOUS => State::Suspected,
+                _ => State::Used { ended: Some(now) },
+            };
+        }
+    }
+
+    pub(super) fn note(&self, verdict: Verdict, now: Instant) {
+        let mut state = self.state();
+        let (pause, ended) = match *state {
+            State::Suspended { pause, ended, .. } => (pause, ended),
+            _ => (FIRST_PAUSE, 0),
+        };
+        let ended = ended + u32::from(verdict == Verdict::Ended);
+        *state = match verdict {
+            Verdict::Fine | Verdict::Refused => State::Used { ended: None },
+            Verdict::Ended | Verdict::Unknown => State::Suspended {
+                trial_at: now + pause,
+                pause: (2 * pause).min(LONGEST_PAUSE),
+                ended,
+            },
+        };
+        drop(state);
+        match verdict {
+            Verdict::Ended if ended >= CERTAIN && !self.warned.swap(true, Relaxed) => {
+                tracing::warn!(
+                    "the store ends connections that subscribe to wake-ups: its \
+                     client-output-buffer-limit pubsub is too small; until it is raised, waiters \
+                     learn of their slots by polling"
+                );
+            }
+            Verdict::Fine if self.warned.swap(false, Relaxed) => {
+                tracing::info!("the store sends wake-ups again");
+            }
+            _ => {}
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
+    }
+}
+
+impl Connector {
+    /// A connection that bears a large reply, or has no subscription.
+    pub(super) async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
+        let subscription = &self.known.subscription;
+        let link = self.open(client.clone(), true).await?;
+        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
+            subscription.note(Verdict::Fine, Instant::now());
+            return Ok(link);
+        }
+        let plain = self.open(client, false).await?;
+        subscription.note(Verdict::Ended, Instant::now());
+        Ok(plain)
+    }
+
+    /// The connection that does without a subscription, if it is time to try one.
+    pub(super) fn trial_is_due(&self, now: Instant) -> Option<Link> {
+        let is_due = self.known.subscription.is_due(now);
+        is_due.then(|| self.current()).flatten()
+    }
+
+    /// Tries a subscription on another connection to the same server, while exchanges use the one that has none.
+    pub(super) async fn try_subscription(&self, plain: &Link) {
+        let trial = self.subscribed(plain.client().clone());
+        let verdict = match timeout(LONGEST_TRIAL, trial).await {
+            Ok(Ok(link)) => {
+                self.replace(plain, link);
+                Verdict::Fine
+            }
+            Ok(Err(verdict)) if plain.is_alive() => verdict,
+            _ => Verdict::Unknown,
+        };
+        self.known.subscription.note(verdict, Instant::now());
+    }
+
+    async fn subscribed(&self, client: Client) -> Result<Link, Verdict> {
+        let link = self.open(client, true).await;
+        let link = link.map_err(|error| match store_error(&error).is_outage() {
+            true => Verdict::Unknown,
+            false => Verdict::Refused,
+        })?;
+        match link.ends_at_a_large_reply().await {
+            Ok(false) => Ok(link),
+            Ok(true) => Err(Verdict::Ended),
+            Err(_) => Err(Verdict::Unknown),
+        }
+    }
+}
+
+impl Link {
+    async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
+        let mut large = cmd("EVAL");
+        let script = "return string.rep('.', ARGV[1])";
+        large.arg(script).arg(0).arg(ENOUGH);
+        match large.query_async(&mut self.connection()).await {
+            Ok(()) => Ok(false),
+            Err(error) if error.is_io_error() => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subscription() -> (Subscription, Instant) {
+        (Subscription::new(Arc::default()), Instant::now())
+    }
+
+    fn suspended() -> (Subscription, Instant) {
+        let (subscription, now) = subscription();
+        subscription.note(Verdict::Ended, now);
+        assert!(subscription.mode() == Mode::Suspended);
+        (subscription, now)
+    }
+
+    #[test]
+    fn connections_that_end_now_and_then_are_not_suspicious() {
+        let (subscription, start) = subscription();
+        for minute in 0..10 {
+            subscription.note_end(start + SUSPICIOUS * minute);
+            assert!(subscription.mode() == Mode::Used);
+        }
+        subscription.note_end(start + SUSPICIOUS * 9 + SUSPICIOUS / 2);
+        assert!(subscription.mode() == Mode::Suspected);
+        // It was something else, and two more are two more.
+        subscription.note(Verdict::Fine, start);
+        assert!(subscription.mode() == Mode::Used);
+        subscription.note_end(start);
+        assert!(subscription.mode() == Mode::Used);
+        subscription.note_end(start);
+        assert!(subscription.mode() == Mode::Suspected);
+    }
+
+    #[test]
+    fn it_is_tried_ever_more_rarely() {
+        let (subscription, mut now) = suspended();
+        for (number, pause) in [
+            250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let pause = Duration::from_millis(pause);
+            assert!(!subscription.is_due(now + pause - Duration::from_millis(1)));
+            now += pause;
+            assert!(subscription.is_due(now));
+            // The end of one that does without is no reason for anything.
+            subscription.note_end(now);
+            subscription.note([Verdict::Ended, Verdict::Unknown][number % 2], now);
+            assert!(subscription.mode() == Mode::Suspended);
+        }
+        subscription.note(Verdict::Fine, now);
+        assert!(subscription.mode() == Mode::Used && !subscription.is_due(now));
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_for_the_next_connection_to_report() {
+        let (subscription, now) = suspended();
+        subscription.note(Verdict::Refused, now);
+        assert!(subscription.mode() == Mode::Used);
+    }
+
+    #[test]
+    fn one_connection_that_ended_is_no_certainty() {
+        let (subscription, now) = subscription();
+        for (verdict, warned) in [
+            (Verdict::Ended, false),
+            (Verdict::Unknown, false),
+            (Verdict::Ended, true),
+            (Verdict::Unknown, true),
+            (Verdict::Fine, false),
+        ] {
+            subscription.note(verdict, now);
+            assert_eq!(subscription.warned.load(Relaxed), warned);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! G4, G8: a server whose output buffers for subscribers are too small ends the connection, with whatever is under way
+//! on it.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use crate::{
+    scene::{PATIENT, SLACK, queue, quick, semaphore, soon, strict, until_empty, until_granted},
+    support::redis_server::RedisServer,
+};
+
+/// One exchange for as many has a reply of more than 16 KiB.
+const WAITERS: u32 = 1_500;
+const POLL: Duration = Duration::from_secs(1);
+
+fn limit_subscribers(server: &RedisServer, limit: &str) {
+    let setting = format!("pubsub {limit}");
+    server.cli(&["CONFIG", "SET", "client-output-buffer-limit", &setting]);
+}
+
+#[tokio::test]
+async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
+    let server = RedisServer::start();
+    let giver = semaphore(&server.url(), &strict(1)).await;
+    let builder = quick().poll_interval(POLL).waiter_ttl(3 * POLL);
+    let limiter = builder.connect(&server.url()).await.expect("it is up");
+    let waits = limiter.semaphore(&strict(1).max_waiters(10_000), "key");
+
+    // A wake-up comes at once.
+    let handoff = async || {
+        let held = soon(giver.acquire()).await.expect("free");
+        let waiter = queue(&waits, 1).await;
+        let released = Instant::now();
+        drop(held);
+        drop(soon(waiter).await.expect("no panic"));
+        let took = released.elapsed();
+        until_empty(&server).await;
+        took
+    };
+    let with_wake_ups = handoff().await;
+
+    limit_subscribers(&server, "1kb 1kb 1");
+    let held = soon(giver.acquire()).await.expect("free");
+    let mut line = JoinSet::new();
+    for _ in 0..WAITERS {
+        let request = waits.acquire();
+        line.spawn(async move { request.await.map(drop) });
+    }
+    let began = Instant::now();
+    // A question that is under way on a connection when that ends is not asked again.
+    let stand_in_line = async || {
+        waits
+            .usage()
+            .await
+            .is_ok_and(|usage| usage.waiting == WAITERS)
+    };
+    while !stand_in_line().await {
+        assert!(limiter.status().store_up, "G8");
+        assert!(began.elapsed() < PATIENT, "{:?}", limiter.status());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    println!("{WAITERS} stand in line after {:?}", began.elapsed());
+    // Polls are large too. Nobody is refused.
+    tokio::time::sleep(3 * POLL).await;
+    assert!(limiter.status().store_up, "G8");
+    assert!(line.try_join_next().is_none());
+    let released = Instant::now();
+    drop(held);
+    let first = soon(line.join_next()).await.expect("waiters");
+    first.expect("no panic").expect("it has its turn");
+    let took = released.elapsed();
+    println!("the first was let in after {took:?}");
+    assert!(took < POLL + SLACK, "G4: {took:?}");
+    line.shutdown().await;
+    until_empty(&server).await;
+    let without = handoff().await;
+    assert!(without < POLL + SLACK, "G4: {without:?}");
+    // One that begins now finds out first.
+    let newcomer = semaphore(&server.url(), &strict(1)).await;
+    let took = until_granted(&newcomer).await;
+    println!("a newcomer is served after {took:?}");
+    assert!(took < SLACK, "G8: {took:?}");
+    until_empty(&server).await;
+
+    limit_subscribers(&server, "32mb 8mb 60");
+    let repaired = Instant::now();
+    let mut quick = 0;
+    // Without wake-ups one in five would be as quick by chance.
+    while quick < 4 {
+        assert!(repaired.elapsed() < PATIENT, "no wake-ups again");
+        quick = match handoff().await < POLL / 5 {
+            true => quick + 1,
+            false => 0,
+        };
+    }
+    println!(
+        "handed on after {with_wake_ups:?}, without wake-ups {without:?}; with them again {:?} \
+         after the repair",
+        repaired.elapsed()
+    );
+}
