@@ -12,7 +12,7 @@ pub struct Status {
     pub held: usize,
     /// Requests of this process that wait.
     pub waiting: usize,
-    /// Whether the store answered last time. Always true in memory.
+    /// Whether the store answered last time, and did its work. Always true in memory.
     pub store_up: bool,
 }
 

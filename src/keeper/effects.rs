@@ -329,3 +329,52 @@ mod marker {
 
     pub(in crate::keeper) fn assert_unlocked() {}
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::Wake,
+    };
+
+    use super::*;
+
+    /// Counts how often it wakes, and panics if it is told to.
+    struct Counting {
+        wakes: AtomicUsize,
+        panics: bool,
+    }
+
+    impl Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.wakes.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "a waker panics");
+        }
+    }
+
+    #[test]
+    fn what_panics_keeps_nobody_else_from_being_woken() {
+        let wakers = [false, true, true, false].map(|panics| {
+            let wakes = AtomicUsize::new(0);
+            Arc::new(Counting { wakes, panics })
+        });
+        let mut effects = Effects::default();
+        for waker in &wakers {
+            effects.wake(Some(StoredWaker::of(&waker.clone().into())));
+        }
+        let run = || effects.run("test", &StoreMeter::noop());
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "it goes on");
+        let wakes = wakers
+            .each_ref()
+            .map(|waker| waker.wakes.load(Ordering::Relaxed));
+        assert_eq!(wakes, [1; 4]);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn foreign_code_under_a_lock_is_noticed() {
+        let _locked = Locked::new();
+        let clone = || drop(StoredWaker::of(Waker::noop()));
+        assert!(catch_unwind(clone).is_err());
+    }
+}

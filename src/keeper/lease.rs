@@ -176,6 +176,7 @@ impl Lease {
 
     /// Makes whoever watches it look again. Not to be called under a lock: it wakes tasks.
     pub(super) fn tell(&self) {
+        super::effects::assert_unlocked();
         self.told.notify_waiters();
     }
 

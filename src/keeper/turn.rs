@@ -259,7 +259,7 @@ impl Core {
             // One that was lost while it lay idle is noticed there later.
             held: self.ctx.counts.held.saturating_sub(self.idle()),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
-            store_up: self.store_is_up(),
+            store_up: self.breaker.is_well(),
         }
     }
 

@@ -7,15 +7,15 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tower_turnstile::{AcquireErrorKind, Permit, Semaphore};
+use tower_turnstile::{AcquireErrorKind, Limit, Permit, Semaphore};
 
 use crate::{
     scene::{
-        Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, refused, semaphore, soon, strict, until_empty,
-        until_granted, until_usage,
+        Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, quick, refused, semaphore, soon, strict,
+        until_empty, until_granted, until_usage,
     },
     silence::assert_said,
-    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+    support::{fault_proxy::FaultProxy, log::log, redis_server::RedisServer},
 };
 
 const CAP: u32 = 4;
@@ -134,6 +134,72 @@ async fn without_memory_holders_hold_on_and_give_back() {
 }
 
 /// Members of the one ledger: nobody waits.
+/// G8: a store that does not write, and does all else, is reported once, and asked for permits ever more rarely.
+#[tokio::test]
+async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
+    log();
+    let server = RedisServer::start();
+    let namespace = "without-memory";
+    let (builder, url) = (quick().namespace(namespace), server.url());
+    let limiter = builder.connect(&url).await.expect("up");
+    let semaphore = limiter.semaphore(&Limit::concurrent("local", 3), "key");
+    let holder = semaphore.acquire().await.expect("free");
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let before = scripts(&server);
+    let (begin, mut served) = (Instant::now(), 0);
+    while begin.elapsed() < Duration::from_secs(3) {
+        // The fallback lets it in; its release goes to nobody.
+        drop(
+            soon(semaphore.acquire())
+                .await
+                .expect("the fallback applies"),
+        );
+        served += 1;
+        sleep(Duration::from_millis(1)).await;
+    }
+    let lines = |words: &str| {
+        let lines = log().lines_with(namespace);
+        lines.iter().filter(|line| line.contains(words)).count()
+    };
+    let asked = scripts(&server) - before;
+    println!("G8 without memory: {served} requests in 3 s, the store was asked {asked} times");
+    assert!(served > 100, "{served} requests");
+    // Probes after 50 ms, 100 ms and so on, each with a try; and renewals.
+    assert!(asked < 40, "{asked} times");
+    assert_eq!(lines("the store accepts no new permits"), 1);
+    assert_eq!((lines("ERROR"), lines("the store is back")), (0, 0));
+    assert!(!limiter.status().store_up);
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    soon(async {
+        while !limiter.status().store_up {
+            drop(semaphore.acquire().await.expect("free"));
+            sleep(POLL / 10).await;
+        }
+    })
+    .await;
+    assert_eq!(lines("the store is back"), 1);
+    assert!(!holder.is_lost());
+    drop(holder);
+    until_empty(&server).await;
+}
+
+/// How often the script was run.
+fn scripts(server: &RedisServer) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let lines = stats
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_eval"));
+    let calls = lines.filter_map(|line| {
+        line.split("calls=")
+            .nth(1)?
+            .split(',')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    });
+    calls.sum::<u64>()
+}
+
 async fn until_usage_in_store(server: &RedisServer, members: usize) {
     let seen = async {
         loop {

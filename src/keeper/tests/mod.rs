@@ -3,6 +3,7 @@
 mod bounds;
 mod chains;
 mod claims;
+mod drivers;
 mod edges;
 mod ends;
 mod leases;

@@ -1,0 +1,99 @@
+//! Drivers that come late, and those that take their place.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll},
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, pending},
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::yield_now,
+};
+
+use super::*;
+use crate::{
+    keeper::{Home, Shared},
+    ledger::Exchange,
+    store::{Event, Session, Store},
+};
+
+/// Counts the exchanges of each of its sessions, and answers none.
+#[derive(Default)]
+struct Silent {
+    sessions: AtomicUsize,
+    exchanges: Arc<[AtomicUsize; 2]>,
+}
+
+struct Numbered {
+    number: usize,
+    exchanges: Arc<[AtomicUsize; 2]>,
+}
+
+impl Store for Silent {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(Numbered {
+            number: self.sessions.fetch_add(1, Relaxed),
+            exchanges: self.exchanges.clone(),
+        })
+    }
+}
+
+impl Session for Numbered {
+    fn exchange(&mut self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        self.exchanges[self.number].fetch_add(1, Relaxed);
+        pending().boxed()
+    }
+
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+        Poll::Pending
+    }
+
+    fn disconnect(&mut self) {}
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// It may run again at any time: on a runtime that is driven again, or by a handler that ends.
+#[test]
+fn a_driver_that_was_replaced_does_nothing_any_more() {
+    let store = Arc::new(Silent::default());
+    let settings = Settings {
+        store_timeout: Duration::from_millis(20),
+        ..settings(0)
+    };
+    let shared = Shared::new(settings, Some(store.clone()), &Home::Caller);
+    shared
+        .register(&ONE, &Arc::new(LimitMeter::new("test", "a")))
+        .unwrap();
+    let (late, other) = (runtime(), runtime());
+    late.block_on(async { assert_eq!(shared.start_driver(), Ok(())) });
+    other.block_on(async {
+        let sent = || store.exchanges.each_ref().map(|count| count.load(Relaxed));
+        while sent() == [0, 0] {
+            assert_eq!(shared.start_driver(), Ok(()));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let now = Instant::now();
+            let leg = Leg {
+                limit: 0,
+                key: Key::SHARED,
+                wait: PATIENT,
+                max: None,
+                cost: 1,
+            };
+            shared.with(|core, _| drop(core.submit(&Demand::One(leg), now)));
+        }
+        assert_eq!(sent()[0], 0, "the late one did not run");
+    });
+    late.block_on(async {
+        for _ in 0..100 {
+            yield_now().await;
+        }
+    });
+    assert_eq!(store.exchanges[0].load(Relaxed), 0, "nor does it now");
+}
