@@ -176,7 +176,7 @@
 //! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process. | What the server had taken before may still be sent. Lost data, clock steps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
 //! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas, under each limit. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. Under [`reuse`](Limit::reuse), the time that a message takes to another process; 100 ms if it is lost. |
 //! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. One that a process keeps under [`reuse`](Limit::reuse) is free when that hears of the waiter. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
-//! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). |
+//! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). A store whose clock is stepped back keeps the slots of a dead process longer by that length, at most for an hour from when the limit is next reached. |
 //! | **G6** no ghosts | A message that is late or lost or repeated leaves no holder or waiter behind that its process does not know of. | |
 //! | **G7** bounded | Lines, waits, key lengths, messages, the store's work in one call: everything has a limit. All keys in the store expire. | How long a response takes is not limited by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
 //! | **G8** outage | Nobody waits for a store that is down or slow for longer than `store_timeout`. | |
@@ -194,7 +194,7 @@
 //! | [`poll_interval`](LimiterBuilder::poll_interval) | limiter | 1 s | at most `waiter_ttl` / 3 |
 //! | [`waiter_ttl`](LimiterBuilder::waiter_ttl) | limiter | 5 s | at least 3 x `poll_interval`, at most 1 h |
 //! | [`namespace`](LimiterBuilder::namespace) | limiter | `turnstile` | the same for all replicas of a service |
-//! | [`runtime`](LimiterBuilder::runtime) | limiter | the one that uses it first | |
+//! | [`runtime`](LimiterBuilder::runtime), [`dedicated_thread`](LimiterBuilder::dedicated_thread) | limiter | the runtime that uses it first | |
 //! | [`concurrent`](Limit::concurrent) | limit | none: it must be said | 1 to 1,000,000 |
 //! | [`rate`](Limit::rate) | limit | none: it must be said | 1 to 1,000,000 in 1 ms to 24 h |
 //! | [`burst`](Limit::burst) | limit, of a rate | as many as in a period | 1 to 1,000,000; less with a long period |
