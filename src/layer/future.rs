@@ -20,6 +20,7 @@ use super::{
     grpc::is_grpc,
     guard::Guard,
     refusal::{Refusal, RefusalKind},
+    slot::Slot,
 };
 use crate::{permit::Permit, status::Quota};
 
@@ -163,6 +164,8 @@ where
                 grpc = is_grpc(&head.headers);
                 spare_head = gate.spare_head(&head);
             }
+        } else {
+            Slot::show_none(&mut head.extensions);
         }
         Self::Running {
             future: service.call(Request::from_parts(head, body)),

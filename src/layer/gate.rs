@@ -130,8 +130,7 @@ impl Gate {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
         let (share, quotas) = permit.into_share();
-        let outer = head.extensions.remove::<Slot>();
-        head.extensions.insert(Slot::new(&share, outer));
+        Slot::show(&share, &mut head.extensions);
         if !self.bounds.is_none() {
             share.bound(self.bounds);
         }
