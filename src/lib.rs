@@ -166,14 +166,14 @@
 //!
 //! A permit tells by [`Permit::lost`], a handler's slot by [`Slot::lost`]. What becomes of the response is for
 //! [`LimitLayer::on_lost`] to say: it goes on, over the limit ([`OnLost::Continue`], the default), or ends in an error
-//! before the next frame ([`OnLost::Abort`]).
+//! in place of its next frame, and the service's work ends with the slot ([`OnLost::Abort`]).
 //!
 //! # Guarantees
 //!
 //! | | what holds | and what is excused |
 //! | --- | --- | --- |
-//! | **G1** cap | The leases of a key that are alive are at most the limit. | Replicas that disagree on the limit, as in a rollout: then the largest holds. Data that the store has lost. A store whose clock is stepped forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
-//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process. | What the server had taken before may still be sent. Lost data, clock steps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
+//! | **G1** cap | The leases of a key that are alive are at most the limit. So are the calls behind the layer, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), but for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: then the largest holds. Data that the store has lost. A store whose clock is stepped forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
+//! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process, and the service's work is dropped, though its reader has stopped. | What the server had taken before may still be sent. Lost data, clock steps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
 //! | **G3** fair | Waiters are let in in the order in which the store received them, over all replicas, under each limit. Nobody overtakes a waiter that is alive. | A replica that the store has not heard of for a waiter TTL may lose its places. Waiters that an outage moved. Under [`reuse`](Limit::reuse), the time that a message takes to another process; 100 ms if it is lost. |
 //! | **G4** live | A free slot with a waiter is given within one round trip; if the wake-up was lost, within the poll interval. One that a process keeps under [`reuse`](Limit::reuse) is free when that hears of the waiter. A crashed replica delays the line by at most twice the waiter TTL, beyond the slots that it held. | A store whose clock is stepped back, by that length. |
 //! | **G5** no leak | A slot is given back at once at the end of the body, and on any drop: error, panic, reset stream, client gone, future cancelled, shutdown. After the death of the process, within the lease. | Servers notice some clients late: see [the layer](layer#clients-that-leave). A store whose clock is stepped back keeps the slots of a dead process longer by that length, at most for an hour from when the limit is next reached. |

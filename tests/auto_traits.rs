@@ -73,6 +73,10 @@ assert_impl_all!(ResponseBody<Full<Bytes>>: Send, Sync, Unpin, std::fmt::Debug);
 assert_impl_all!(ResponseBody<hyper::body::Incoming>: Send, Sync, Unpin);
 assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
 
+// Its bodies cannot be dropped by another thread when their slot ends.
+assert_impl_all!(Limited<Plain<()>>: tower::Service<Request<()>>);
+assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
+
 assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);
 assert_not_impl_any!(ReadAheadFuture<Plain<ReadAheadBody<Rc<()>>>, Rc<()>>: Send);

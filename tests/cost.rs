@@ -66,8 +66,8 @@ async fn pairs(semaphore: &Semaphore, count: usize) {
     }
 }
 
-/// The lease, and the slot in the request's extensions (three of them, as there is nothing else in them); a key, unless
-/// it is short; a claim, its legs and its lists.
+/// The lease, and the slot in the request's extensions (three of them, as there is nothing else in them), which is all
+/// without a limit; a key, unless it is short; a claim, its legs and its lists.
 #[test]
 fn a_request_allocates_no_more_than_before() {
     let _alone = alone();
@@ -84,6 +84,8 @@ fn a_request_allocates_no_more_than_before() {
         ("shared", 4),
         ("by-header", 4),
         ("policy-of-two", 9),
+        ("unlimited", 3),
+        ("abort", 9),
     ];
     assert_eq!(added, known);
 }

@@ -12,7 +12,7 @@ use http::{Request, Response};
 use http_body::Body;
 use http_body_util::{BodyExt, Empty, Full};
 use tower::{Layer, Service, ServiceExt, limit::ConcurrencyLimitLayer, service_fn};
-use tower_turnstile::{Limit, LimitLayer, Limiter, Policy};
+use tower_turnstile::{Key, Limit, LimitLayer, Limiter, OnLost, Policy};
 
 /// More than there are requests at once: nobody has to wait.
 const EACH: Limit = Limit::concurrent("each", 100);
@@ -27,15 +27,21 @@ pub(crate) enum Contender {
     ByHeader,
     /// By header, and all together.
     PolicyOfTwo,
+    /// No limit applies to the request.
+    Unlimited,
+    /// The response ends if its slot is lost.
+    Abort,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Bare,
         Self::ConcurrencyLimit,
         Self::Shared,
         Self::ByHeader,
         Self::PolicyOfTwo,
+        Self::Unlimited,
+        Self::Abort,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -45,6 +51,8 @@ impl Contender {
             Self::Shared => "shared",
             Self::ByHeader => "by-header",
             Self::PolicyOfTwo => "policy-of-two",
+            Self::Unlimited => "unlimited",
+            Self::Abort => "abort",
         }
     }
 
@@ -63,6 +71,14 @@ impl Contender {
             Self::PolicyOfTwo => {
                 let policy = [by_header(), ALL.into()];
                 requests(layer(policy).layer(handler), count).await;
+            }
+            Self::Unlimited => {
+                let nobody = ALL.by_key(|_| None::<Key>);
+                requests(layer(nobody).layer(handler), count).await;
+            }
+            Self::Abort => {
+                let layer = layer(ALL).on_lost(OnLost::Abort);
+                requests(layer.layer(handler), count).await;
             }
         }
     }

@@ -11,8 +11,11 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::guard::Guard;
-use crate::error::{BoxError, LostErrorKind};
+use super::{guard::Guard, revocable::Revocable};
+use crate::{
+    error::{BoxError, LostErrorKind},
+    permit::Share,
+};
 
 pin_project! {
     /// Response body of a [`Limited`](super::Limited) service.
@@ -20,6 +23,10 @@ pin_project! {
     /// Frames, trailers and the size hint are those of the service's body. The slot is given back at the first of: the
     /// body has ended, it says that it will end after the frame it just gave, it fails, or it is dropped. A server
     /// takes the last frame a little before the client has it.
+    ///
+    /// If the slot ends first, and that ends the response ([`OnLost::Abort`](super::OnLost::Abort),
+    /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the
+    /// service's body is dropped at once, whether or not this one is polled. The next frame is a [`LostError`].
     pub struct ResponseBody<B> {
         #[pin]
         source: Source<B>,
@@ -29,11 +36,16 @@ pin_project! {
 pin_project! {
     #[project = SourceProj]
     enum Source<B> {
-        Service {
+        /// The service's. It ends by itself.
+        Plain {
             #[pin]
             body: B,
-            guard: Guard,
+            share: Option<Share>,
         },
+        /// The service's. It ends with its slot.
+        Revocable { body: Revocable<B> },
+        /// The same, when it has given its slot back.
+        Freed { body: Pin<Box<B>> },
         /// A refusal's bytes, until they are taken; nothing after an abort.
         Bytes { bytes: Bytes },
     }
@@ -53,15 +65,21 @@ impl<B> ResponseBody<B> {
     }
 }
 
-impl<B: Body> ResponseBody<B> {
+impl<B: Body + Send + 'static> ResponseBody<B> {
     /// A body that has ended already is never polled by some servers: HEAD, 204, 304.
     pub(super) fn new(body: B, mut guard: Guard) -> Self {
         if body.is_end_stream() {
-            guard.release();
+            guard = Guard::Plain(None);
         }
-        Self {
-            source: Source::Service { body, guard },
-        }
+        let source = match guard {
+            Guard::Plain(share) => Source::Plain { body, share },
+            Guard::Revocable(tie) => {
+                let body = Revocable::new(body, tie);
+                body.watch();
+                Source::Revocable { body }
+            }
+        };
+        Self { source }
     }
 }
 
@@ -78,43 +96,63 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut source = self.project().source;
-        match source.as_mut().project() {
-            SourceProj::Bytes { bytes } if bytes.is_empty() => Poll::Ready(None),
-            SourceProj::Bytes { bytes } => {
-                Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes)))))
+        let frame = match source.as_mut().project() {
+            SourceProj::Plain { mut body, share } => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                if is_last(&frame, &*body) {
+                    *share = None;
+                }
+                frame
             }
-            SourceProj::Service { mut body, guard } => {
-                let polled = guard.poll(cx, |cx| body.as_mut().poll_frame(cx));
-                let frame = match ready!(polled) {
-                    Ok(frame) => frame,
+            SourceProj::Revocable { body } => {
+                let polled = body.poll(cx, |mut body, cx| {
+                    let polled = body.as_mut().poll_frame(cx);
+                    polled.map(|frame| (is_last(&frame, &*body), frame))
+                });
+                match ready!(polled) {
+                    Ok((is_last, frame)) => {
+                        if is_last && let Some(body) = body.free() {
+                            source.set(Source::Freed { body });
+                        }
+                        frame
+                    }
                     Err(kind) => {
                         source.set(Source::NOTHING);
                         return Poll::Ready(Some(Err(LostError(kind).into())));
                     }
-                };
-                // A server that knows the length stops after the last frame, so ask for the end after each. It is a
-                // reason to release and never to stop: trailers may still come.
-                if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
-                    guard.release();
                 }
-                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
-        }
+            SourceProj::Freed { body } => ready!(body.as_mut().poll_frame(cx)),
+            SourceProj::Bytes { bytes } if bytes.is_empty() => None,
+            SourceProj::Bytes { bytes } => Some(Ok(Frame::data(std::mem::take(bytes)))),
+        };
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.source {
-            Source::Service { body, .. } => body.is_end_stream(),
+            Source::Plain { body, .. } => body.is_end_stream(),
+            // One that was dropped with its slot has yet to tell its error.
+            Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
+            Source::Freed { body } => body.is_end_stream(),
             Source::Bytes { bytes } => bytes.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
-            Source::Service { body, .. } => body.size_hint(),
+            Source::Plain { body, .. } => body.size_hint(),
+            Source::Revocable { body } => body.peek(B::size_hint).unwrap_or_default(),
+            Source::Freed { body } => body.size_hint(),
             Source::Bytes { bytes } => SizeHint::with_exact(bytes.len() as u64),
         }
     }
+}
+
+/// A server that knows the length stops after the last frame, so ask for the end after each. It is a reason to give the
+/// slot back, and never to stop: trailers may still come.
+fn is_last<B: Body>(frame: &Option<Result<Frame<B::Data>, B::Error>>, body: &B) -> bool {
+    !matches!(frame, Some(Ok(_))) || body.is_end_stream()
 }
 
 impl<B> fmt::Debug for ResponseBody<B> {

@@ -13,9 +13,14 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// Responses that do not end.
 ///
 /// When a bound is reached the slot is given back at once, whatever the response does and whatever
-/// [`on_lost`](Self::on_lost) says: somebody else may get it at the same moment. The response ends in an error
-/// ([`LostError`](super::LostError)) when it is next asked for a frame, so that the client does not take it for
-/// complete; one that is waiting for a frame is woken for that.
+/// [`on_lost`](Self::on_lost) says, and the service's work ends with it: the layer drops the service's body, or its
+/// future if there is no response head yet, even if the server asks for nothing because the client has stopped reading.
+/// So the cap holds for the calls behind the layer too, such as those of a proxy to its upstream. What the server had
+/// taken may still be sent. Then the response ends in an error ([`LostError`](super::LostError)), so that the client
+/// does not take it for complete.
+///
+/// The drop is a task on the runtime of the request, spawned when the slot ends. Until the runtime gets to it the next
+/// request may have started.
 impl LimitLayer {
     /// The longest time that a request holds its slot, counted from its admission. Default: none.
     ///

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::Future,
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -20,8 +19,12 @@ use super::{
     grpc::is_grpc,
     guard::Guard,
     refusal::{Refusal, RefusalKind},
+    revocable::Revocable,
 };
-use crate::{permit::Permit, status::Quota};
+use crate::{
+    permit::{Permit, Share},
+    status::Quota,
+};
 
 pin_project! {
     /// Response future of a [`Limited`](super::Limited) service.
@@ -52,8 +55,13 @@ pin_project! {
         Running {
             #[pin]
             future: S::Future,
-            guard: Guard,
+            share: Option<Share>,
             // How the request's limits stood when it was let in, if the client is to know.
+            quotas: Vec<Quota>,
+        },
+        // Running, and may be refused after all.
+        Revocable {
+            future: Revocable<S::Future>,
             quotas: Vec<Quota>,
             grpc: bool,
             head: Option<Box<Parts>>,
@@ -100,8 +108,8 @@ where
 
 impl<S, Q, R> Future for ResponseFuture<S, Q>
 where
-    S: Service<Request<Q>, Response = Response<R>>,
-    R: Body,
+    S: Service<Request<Q>, Response = Response<R>, Future: Send + 'static>,
+    R: Body + Send + 'static,
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
@@ -122,22 +130,37 @@ where
                 }
             }
         }
-        let StateProj::Running {
-            future,
-            guard,
-            quotas,
-            grpc,
-            head,
-        } = state.as_mut().project()
-        else {
-            panic!("`ResponseFuture` polled after completion");
-        };
-        let result = match ready!(guard.poll(cx, |cx| future.poll(cx))) {
-            Ok(result) => {
-                let guard = mem::take(guard);
+        let result = match state.as_mut().project() {
+            StateProj::Running {
+                future,
+                share,
+                quotas,
+            } => {
+                let result = ready!(future.poll(cx));
+                let guard = Guard::Plain(share.take());
                 result.map(|response| gate.hand_over(guard, quotas, response))
             }
-            Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
+            StateProj::Revocable {
+                future,
+                quotas,
+                grpc,
+                head,
+            } => {
+                let result = match ready!(future.poll(cx, |future, cx| future.poll(cx))) {
+                    Ok(Ok(response)) => future.end().map(|tie| Ok((tie, response))),
+                    Ok(Err(error)) => Ok(Err(error)),
+                    Err(kind) => Err(kind),
+                };
+                match result {
+                    Ok(result) => result.map(|(tie, response)| {
+                        gate.hand_over(Guard::Revocable(tie), quotas, response)
+                    }),
+                    Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
+                }
+            }
+            StateProj::Waiting { .. } | StateProj::Done => {
+                panic!("`ResponseFuture` polled after completion")
+            }
         };
         state.set(State::Done);
         Poll::Ready(result)
@@ -146,7 +169,7 @@ where
 
 impl<S, Q> State<S, Q>
 where
-    S: Service<Request<Q>>,
+    S: Service<Request<Q>, Future: Send + 'static>,
 {
     fn run(
         gate: &Arc<Gate>,
@@ -155,21 +178,24 @@ where
         body: Q,
         permit: Option<Permit>,
     ) -> Self {
-        let (mut guard, mut quotas) = (Guard::default(), Vec::new());
-        let (mut grpc, mut spare_head) = (false, None);
-        if let Some(permit) = permit {
-            (guard, quotas) = gate.admit(permit, &mut head);
-            if gate.may_end_early() {
-                grpc = is_grpc(&head.headers);
-                spare_head = gate.spare_head(&head);
+        let (guard, quotas) = gate.admit(permit, &mut head);
+        match guard {
+            Guard::Plain(share) => Self::Running {
+                future: service.call(Request::from_parts(head, body)),
+                share,
+                quotas,
+            },
+            Guard::Revocable(tie) => {
+                let grpc = is_grpc(&head.headers);
+                let spare_head = gate.spare_head(&head);
+                let future = service.call(Request::from_parts(head, body));
+                Self::Revocable {
+                    future: Revocable::new(future, tie),
+                    quotas,
+                    grpc,
+                    head: spare_head,
+                }
             }
-        }
-        Self::Running {
-            future: service.call(Request::from_parts(head, body)),
-            guard,
-            quotas,
-            grpc,
-            head: spare_head,
         }
     }
 }

@@ -19,7 +19,7 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
-    guard::Guard,
+    guard::{Guard, Tie},
     layer::{OnLost, ReleaseAt},
     refusal::Refusal,
     scope::{Found, Scope},
@@ -124,19 +124,33 @@ impl Gate {
         }
     }
 
-    /// Shows the slot to the handler, and returns what holds it, and how its limits stand.
-    pub(super) fn admit(self: &Arc<Self>, permit: Permit, head: &mut Parts) -> (Guard, Vec<Quota>) {
+    /// Shows the slot to the handler, and returns what holds it, and how its limits stand. `None`: no limit applies.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        permit: Option<Permit>,
+        head: &mut Parts,
+    ) -> (Guard, Vec<Quota>) {
+        let Some(permit) = permit else {
+            Slot::show_none(&mut head.extensions);
+            return (Guard::Plain(None), Vec::new());
+        };
         for (limit, kind) in permit.passed() {
             tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
         }
         let (share, quotas) = permit.into_share();
-        let outer = head.extensions.remove::<Slot>();
-        head.extensions.insert(Slot::new(&share, outer));
+        Slot::show(&share, &mut head.extensions);
         if !self.bounds.is_none() {
             share.bound(self.bounds);
         }
-        let ends = self.may_end_early().then(|| self.clone());
-        (Guard::new(share, ends), quotas)
+        let guard = match self.may_end_early() {
+            true => Guard::Revocable(Tie {
+                share,
+                gate: self.clone(),
+                ended: None,
+            }),
+            false => Guard::Plain(Some(share)),
+        };
+        (guard, quotas)
     }
 
     /// Whether a response may have to end with its slot.
@@ -157,7 +171,7 @@ impl Gate {
 
     /// Passes the slot on to the body, or lets go of it here.
     #[inline]
-    pub(super) fn hand_over<B: Body>(
+    pub(super) fn hand_over<B: Body + Send + 'static>(
         &self,
         mut guard: Guard,
         quotas: &[Quota],
@@ -165,7 +179,7 @@ impl Gate {
     ) -> Response<ResponseBody<B>> {
         self.tell(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
-            guard.release();
+            guard = Guard::Plain(None);
         }
         response.map(|body| ResponseBody::new(body, guard))
     }

@@ -52,9 +52,14 @@ pub enum OnLost {
     /// It goes on, over the limit. The handler can see it in its [`Slot`](super::Slot).
     #[default]
     Continue,
-    /// It ends: no more frames are taken from the service's body, which is dropped, and the client sees an error
-    /// ([`LostError`](super::LostError)) in place of the end. If there is no response head yet, the call to the
-    /// service is dropped, as if the client had left, and the request is refused ([`RefusalKind::Lost`]).
+    /// It ends: the service's body is dropped, also while the server asks for no frames because the client has stopped
+    /// reading. What the server had taken may still be sent, and then the client sees an error
+    /// ([`LostError`](super::LostError)) in place of the end. If there is no response head yet, the service's future
+    /// is dropped, as if the client had left, and the request is refused ([`RefusalKind::Lost`]).
+    ///
+    /// The local deadline of a lease is a little before its end in the store (2 ms and a thousandth of the lease), so
+    /// the work behind the layer has ended when somebody else gets the slot, if the runtime of the request gets to a
+    /// task within this time.
     ///
     /// [`RefusalKind::Lost`]: super::RefusalKind::Lost
     Abort,
@@ -170,7 +175,7 @@ impl LimitLayer {
     /// What becomes of a response whose slot is lost. Default: [`OnLost::Continue`].
     ///
     /// Abort keeps to the limit whatever happens to this process, and breaks responses when the store is gone for a
-    /// whole lease.
+    /// whole lease. A response that may be aborted costs a few allocations more.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.edit(move |gate| gate.on_lost = on_lost)
     }

@@ -100,10 +100,18 @@
 //! A layer that takes something when it is made *ready*, as tower's `ConcurrencyLimit` and `Buffer` do, keeps that
 //! while a request waits here in line, wherever it stands.
 //!
+//! # What the service must be
+//!
+//! [`Clone`], since each request takes the clone that was made ready; and its futures and response bodies must be
+//! `Send + 'static`, because a response that ends early is dropped by another task ([`OnLost::Abort`],
+//! [`LimitLayer::max_hold`], [`LimitLayer::idle`]). axum, tonic and servers on more than one thread ask for the same.
+//! A service that stays on its thread can take its permits from a [`Semaphore`](crate::Semaphore) and keep them in its
+//! bodies.
+//!
 //! # WebSockets and other upgrades
 //!
 //! The response to an upgrade ends with its head, and the slot with it. Take a [`Hold`] from the request's [`Slot`]
-//! and move it into the task that serves the connection.
+//! and move it into the task that serves the connection. Every request has a `Slot`, also one that no limit applies to.
 //!
 //! # Clients that leave
 //!
@@ -120,8 +128,9 @@
 //! # Responses that do not end
 //!
 //! A stream may go on for ever, and a client may stop reading without leaving. [`LimitLayer::max_hold`] and
-//! [`LimitLayer::idle`] take the slot back then, at once: somebody else gets it although the server does not look at the
-//! response at the moment. The response ends in a [`LostError`] when the server next asks for a frame.
+//! [`LimitLayer::idle`] take the slot back then, at once, and end the work that had it: the layer drops the service's
+//! body itself, although the server polls no response that it cannot send. A reader that stops keeps neither a slot nor
+//! a call to an upstream. If it reads on, it gets what was on the way, and then an error ([`LostError`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -259,9 +268,10 @@
 //! | `read_ahead` | the layer that reads the bodies of those who wait |
 //! | `gate`, `gates` | what the settings decide for a request, and which of several do |
 //! | `service`, `future` | a turn in the line, then the wrapped service |
-//! | `guard` | keeps the slot, in the future and then in the body |
+//! | `revocable` | drops the service's future or body when its slot ends |
+//! | `guard` | keeps the slot on its way from the one to the other |
 //! | `bounds` | settings for responses that do not end |
-//! | `body` | ends the slot with the response, or the response with its slot |
+//! | `body` | ends the slot with the response, and the response after its slot |
 //! | `slot` | the slot as the handler sees it |
 //! | `refusal` | the answer to a request that got no slot |
 //! | `problem`, `grpc` | how it is written |
@@ -282,6 +292,7 @@ mod policy;
 mod problem;
 mod read_ahead;
 mod refusal;
+mod revocable;
 mod scope;
 mod service;
 mod slot;

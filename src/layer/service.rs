@@ -12,6 +12,9 @@ use tower_service::Service;
 use super::{body::ResponseBody, future::ResponseFuture, gates::Gates};
 
 /// A service whose requests are limited. Made by a [`LimitLayer`](super::LimitLayer).
+///
+/// The futures and response bodies of the wrapped service must be `Send + 'static`: see
+/// [the layer](super#what-the-service-must-be).
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
@@ -41,8 +44,8 @@ impl<S> Limited<S> {
 
 impl<S, Q, R> Service<Request<Q>> for Limited<S>
 where
-    S: Service<Request<Q>, Response = Response<R>> + Clone,
-    R: Body,
+    S: Service<Request<Q>, Response = Response<R>, Future: Send + 'static> + Clone,
+    R: Body + Send + 'static,
 {
     type Response = Response<ResponseBody<R>>;
     type Error = S::Error;

@@ -1,8 +1,9 @@
 //! The slot of a request, as its handler sees it.
 
-use std::{fmt, iter, sync::Arc};
+use std::{fmt, future::pending, iter, sync::Arc};
 
 use futures_util::future::select_all;
+use http::Extensions;
 
 use crate::permit::{Share, WeakShare};
 
@@ -11,6 +12,9 @@ use crate::permit::{Share, WeakShare};
 /// It does not own the slot: keeping it, or a request that carries it, never delays the release. To use the slot for
 /// longer than the response, as a WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s
 /// it stands for all their slots at once.
+///
+/// Every request that passes a layer has one. If no limit applies to the request, because of its key, its route or
+/// [`Mode::Off`](crate::Mode::Off), it stands for no slot: it is never lost, and a [`Hold`] of it holds nothing.
 ///
 /// ```
 /// use axum::Extension;
@@ -26,16 +30,29 @@ use crate::permit::{Share, WeakShare};
 /// ```
 #[derive(Clone)]
 pub struct Slot {
-    share: WeakShare,
+    /// `None`: no limit applies to the request.
+    share: Option<WeakShare>,
     /// Of the layer around the one that made this slot.
     outer: Option<Arc<Slot>>,
 }
 
 impl Slot {
-    pub(super) fn new(share: &Share, outer: Option<Slot>) -> Self {
-        Self {
-            share: share.downgrade(),
+    /// Shows the slot to the handler, together with those of outer layers.
+    pub(super) fn show(share: &Share, extensions: &mut Extensions) {
+        let outer = extensions.remove::<Self>();
+        extensions.insert(Self {
+            share: Some(share.downgrade()),
             outer: outer.map(Arc::new),
+        });
+    }
+
+    /// Shows the handler of an unlimited request the slot of the outer layers, or one that stands for none.
+    pub(super) fn show_none(extensions: &mut Extensions) {
+        if extensions.get::<Self>().is_none() {
+            extensions.insert(Self {
+                share: None,
+                outer: None,
+            });
         }
     }
 
@@ -43,7 +60,7 @@ impl Slot {
     ///
     /// Any number of holds may be taken; the slot returns when the response and all holds are gone.
     pub fn hold(&self) -> Option<Hold> {
-        let shares = self.all().map(|slot| slot.share.upgrade());
+        let shares = self.shares().map(WeakShare::upgrade);
         shares.collect::<Option<_>>().map(Hold)
     }
 
@@ -51,7 +68,7 @@ impl Slot {
     /// reached ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and somebody else may
     /// run in its place. Once over, it stays over.
     pub fn is_lost(&self) -> bool {
-        self.all().any(|slot| slot.share.is_lost())
+        self.shares().any(WeakShare::is_lost)
     }
 
     /// Completes when the slot is lost. If it is given back first, never.
@@ -60,12 +77,22 @@ impl Slot {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        select_all(self.all().map(|slot| Box::pin(slot.share.lost()))).await;
+        any(self.shares().map(WeakShare::lost)).await;
     }
 
-    /// This slot and those around it.
-    fn all(&self) -> impl Iterator<Item = &Slot> {
-        iter::successors(Some(self), |slot| slot.outer.as_deref())
+    /// Of this layer and those around it.
+    fn shares(&self) -> impl Iterator<Item = &WeakShare> {
+        let slots = iter::successors(Some(self), |slot| slot.outer.as_deref());
+        slots.filter_map(|slot| slot.share.as_ref())
+    }
+}
+
+/// Completes with the first of them. If there are none, never.
+async fn any<F: Future>(futures: impl Iterator<Item = F>) {
+    let futures: Vec<_> = futures.map(Box::pin).collect();
+    match futures.is_empty() {
+        true => pending().await,
+        false => drop(select_all(futures).await),
     }
 }
 
@@ -115,7 +142,7 @@ impl Hold {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) {
-        select_all(self.0.iter().map(|share| Box::pin(share.ended(|_| true)))).await;
+        any(self.0.iter().map(|share| share.ended(|_| true))).await;
     }
 }
 

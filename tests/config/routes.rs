@@ -19,7 +19,9 @@ fn limited(
     text: &str,
     limiter: &Limiter,
 ) -> Limited<
-    impl Service<Request<()>, Response = Response<Script>, Error: std::fmt::Debug> + Clone + use<>,
+    impl Service<Request<()>, Response = Response<Script>, Error: std::fmt::Debug, Future: Send>
+    + Clone
+    + use<>,
 > {
     let config = Config::from_toml(text).unwrap();
     let layer = LimitLayer::from_config(&config, limiter).unwrap();

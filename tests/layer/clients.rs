@@ -113,9 +113,12 @@ async fn reqwest_client() {
     .await;
 }
 
-fn reqwest_service()
--> impl Service<Request<reqwest::Body>, Response = Response<reqwest::Body>, Error = reqwest::Error>
-+ Clone {
+fn reqwest_service() -> impl Service<
+    Request<reqwest::Body>,
+    Response = Response<reqwest::Body>,
+    Error = reqwest::Error,
+    Future: Send,
+> + Clone {
     let client = reqwest::Client::new();
     service_fn(move |request: Request<reqwest::Body>| {
         let client = client.clone();

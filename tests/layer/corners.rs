@@ -1,8 +1,5 @@
 //! Corners: keys without slots, rates that refuse together, lookups that are left.
 
-#[path = "../support/redis_server.rs"]
-mod redis_server;
-
 use std::{
     sync::{
         Arc,
@@ -16,7 +13,10 @@ use http::{Request, StatusCode};
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{Limit, Limiter, OnUnavailable, Refusal, RefusalKind};
 
-use crate::support::{ONE, Script, get, send, serve};
+use crate::{
+    common::redis_server::RedisServer,
+    support::{ONE, Script, get, send, serve},
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -122,7 +122,7 @@ async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration 
 
 #[tokio::test]
 async fn of_two_rates_the_longer_one_says_when_to_retry() {
-    let redis = redis_server::RedisServer::start();
+    let redis = RedisServer::start();
     let shared = Limiter::connect(&redis.url()).await.unwrap();
     let mut told = Vec::new();
     for limiter in [Limiter::in_memory(), shared] {
@@ -159,7 +159,7 @@ async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() 
 
 #[tokio::test]
 async fn a_rate_that_was_given_back_in_the_store_does_not_put_the_retry_off() {
-    let redis = redis_server::RedisServer::start();
+    let redis = RedisServer::start();
     let limiter = Limiter::connect(&redis.url()).await.unwrap();
     let opens = Limit::rate("opens", 1, HOUR);
     let one = ONE.wait_up_to(Duration::from_millis(200));

@@ -3,10 +3,10 @@
 mod addresses;
 mod bounds;
 mod clients;
+#[path = "../support/mod.rs"]
+mod common;
 mod corners;
 mod grpc;
-#[path = "../support/log.rs"]
-mod log;
 mod logs;
 mod lost;
 mod policies;
@@ -14,11 +14,15 @@ mod read_ahead;
 mod refusals;
 mod releases;
 mod replay;
+mod revoked;
 mod scopes;
 mod servers;
 mod slots;
 mod stacks;
+mod stalled;
 mod standards;
 mod support;
 mod transparency;
 mod values;
+
+use common::log;

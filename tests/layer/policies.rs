@@ -142,15 +142,12 @@ async fn scope_without_a_key_is_left_out() {
     };
     let layer = limiter.layer([keyed(EACH, "each"), keyed(GLOBAL, "global")]);
     let service = layer.layer(service_fn(async |request: Request<()>| {
-        let mut response = Response::new(endless());
-        let slot = request.extensions().get::<Slot>().cloned();
-        response.extensions_mut().insert(slot.is_some());
-        Ok::<_, Infallible>(response)
+        assert!(request.extensions().get::<Slot>().is_some());
+        Ok::<_, Infallible>(Response::new(endless()))
     }));
     for (path, slots) in [("/", 0), ("/each", 1), ("/global", 1), ("/each/global", 2)] {
-        let response = send(&service, get(path)).await;
+        let _response = send(&service, get(path)).await;
         assert_eq!(held(&limiter), slots, "{path}");
-        assert_eq!(response.extensions().get(), Some(&(slots > 0)), "{path}");
     }
     let _taken = send(&service, get("/each")).await;
     assert_eq!(
@@ -324,7 +321,8 @@ async fn request_that_is_dropped_in_line_gives_back_what_it_has() {
 
 /// Answers at once and leaves its slot in the response.
 fn shows_slot()
--> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible> + Clone {
+-> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
+{
     service_fn(async |request: Request<()>| {
         let mut response = Response::new(Full::from("body"));
         let slot = request.extensions().get::<Slot>().expect("a slot").clone();

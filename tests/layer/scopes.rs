@@ -1,8 +1,6 @@
 //! Which requests share a limit.
 
-use bytes::Bytes;
 use http::{HeaderName, Request, StatusCode};
-use http_body_util::Full;
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt};
@@ -88,22 +86,6 @@ async fn no_key_is_not_limited() {
     assert_eq!(admitted(scope, paths.map(get)).await, expected);
     let scope = ONE.by_key_async(move |head| std::future::ready(free(head.uri.path())));
     assert_eq!(admitted(scope, paths.map(get)).await, expected);
-}
-
-#[tokio::test]
-async fn no_slot_is_shown_without_a_limit() {
-    let limiter = Limiter::in_memory();
-    let layer = limiter.layer(ONE.by_key(|_| None::<u64>));
-    let service = layer.layer(tower::service_fn(async |request: Request<()>| {
-        assert!(
-            request
-                .extensions()
-                .get::<tower_turnstile::Slot>()
-                .is_none()
-        );
-        Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::default()))
-    }));
-    service.oneshot(get("/")).await.unwrap();
 }
 
 #[tokio::test]

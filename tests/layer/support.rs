@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     future::{Future, ready},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -12,6 +13,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
+use tokio::{sync::watch, time::timeout};
 use tower::{BoxError, Service, ServiceExt, service_fn};
 use tower_turnstile::{Key, Limit, Limiter, Permit};
 
@@ -141,5 +143,101 @@ pub(crate) async fn freed(limiter: &Limiter) {
 
 /// Fails rather than hangs.
 pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(SOON, future).await.expect("in time")
+    timeout(SOON, future).await.expect("in time")
+}
+
+/// Counts what is open at a time, and the most that was.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gauge(Arc<watch::Sender<Count>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    open: usize,
+    most: usize,
+}
+
+/// One that is open until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Open(Gauge);
+
+impl Gauge {
+    pub(crate) fn enter(&self) -> Open {
+        self.0.send_modify(|count| {
+            count.open += 1;
+            count.most = count.most.max(count.open);
+        });
+        Open(self.clone())
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.0.borrow().open
+    }
+
+    pub(crate) fn most(&self) -> usize {
+        self.0.borrow().most
+    }
+
+    /// Waits until so many are open.
+    pub(crate) async fn until(&self, open: usize) {
+        let mut counts = self.0.subscribe();
+        let reached = counts.wait_for(|count| count.open == open);
+        let reached = timeout(SOON, reached).await;
+        let most = self.most();
+        reached
+            .unwrap_or_else(|_| panic!("{} are open, not {open}; at most {most}", self.open()))
+            .expect("the gauge is there");
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| count.open -= 1);
+    }
+}
+
+/// A body that does something when it is dropped: it counts, blocks, panics.
+#[derive(Debug)]
+pub(crate) struct Watched<B, D> {
+    pub(crate) body: B,
+    /// Dropped with it.
+    #[expect(dead_code)]
+    pub(crate) end: D,
+}
+
+impl<B: Body + Unpin, D: Unpin> Body for Watched<B, D> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A service that always gives this body, with what `end` makes.
+pub(crate) fn serve_watched<Q, B, D>(
+    body: B,
+    end: impl Fn() -> D + Clone + Send + Sync + 'static,
+) -> impl Service<Request<Q>, Response = Response<Watched<B, D>>, Error = Infallible, Future: Send>
++ Clone
++ Send
++ Sync
+where
+    B: Clone + Send + Sync,
+    D: Send,
+{
+    service_fn(move |_| {
+        let (body, end) = (body.clone(), end());
+        ready(Ok(Response::new(Watched { body, end })))
+    })
 }

@@ -51,9 +51,9 @@ where
 
 impl<S, Q, R> Future for ReadAheadFuture<S, Q>
 where
-    S: Service<Request<ReadAheadBody<Q>>, Response = Response<R>>,
+    S: Service<Request<ReadAheadBody<Q>>, Response = Response<R>, Future: Send + 'static>,
     Q: Body<Data = Bytes> + Unpin,
-    R: Body,
+    R: Body + Send + 'static,
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 

@@ -134,9 +134,9 @@ impl<S> ReadAhead<S> {
 
 impl<S, Q, R> Service<Request<Q>> for ReadAhead<S>
 where
-    S: Service<Request<ReadAheadBody<Q>>, Response = Response<R>> + Clone,
+    S: Service<Request<ReadAheadBody<Q>>, Response = Response<R>, Future: Send + 'static> + Clone,
     Q: Body<Data = Bytes> + Unpin,
-    R: Body,
+    R: Body + Send + 'static,
 {
     type Response = Response<ResponseBody<R>>;
     type Error = S::Error;

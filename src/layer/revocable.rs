@@ -1,0 +1,355 @@
+//! Drops the service's future or body when its slot ends, even if nobody polls the response.
+//!
+//! hyper polls a response only while it can send: not at an HTTP/2 window of zero, nor with a full socket, and waking
+//! the connection does not change that. A future in a `FuturesUnordered` or behind a `select!` may not be polled for
+//! long either. If the drop were left to the next poll, the call to an upstream would stay open while its slot serves
+//! another request.
+//!
+//! The response shares its work, which is boxed, with a waker that is registered with the leases of the slot. When the
+//! slot ends, the waker spawns a task that takes the work out and drops it, and then gives the slot back. The next poll
+//! of the response finds the work gone and reports why.
+//!
+//! - **No lock is held while foreign code runs.** A poll takes the work out and puts it back. If the slot ends
+//!   meanwhile, the work is dropped right after the poll. So work may end its own slot, and its drop may call into the
+//!   limiter.
+//! - **The drop runs in a task**, on the runtime of the request. The waker runs on the keeper's driver, which renews
+//!   the leases of all other requests: a drop that blocks there would cost them their slots, one that panics would end
+//!   the driver, and one that spawns would do so on a runtime that is not the service's. This costs a spawn, but only
+//!   when a slot ends early. Without a runtime of the request, it is the driver's.
+//! - **Waiting for the end takes no task.** One for each response would cost four times as many instructions as a
+//!   waker, and would wake a worker thread twice.
+//!
+//! Work and slot end together, except for the time that the runtime takes to get to the task.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{gate::Gate, guard::Tie};
+use crate::{error::LostErrorKind, permit::Share};
+
+/// Owns the work of a response. The work ends with its owner, or with its slot.
+pub(super) struct Revocable<T> {
+    cell: Arc<Cell<T>>,
+    /// Of the cell.
+    waker: Waker,
+}
+
+struct Cell<T> {
+    gate: Arc<Gate>,
+    /// Of the request.
+    runtime: Option<Handle>,
+    /// The task that polled the work last.
+    reader: AtomicWaker,
+    /// Since `ended` was last polled.
+    woken: AtomicBool,
+    state: Mutex<State<T>>,
+}
+
+enum State<T> {
+    Live {
+        /// `None` while it is polled.
+        held: Option<Held<T>>,
+        /// `None` while it is polled.
+        ended: Option<Ended>,
+    },
+    /// The slot ended first.
+    Revoked(LostErrorKind),
+    /// The owner was first.
+    Closed,
+}
+
+type Live<T> = (Option<Held<T>>, Option<Ended>);
+
+/// Dropped in this order: the slot is given back when the work has ended.
+struct Held<T> {
+    work: Pin<Box<T>>,
+    share: Share,
+}
+
+/// Completes when the slot is over for a reason that ends the response.
+pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
+
+impl<T: Send + 'static> Revocable<T> {
+    /// Its slot is watched from the first poll that has to wait, or from [`watch`](Self::watch) on.
+    pub(super) fn new(work: T, tie: Tie) -> Self {
+        let Tie { share, gate, ended } = tie;
+        let ended = ended.unwrap_or_else(|| {
+            let (share, gate) = (share.clone(), gate.clone());
+            Box::pin(async move { share.ended(|kind| gate.ends(kind)).await })
+        });
+        let cell = Arc::new(Cell {
+            gate,
+            runtime: Handle::try_current().ok(),
+            reader: AtomicWaker::new(),
+            woken: AtomicBool::new(false),
+            state: Mutex::new(State::Live {
+                held: Some(Held {
+                    work: Box::pin(work),
+                    share,
+                }),
+                ended: Some(ended),
+            }),
+        });
+        Self {
+            waker: cell.clone().into(),
+            cell,
+        }
+    }
+}
+
+impl<T> Revocable<T> {
+    /// Has the work dropped when its slot ends, though nobody polls it.
+    pub(super) fn watch(&self) {
+        self.cell.look(&self.waker);
+    }
+
+    /// Polls the work. An error: its slot is over, and it has been dropped.
+    pub(super) fn poll<R>(
+        &self,
+        cx: &mut Context<'_>,
+        poll: impl FnOnce(Pin<&mut T>, &mut Context<'_>) -> Poll<R>,
+    ) -> Poll<Result<R, LostErrorKind>> {
+        self.cell.reader.register(cx.waker());
+        let idles = self.cell.gate.bounds.idle.is_some();
+        let polled = self.cell.lend(|Held { work, share }| {
+            if idles {
+                share.set_unread(None);
+            }
+            if let Some(kind) = self.cell.over(share) {
+                return Err(kind);
+            }
+            let polled = poll(work.as_mut(), cx);
+            if idles && polled.is_ready() {
+                share.set_unread(Some(Instant::now()));
+            }
+            Ok(polled)
+        });
+        match polled {
+            Ok(Ok(Poll::Ready(output))) => Poll::Ready(Ok(output)),
+            Ok(Ok(Poll::Pending)) => {
+                // If it has been revoked by now, the reader has been woken.
+                self.watch();
+                Poll::Pending
+            }
+            Ok(Err(kind)) => {
+                self.cell.revoke(kind);
+                Poll::Ready(Err(kind))
+            }
+            Err(kind) => Poll::Ready(Err(kind)),
+        }
+    }
+
+    /// `None`: it has been revoked.
+    pub(super) fn peek<R>(&self, peek: impl FnOnce(&T) -> R) -> Option<R> {
+        self.cell.lend(|held| peek(&held.work)).ok()
+    }
+
+    /// Gives the slot back, and the work to its owner alone. `None`: it has been revoked.
+    pub(super) fn free(&self) -> Option<Pin<Box<T>>> {
+        self.close().map(|(held, _)| held.work)
+    }
+
+    /// Drops the work, and keeps the slot. An error: that is over.
+    pub(super) fn end(&self) -> Result<Tie, LostErrorKind> {
+        if let Some(kind) = self.cell.lend(|held| self.cell.over(&held.share))? {
+            self.cell.revoke(kind);
+            return Err(kind);
+        }
+        let live = self.cell.leave(State::Closed);
+        let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
+        let Held { share, .. } = held.expect("not used after a panic");
+        let gate = self.cell.gate.clone();
+        Ok(Tie { share, gate, ended })
+    }
+
+    /// Whoever else holds the slot has no response that could lie unread.
+    fn close(&self) -> Option<(Held<T>, Option<Ended>)> {
+        let (held, ended) = self.cell.leave(State::Closed).ok()?;
+        let held = held?;
+        held.share.set_unread(None);
+        Some((held, ended))
+    }
+}
+
+impl<T> Drop for Revocable<T> {
+    fn drop(&mut self) {
+        drop(self.close());
+    }
+}
+
+impl<T> Cell<T> {
+    /// Lends the work, without the lock. If it is revoked meanwhile, it is dropped here.
+    fn lend<R>(&self, lend: impl FnOnce(&mut Held<T>) -> R) -> Result<R, LostErrorKind> {
+        let mut lent = match &mut *self.lock() {
+            State::Live { held, .. } => held.take().expect("not used after a panic"),
+            State::Revoked(kind) => return Err(*kind),
+            State::Closed => unreachable!("its owner is here"),
+        };
+        let result = lend(&mut lent);
+        if let State::Live { held, .. } = &mut *self.lock() {
+            *held = Some(lent);
+        }
+        Ok(result)
+    }
+
+    /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this
+    /// process ran for a while.
+    fn over(&self, share: &Share) -> Option<LostErrorKind> {
+        share.over().filter(|kind| self.gate.ends(*kind))
+    }
+
+    /// Revokes the work if its slot is over, or else has `waker` woken when it may be.
+    fn look(&self, waker: &Waker) {
+        while let Some(mut ended) = self.take_ended() {
+            // What was done before it was woken is to be seen.
+            self.woken.swap(false, Ordering::AcqRel);
+            if let Poll::Ready(kind) = ended.as_mut().poll(&mut Context::from_waker(waker)) {
+                drop(ended);
+                return self.revoke(kind);
+            }
+            self.put_back(ended);
+            // Whoever came while it was out has found nothing.
+            if !self.woken.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    fn take_ended(&self) -> Option<Ended> {
+        match &mut *self.lock() {
+            State::Live { ended, .. } => ended.take(),
+            State::Revoked(_) | State::Closed => None,
+        }
+    }
+
+    fn put_back(&self, polled: Ended) {
+        if let State::Live { ended, .. } = &mut *self.lock() {
+            *ended = Some(polled);
+        }
+    }
+
+    /// Drops the work and then the slot, unless the work is being polled.
+    fn revoke(&self, kind: LostErrorKind) {
+        let Ok((held, ended)) = self.leave(State::Revoked(kind)) else {
+            return;
+        };
+        drop(ended);
+        let limit = self.gate.first_scope().limit().name();
+        tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
+        if let Some(meter) = &self.gate.meter {
+            meter.aborted(kind);
+        }
+        // First, for the drop may panic or block.
+        self.reader.wake();
+        drop(held);
+    }
+
+    /// What was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
+    fn leave(&self, next: State<T>) -> Result<Live<T>, Option<LostErrorKind>> {
+        let mut state = self.lock();
+        match &mut *state {
+            State::Live { held, ended } => {
+                let live = (held.take(), ended.take());
+                *state = next;
+                Ok(live)
+            }
+            State::Revoked(kind) => Err(Some(*kind)),
+            State::Closed => Err(None),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The slot may be over. This runs on the keeper's driver, so it does nothing itself.
+impl<T: Send + 'static> Wake for Cell<T> {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::Release);
+        self.reader.wake();
+        let runtime = self.runtime.clone();
+        if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
+            runtime.spawn(async move { self.look(&self.clone().into()) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use futures_util::FutureExt;
+    use tokio_test::task;
+
+    use super::*;
+    use crate::{
+        key::Key,
+        layer::{LimitLayer, OnLost, gates::Gates},
+        limit::Limit,
+        limiter::Limiter,
+    };
+
+    /// Of a slot that is over when this says so.
+    fn revocable<T: Send + 'static>(
+        work: T,
+        mut ended: impl FnMut(&mut Context<'_>) -> Poll<LostErrorKind> + Send + 'static,
+    ) -> Revocable<T> {
+        const LIMIT: Limit = Limit::concurrent("limit", 1);
+        let limiter = Limiter::in_memory();
+        let acquired = limiter.semaphore(&LIMIT, Key::SHARED).acquire();
+        let permit = acquired.now_or_never().expect("free").expect("free");
+        let LimitLayer { gates } = limiter.layer(LIMIT).on_lost(OnLost::Abort);
+        let Gates::One(gate) = gates else {
+            unreachable!("it is not routed");
+        };
+        let ended = poll_fn(move |cx| ended(cx));
+        let tie = Tie {
+            share: permit.into_share().0,
+            gate,
+            ended: Some(Box::pin(ended)),
+        };
+        Revocable::new(work, tie)
+    }
+
+    /// There is no runtime that would look again.
+    #[test]
+    fn an_end_that_comes_while_it_is_looked_for_is_seen() {
+        let mut looks = 0;
+        let work = Arc::new(());
+        let dropped = Arc::downgrade(&work);
+        let revocable = revocable(work, move |cx| {
+            looks += 1;
+            cx.waker().wake_by_ref();
+            match looks {
+                3 => Poll::Ready(LostErrorKind::Lost),
+                _ => Poll::Pending,
+            }
+        });
+        revocable.watch();
+        assert_eq!(dropped.strong_count(), 0);
+        assert!(revocable.end().is_err());
+    }
+
+    #[test]
+    fn the_reader_is_woken_by_the_end() {
+        let revocable = revocable((), |_| Poll::Pending);
+        let poll = |cx: &mut Context<'_>| revocable.poll(cx, |_, _| Poll::<()>::Pending);
+        let mut reader = task::spawn(poll_fn(poll));
+        assert!(reader.poll().is_pending());
+        assert!(!reader.is_woken());
+        revocable.cell.revoke(LostErrorKind::Lost);
+        assert!(reader.is_woken());
+        assert_eq!(reader.poll(), Poll::Ready(Err(LostErrorKind::Lost)));
+    }
+}
