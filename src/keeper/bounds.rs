@@ -58,7 +58,7 @@ impl Core {
     /// Takes back what is over.
     pub(super) fn end_bounded(&mut self, now: Instant) {
         while let Some((lease, kind)) = self.bounded.next_over(now) {
-            lease.end(kind);
+            self.ctx.end_lease(&lease, kind);
             let seq = lease.seq();
             let line = self.lines.get_mut(lease.line);
             // If the slot was lost before, only the response is left to end.

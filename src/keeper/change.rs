@@ -198,7 +198,7 @@ impl Line {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
                 ctx.history.lost(&self.ledger, seq, ctx.now);
-                entry.lease.end(LostErrorKind::Lost);
+                ctx.end_lease(&entry.lease, LostErrorKind::Lost);
                 ctx.counts.lost += 1;
                 ctx.meters.limit(self.key.0).lost.increment(1);
                 self.give_up(ctx, seq);

@@ -170,7 +170,7 @@ impl Core {
             for entry in line.entries.values_mut() {
                 ctx.wakers.extend(entry.waker.take());
                 // Whoever waits for its loss looks after it now.
-                entry.lease.stir();
+                ctx.wakers.push(entry.lease.clone().into());
             }
             // Who inquires would start none either.
             if let Some(work) = &mut line.work {

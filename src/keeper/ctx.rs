@@ -1,15 +1,15 @@
 //! What lines need of their keeper.
 
-use std::{collections::BTreeSet, task::Waker, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Part, Settings,
+    Lease, Part, Settings,
     entry::{Release, State},
 };
 use crate::{
-    error::AcquireErrorKind,
+    error::{AcquireErrorKind, LostErrorKind},
     ledger::{Exchange, Seq},
     telemetry::{History, Meters},
 };
@@ -134,6 +134,12 @@ impl Ctx {
     /// A request goes on that this limit would have refused, if it were enforced.
     pub(super) fn note_pass(&self, limit: usize, kind: AcquireErrorKind) {
         self.meters.limit(limit).refused_in_shadow(kind);
+    }
+
+    /// Ends a lease. Its watchers are woken once the lock is free.
+    pub(super) fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
+        lease.end(kind);
+        self.wakers.push(lease.clone().into());
     }
 
     /// How long slots of a limit are held: the recent ones count more.

@@ -8,9 +8,9 @@ use super::{
     Core, Ctx, Lease,
     demand::{Asked, Demand, Leases, Leg, Notes, Taken},
     entry::{Entry, State},
-    lease::Tenure,
     line::Line,
     outage::Breaker,
+    tenure::Tenure,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
