@@ -290,10 +290,12 @@ impl Future for Acquire {
                 Stage::Asked(request) => return request.poll(cx).map_ok(Permit::new),
                 Stage::New(semaphore, waits) => {
                     let Inner { limiter, first, .. } = &**semaphore;
-                    let pool = first.pool.as_ref();
-                    if let Some(granted) = pool.and_then(|pool| limiter.take_from(pool, first.max))
+                    if let Some(pool) = &first.pool
+                        && let Some(granted) = limiter.take_from(pool, first.max)
                     {
-                        return Poll::Ready(Ok(Permit::new(granted)));
+                        let permit = Permit::new(granted);
+                        pool.record_take();
+                        return Poll::Ready(Ok(permit));
                     }
                     limiter.request(semaphore.demand(*waits))
                 }

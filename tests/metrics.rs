@@ -3,16 +3,25 @@
 
 mod support;
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
+use metrics::{
+    Counter, Gauge, GaugeFn, Histogram, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::redis_server::RedisServer;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limit, LimitLayer, Limiter, Mode, OnLost};
+use tower_turnstile::{AcquireError, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore};
 
 const ONE: Limit = Limit::concurrent("one", 1);
 
@@ -224,4 +233,99 @@ async fn permits_that_the_store_has_lost_are_counted() {
     timeout(patience, is_adopted).await.expect("it is renewed");
     assert_eq!(value(&told, &adopted), 1.0);
     assert!(!held.expect("free").is_lost());
+}
+
+/// Runs something foreign whenever a slot of `turnstile_held` comes or goes.
+#[derive(Clone, Default)]
+struct OnHeld(Arc<Mutex<Option<Box<dyn Fn() + Send>>>>);
+
+impl OnHeld {
+    fn set(&self, run: impl Fn() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(run));
+    }
+
+    /// Not from within itself.
+    fn run(&self) {
+        let run = self.0.lock().unwrap().take();
+        if let Some(run) = run {
+            run();
+            self.0.lock().unwrap().get_or_insert(run);
+        }
+    }
+}
+
+impl GaugeFn for OnHeld {
+    fn increment(&self, _: f64) {
+        self.run();
+    }
+
+    fn decrement(&self, _: f64) {
+        self.run();
+    }
+
+    fn set(&self, _: f64) {}
+}
+
+impl Recorder for OnHeld {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, key: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        match key.name() {
+            "turnstile_held" => Gauge::from_arc(Arc::new(self.clone())),
+            _ => Gauge::noop(),
+        }
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// A limiter with a slot that is kept to be used again.
+fn with_idle_slot(on_held: &OnHeld) -> Semaphore {
+    let make = || Limiter::in_memory().semaphore(&ONE.reuse(), "key");
+    let semaphore = metrics::with_local_recorder(on_held, make);
+    drop(acquire_now(&semaphore).expect("free"));
+    semaphore
+}
+
+fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
+    let acquired = semaphore.try_acquire().now_or_never();
+    acquired.expect("it is in memory")
+}
+
+/// A recorder is foreign code: it may use what it measures.
+#[test]
+fn a_recorder_may_use_slots_that_are_used_again() {
+    let on_held = OnHeld::default();
+    let semaphore = with_idle_slot(&on_held);
+    let (tell, called) = mpsc::channel();
+    let inner = semaphore.clone();
+    on_held.set(move || tell.send(acquire_now(&inner).is_ok()).unwrap());
+    thread::spawn(move || acquire_now(&semaphore).map(drop));
+    // The slot is taken, then idle again.
+    for free in [false, true] {
+        let free_then = called.recv_timeout(Duration::from_secs(10));
+        assert_eq!(free_then.expect("it does not wait for itself"), free);
+    }
+}
+
+/// It may panic as well, and strands no slot.
+#[test]
+fn a_recorder_that_panics_strands_no_slot_that_is_used_again() {
+    let on_held = OnHeld::default();
+    let semaphore = with_idle_slot(&on_held);
+    on_held.set(|| panic!("a recorder panics"));
+    let taking = semaphore.clone();
+    let taken = thread::spawn(move || acquire_now(&taking).map(drop)).join();
+    assert!(taken.is_err());
+    drop(acquire_now(&semaphore).expect("it is free again"));
 }

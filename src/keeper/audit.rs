@@ -251,6 +251,10 @@ impl Core {
                 Stage::Listed => {
                     let there = self.asking.contains(id) || self.held_back.contains(id);
                     hold!(there, "{at}: to be sent, and nobody will");
+                    hold!(
+                        self.asks_store(),
+                        "{at}: to be sent to a store that is not asked"
+                    );
                 }
                 Stage::Sent => hold!(sent == 1, "{at}: sent, and not under way"),
                 Stage::Sleeping(until) => drop(sleepers.insert((*until, *id))),

@@ -8,11 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    Core, Lease,
-    effects::{Effect, Report},
-    line::earliest,
-};
+use super::{Core, Lease, effects::Report, line::earliest};
 use crate::{error::LostErrorKind, ledger::Seq, telemetry::Measure};
 
 /// What ends a permit while its lease is alive.
@@ -62,8 +58,7 @@ impl Core {
     /// Takes back what is over.
     pub(super) fn end_bounded(&mut self, now: Instant) {
         while let Some((lease, kind)) = self.bounded.next_over(now) {
-            lease.end(kind);
-            self.ctx.effects.push(Effect::Tell(lease.clone()));
+            self.ctx.end_lease(&lease, kind);
             let seq = lease.seq();
             let line = self.lines.get_mut(lease.line);
             // If the slot was lost before, only the response is left to end.

@@ -5,7 +5,6 @@ use tokio::time::Instant;
 use super::{
     Ctx,
     clock::local_deadline,
-    effects::Effect,
     entry::{Entry, Seen, State},
     line::Line,
     work::Queue,
@@ -200,8 +199,7 @@ impl Line {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
                 ctx.record(ctx.history.lost(&self.ledger, seq, ctx.now));
-                entry.lease.end(LostErrorKind::Lost);
-                ctx.effects.push(Effect::Tell(entry.lease.clone()));
+                ctx.end_lease(&entry.lease, LostErrorKind::Lost);
                 ctx.counts.lost += 1;
                 ctx.measure(self.key.0, Measure::Lost);
                 self.give_up(ctx, seq);

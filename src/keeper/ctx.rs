@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Part, Settings,
+    Lease, Part, Settings,
     breaker::jittered,
     effects::{Effect, Effects, Inquiry, StoredWaker},
     entry::{Release, State},
 };
 use crate::{
-    error::AcquireErrorKind,
+    error::{AcquireErrorKind, LostErrorKind},
     ledger::{Exchange, Seq},
     telemetry::{History, LimitMeter, Measure},
 };
@@ -158,6 +158,12 @@ impl Ctx {
     /// A request goes on that this limit would have refused, if it were enforced.
     pub(super) fn note_pass(&mut self, limit: usize, kind: AcquireErrorKind) {
         self.measure(limit, Measure::RefusedInShadow(kind));
+    }
+
+    /// Ends a lease. Its watchers are woken once the lock is free.
+    pub(super) fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
+        lease.end(kind);
+        self.effects.push(Effect::Tell(lease.clone()));
     }
 
     /// How long slots of a limit are held: the recent ones count more.

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{
     Lease,
-    lease::{Owners, Tenure},
     rates::Fee,
+    tenure::{Owners, Tenure},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -100,15 +100,15 @@ impl Taken {
     }
 }
 
-/// The slots of a permit. A clone does not keep them: those who do are counted.
+/// The slots of a permit. A clone does not own them: owners are counted.
 #[derive(Clone)]
 pub(crate) enum Leases {
     One(Tenure),
-    /// These are not used again: who watches them may do so for ever.
+    /// These go to no later permit, so a watcher may go on for ever.
     Many(Arc<Together>),
 }
 
-/// Several slots, or none, that are kept together.
+/// Several slots, or none, with the same owners.
 pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
     owners: Owners,
@@ -133,7 +133,7 @@ impl Leases {
         }
     }
 
-    /// One more keeps them, if anybody does.
+    /// Adds an owner, if they have one.
     pub(crate) fn join(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.join(),
@@ -141,7 +141,7 @@ impl Leases {
         }
     }
 
-    /// One less does. Whether it was the last, who has to give them back.
+    /// Takes an owner away. Returns whether it was the last, who has to give them back.
     pub(crate) fn leave(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.leave(),
@@ -151,24 +151,24 @@ impl Leases {
 
     /// Whether one of them is lost.
     pub(crate) fn is_lost(&self) -> bool {
-        self.all().iter().any(|lease| lease.is_lost()) && self.last()
+        self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
     }
 
     /// Whether one of them is over, and why.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
         let over = self.all().iter().find_map(|lease| lease.over());
-        over.filter(|_| self.last())
+        over.filter(|_| self.are_current())
     }
 
-    /// Whether what becomes of them now still concerns the permit that had them.
-    fn last(&self) -> bool {
+    /// Whether no later permit has them. To be asked after what may be due to a later one was seen.
+    fn are_current(&self) -> bool {
         match self {
-            Self::One(tenure) => tenure.lasts(),
+            Self::One(tenure) => tenure.is_current(),
             Self::Many(_) => true,
         }
     }
 
-    /// The permit is dropped. Whether that is all there is to do.
+    /// Returns the slots to a pool, if they may go there. Otherwise they have to be released.
     pub(crate) fn end(&self) -> bool {
         match self {
             Self::One(tenure) => tenure.end(),
@@ -187,7 +187,7 @@ impl Leases {
         attend: impl Fn(),
         counts: impl Fn(LostErrorKind) -> bool,
     ) -> LostErrorKind {
-        let counts = |kind| counts(kind) && self.last();
+        let counts = |kind| counts(kind) && self.are_current();
         match self.all() {
             [] => pending().await,
             [lease] => lease.ended(attend, counts).await,

@@ -80,7 +80,7 @@ impl Core {
     pub(super) fn draft_batch(&mut self, draft: &mut Draft, index: usize, now: Instant) {
         let line = &mut self.lines[index];
         let (room, deadline) = (&mut draft.room, &mut draft.deadline);
-        if let Some((batch, note)) = line.take_work(&self.ctx, index, room, deadline, now) {
+        if let Some((batch, note)) = line.take_work(&mut self.ctx, index, room, deadline, now) {
             draft.batches.push(batch);
             draft.notes.push(note);
         }
@@ -127,8 +127,13 @@ impl Core {
         let State::Parked = entry.state else {
             return None;
         };
+        let makes_room = self.lines[index].make_room(&mut self.ctx, 1);
         let batch = match draft.notes.iter().position(|note| note.line == index) {
-            Some(batch) => batch,
+            Some(number) => {
+                let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
+                self.lines[index].take_releases(batch, note, &mut draft.room);
+                number
+            }
             None => {
                 self.lines[index].touch = true;
                 self.draft_batch(draft, index, now);
@@ -151,6 +156,9 @@ impl Core {
             (false, true) => Want::Wait,
             (false, false) => Want::Now,
         };
+        if makes_room {
+            self.settle(index);
+        }
         Some(ClaimAsk { batch, seq, want })
     }
 }
@@ -190,7 +198,7 @@ impl Line {
     /// As much of this line's work as there is room for.
     pub(super) fn take_work(
         &mut self,
-        ctx: &Ctx,
+        ctx: &mut Ctx,
         index: usize,
         room: &mut usize,
         deadline: &mut Instant,
@@ -203,15 +211,23 @@ impl Line {
             reuse: self.reuse(ctx, now),
             ..Batch::default()
         };
+        let mut note = Note {
+            line: index,
+            failed: false,
+            releases: Vec::new(),
+            inquiries: Vec::new(),
+            nearest_ms: None,
+        };
         let touch = std::mem::take(&mut self.touch);
-        let (mut releases, mut inquiries) = (Vec::new(), Vec::new());
+        if !self.is_introducing()
+            && let Some(work) = &self.work
+        {
+            let newcomers = work.acquire.len().min(*room);
+            self.make_room(ctx, newcomers);
+        }
+        self.take_releases(&mut batch, &mut note, room);
         if let Some(work) = &mut self.work {
-            inquiries = std::mem::take(&mut work.inquiries);
-            let count = work.release.len().min(*room);
-            let rest = work.release.split_off(count);
-            releases = std::mem::replace(&mut work.release, rest);
-            batch.release = releases.iter().map(|release| release.seq).collect();
-            *room -= count;
+            note.inquiries = std::mem::take(&mut work.inquiries);
             while *room > 0
                 && let Some(seq) = work.renew.pop_front()
             {
@@ -243,20 +259,11 @@ impl Line {
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
-        if empty && !touch && inquiries.is_empty() {
+        if empty && !touch && note.inquiries.is_empty() {
             return None;
         }
         self.in_flight += 1;
-        Some((
-            batch,
-            Note {
-                line: index,
-                failed: false,
-                releases,
-                inquiries,
-                nearest_ms: None,
-            },
-        ))
+        Some((batch, note))
     }
 
     fn take_newcomers(

@@ -1,71 +1,57 @@
-//! A lease: what a permit and its keeper both know of it, without a lock.
+//! A lease: what a permit and its keeper both know of a slot, without a lock.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    future::{Future, poll_fn},
+    mem,
+    pin::pin,
+    sync::Arc,
+    task::{Poll, ready},
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
-use super::pool::Pool;
+use super::{
+    effects::assert_unlocked,
+    pool::Pool,
+    sync::{AtomicBool, AtomicU64, Notify, Ordering},
+    tenure::Owners,
+};
 use crate::{error::LostErrorKind, ledger::Seq};
 
-/// The deadline of a lease that ended.
+// What `Lease::until_us` holds: these, or a deadline in microseconds after the epoch.
+/// The lease is over: its deadline has passed, or the keeper has ended it.
 const LOST: u64 = 0;
-/// The same, of a permit that was taken back.
+/// The lease is over: its permit was revoked at this bound.
 const HELD_TOO_LONG: u64 = 1;
 const IDLE: u64 = 2;
-/// The earliest that is a time.
+/// The lowest value that is a deadline.
 const EARLIEST: u64 = 3;
-/// The deadline of a lease that needs no renewal.
+/// No deadline: the lease needs no renewal, or was given back.
 const FOREVER: u64 = u64::MAX;
-/// The time since when a response is unread that somebody reads.
+
+/// Sentinel for [`Lease::unread_us`]: the response is being read.
 const READ: u64 = 0;
 
-/// The time for which a permit has a lease. One that is used again serves several permits, one after the other.
-#[derive(Clone)]
-pub(crate) struct Tenure {
-    lease: Arc<Lease>,
-    number: u64,
-}
-
-impl Tenure {
-    /// Of the permit that has it now.
-    pub(super) fn of(lease: Arc<Lease>) -> Self {
-        let number = lease.owners.number();
-        Self { lease, number }
-    }
-
-    pub(super) fn lease(&self) -> &Arc<Lease> {
-        &self.lease
-    }
-
-    /// Whether the permit was not given back yet, or its lease not used again.
-    pub(super) fn lasts(&self) -> bool {
-        self.lease.owners.number() == self.number
-    }
-
-    /// One more keeps the permit, if anybody does.
-    pub(super) fn join(&self) -> bool {
-        self.lease.owners.join(self.number)
-    }
-
-    /// One less does. Whether it was the last.
-    pub(super) fn leave(&self) -> bool {
-        self.lease.owners.leave()
-    }
-
-    /// The permit is dropped. Whether that is all there is to do: its slot waits for the next one.
-    pub(super) fn end(&self) -> bool {
-        let pool = self.lease.pool.as_ref();
-        pool.is_some_and(|pool| pool.put_unseen(&self.lease))
-    }
-}
-
-/// A local, conservative deadline. It only ever moves forward, until it is over; then it stays over.
+/// A conservative local deadline of a slot, and why it is over. Once over, it stays over.
+///
+/// # Why the orderings are enough
+///
+/// - `until_us` is one word, and what changes it is a read-modify-write of it (but [`hold`](Self::hold), for a request
+///   whose permit nobody has yet, under the keeper's lock). So all threads agree on the order of its values, and a
+///   renewal that comes after the end finds the end. A reader that finds the deadline passed writes the end itself
+///   before it says so. None of this needs an ordering.
+/// - A watcher that sees the end asks next whether its permit still has the lease ([`Tenure::is_current`]), as it must not
+///   take the end of a later permit for its own. Whoever [ends](Self::end) the lease under a later permit has seen that
+///   permit, by the lock of the pool or of the keeper; so ending releases, and looking acquires. A deadline passes
+///   without anybody's doing: if that is at the very moment at which a permit is given back, its watcher may see either
+///   come first.
+/// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the last
+///   owner of that permit: [`Owners::leave`] orders them.
+/// - `unread_us` and `tenure_us` are times, and nothing else is read by them. A keeper that sees one a moment late revokes
+///   a permit, or measures how long it was held, by that moment.
+///
+/// [`Tenure::is_current`]: super::tenure::Tenure::is_current
 pub(crate) struct Lease {
     /// The number of its keeper.
     pub(super) keeper: usize,
@@ -74,19 +60,17 @@ pub(crate) struct Lease {
     /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
     seq: AtomicU64,
     epoch: Instant,
-    /// Microseconds after `epoch`, or why it is over, or `FOREVER`.
     until_us: AtomicU64,
-    /// Since when its response lies unread, as `until_us`, or `READ`.
+    /// Since when its response lies unread, in microseconds after the epoch, or `READ`.
     unread_us: AtomicU64,
     /// Where it may wait for its next permit.
     pool: Option<Arc<Pool>>,
     owners: Owners,
-    /// When the latest of its permits was given, in microseconds after `epoch`.
+    /// When the current tenure began, in microseconds after the epoch.
     tenure_us: AtomicU64,
-    /// Whether it may go to the pool behind the keeper's back.
+    /// Whether it may go to the pool without a step of the keeper.
     reusable: AtomicBool,
-    /// Wakes whoever waits for the end.
-    told: Notify,
+    watchers: Notify,
 }
 
 impl Lease {
@@ -108,31 +92,20 @@ impl Lease {
             owners: Owners::one(),
             tenure_us: AtomicU64::new(0),
             reusable: AtomicBool::new(false),
-            told: Notify::new(),
+            watchers: Notify::new(),
         }
     }
 
-    pub(super) fn begin_tenure(&self, now: Instant) {
-        self.tenure_us
-            .store(self.since_epoch_us(now), Ordering::Relaxed);
+    pub(super) fn seq(&self) -> Seq {
+        self.seq.load(Ordering::Relaxed)
     }
 
-    /// Returns how long it lasted. Whoever watched the permit that had it sees no more of it.
-    pub(super) fn end_tenure(&self, now: Instant) -> Duration {
-        self.set_unread(None);
-        self.owners.next();
-        self.tenure_lasts(now)
+    pub(super) fn rename(&self, seq: Seq) {
+        self.seq.store(seq, Ordering::Relaxed);
     }
 
-    pub(super) fn tenure_lasts(&self, now: Instant) -> Duration {
-        let since_us = self.tenure_us.load(Ordering::Relaxed);
-        Duration::from_micros(self.since_epoch_us(now).saturating_sub(since_us))
-    }
-
-    /// Whether it serves another permit than its first one.
-    #[cfg(test)]
-    pub(super) fn is_reused(&self) -> bool {
-        self.owners.number() > 0
+    pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
+        self.pool.as_ref()
     }
 
     pub(super) fn is_reusable(&self) -> bool {
@@ -142,69 +115,51 @@ impl Lease {
     pub(super) fn set_reusable(&self, reusable: bool) {
         self.reusable.store(reusable, Ordering::Relaxed);
     }
+}
 
-    /// Read and written under the keeper's lock only.
-    pub(super) fn seq(&self) -> Seq {
-        self.seq.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn rename(&self, seq: Seq) {
-        self.seq.store(seq, Ordering::Relaxed);
-    }
-
+/// The deadline.
+impl Lease {
     /// Sets the deadline of a permit that had none; `None` for one that needs no renewal.
     pub(super) fn hold(&self, until: Option<Instant>) {
-        self.until_us.store(
-            until.map_or(FOREVER, |until| self.us(until)),
-            Ordering::Release,
-        );
+        let until_us = until.map_or(FOREVER, |until| self.us(until));
+        self.until_us.store(until_us, Ordering::Release);
     }
 
     /// Moves the deadline forward, unless it is over by `now`. Returns whether the permit is still held.
     pub(super) fn extend(&self, until: Instant, now: Instant) -> bool {
         let (until, now) = (self.us(until), self.us(now));
-        let moved =
-            self.until_us
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| match old {
-                    ..EARLIEST => None,
-                    FOREVER => Some(until),
-                    old if now >= old => None,
-                    old => Some(until.max(old)),
-                });
-        moved.is_ok()
+        self.change(|old| match old {
+            ..EARLIEST => None,
+            FOREVER => Some(until),
+            old if now >= old => None,
+            old => Some(until.max(old)),
+        })
     }
 
-    /// Makes whoever watches it look again. Not to be called under a lock: it wakes tasks.
-    pub(super) fn tell(&self) {
-        super::effects::assert_unlocked();
-        self.told.notify_waiters();
-    }
-
-    /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final.
+    /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final. Its watchers are
+    /// to be [told](Self::tell) then.
     pub(super) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
             LostErrorKind::HeldTooLong => HELD_TOO_LONG,
             LostErrorKind::Idle => IDLE,
         };
-        let ended = |old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over);
-        // `None` leaves it as it is.
-        let _ = self
-            .until_us
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, ended);
+        self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
     }
 
-    /// It is given back: unless it was over by then, it is never lost any more.
+    /// Its permit is given back: unless the lease was over by then, it is never lost any more.
     pub(super) fn return_at(&self, now: Instant) {
-        let returned = |until| match until {
+        self.change(|until| match until {
             ..EARLIEST | FOREVER => None,
             until if self.us(now) >= until => Some(LOST),
             _ => Some(FOREVER),
-        };
-        // `None` leaves it as it is.
-        let _ = self
-            .until_us
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, returned);
+        });
+    }
+
+    /// Returns whether there was a change.
+    fn change(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        self.until_us.fetch_update(set, fetch, change).is_ok()
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -233,7 +188,7 @@ impl Lease {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match self.until_us.load(Ordering::Acquire) {
+        match self.until_us.load(Ordering::Relaxed) {
             ..EARLIEST | FOREVER => None,
             us => Some(self.epoch + Duration::from_micros(us)),
         }
@@ -251,84 +206,89 @@ impl Lease {
         })
     }
 
-    /// Tells since when a frame of its response has been handed out and none asked for; `None`: that is not so.
-    pub(crate) fn set_unread(&self, since: Option<Instant>) {
-        let since_us = since.map_or(READ, |since| self.us(since));
-        self.unread_us.store(since_us, Ordering::Release);
+    /// Makes all watchers look at it again. Not to be called under a lock: it wakes tasks.
+    pub(super) fn tell(&self) {
+        assert_unlocked();
+        self.watchers.notify_waiters();
     }
 
-    pub(super) fn unread_since(&self) -> Option<Instant> {
-        match self.unread_us.load(Ordering::Acquire) {
-            READ => None,
-            us => Some(self.epoch + Duration::from_micros(us)),
-        }
-    }
-
-    /// Completes when it is over for a reason that `counts`. `attend` sees to it that somebody will tell: the keeper's
-    /// driver may have gone with its runtime.
+    /// Completes when it is over for a reason that `counts`. `attend` sees to it that somebody will wake this: the
+    /// keeper's driver may have gone with its runtime.
     pub(crate) async fn ended(
         &self,
         attend: impl Fn(),
         counts: impl Fn(LostErrorKind) -> bool,
     ) -> LostErrorKind {
-        loop {
-            let told = self.told.notified();
-            if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
-                return kind;
+        // Made before the lease is looked at: it completes at an end after that look.
+        let mut notified = pin!(self.watchers.notified());
+        let mut is_attended = false;
+        poll_fn(|cx| {
+            loop {
+                // Whatever woke this task: the driver may be late, as after this process was stopped.
+                if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
+                    return Poll::Ready(kind);
+                }
+                if !mem::replace(&mut is_attended, true) {
+                    attend();
+                }
+                ready!(notified.as_mut().poll(cx));
+                notified.set(self.watchers.notified());
+                is_attended = false;
             }
-            attend();
-            told.await;
+        })
+        .await
+    }
+}
+
+/// Tenures, and times that a permit leaves for its keeper.
+impl Lease {
+    pub(super) fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
+    pub(super) fn begin_tenure(&self, now: Instant) {
+        let now_us = self.since_epoch_us(now);
+        self.tenure_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// Ends the tenure of a permit without owners. Returns how long it lasted. Whoever watched that permit sees no more of
+    /// the lease.
+    pub(super) fn end_tenure(&self, now: Instant) -> Duration {
+        self.set_unread(None);
+        self.owners.next();
+        self.tenure_lasts(now)
+    }
+
+    pub(super) fn tenure_lasts(&self, now: Instant) -> Duration {
+        let since_us = self.tenure_us.load(Ordering::Relaxed);
+        Duration::from_micros(self.since_epoch_us(now).saturating_sub(since_us))
+    }
+
+    /// Whether it serves another permit than its first one.
+    #[cfg(test)]
+    pub(super) fn is_reused(&self) -> bool {
+        self.owners.tenure() > 0
+    }
+
+    /// Tells since when a frame of its response has been handed out and none asked for; `None`: that is not so.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        let since_us = since.map_or(READ, |since| self.us(since));
+        self.unread_us.store(since_us, Ordering::Relaxed);
+    }
+
+    pub(super) fn unread_since(&self) -> Option<Instant> {
+        match self.unread_us.load(Ordering::Relaxed) {
+            READ => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
         }
     }
 
-    /// So that no time is taken for the end.
+    /// A time as it stands in `until_us` or `unread_us`: never a sentinel.
     fn us(&self, at: Instant) -> u64 {
         self.since_epoch_us(at).max(EARLIEST)
     }
 
     fn since_epoch_us(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.epoch).as_micros() as u64
-    }
-}
-
-/// How many keep a permit, and which it is of those that its lease serves. Once nobody keeps it, nobody can again.
-pub(super) struct Owners(AtomicU64);
-
-/// The owners are counted in the lower bits, the permits in the others.
-const PERMIT: u64 = 1 << 24;
-
-impl Owners {
-    /// The first permit has one.
-    pub(super) fn one() -> Self {
-        Self(AtomicU64::new(1))
-    }
-
-    /// How many permits there were before this one.
-    pub(super) fn number(&self) -> u64 {
-        self.0.load(Ordering::Acquire) / PERMIT
-    }
-
-    /// One more, if the permit is still this one and somebody keeps it.
-    pub(super) fn join(&self, number: u64) -> bool {
-        let one_more = |now: u64| {
-            let owners = now % PERMIT;
-            let may = now / PERMIT == number && (1..PERMIT - 1).contains(&owners);
-            may.then_some(now + 1)
-        };
-        let joined = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
-        joined.is_ok()
-    }
-
-    /// One less. Whether it was the last.
-    pub(super) fn leave(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::AcqRel) % PERMIT == 1
-    }
-
-    /// The next permit has one. Nobody keeps the last one, or knows of it.
-    fn next(&self) {
-        let next = (self.number() + 1) * PERMIT + 1;
-        self.0.store(next, Ordering::Release);
     }
 }

@@ -24,7 +24,8 @@
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
 //! | `outage` | the breaker, policies, and the way back |
 //! | `pool`, `reuse` | slots that are used again without the store |
-//! | `clock`, `lease` | conservative local deadlines, and who keeps a permit |
+//! | `clock`, `lease`, `tenure` | conservative local deadlines; the permits that a lease serves, and their owners |
+//! | `sync` | what these, and the pools, synchronize with; `loom` explores interleavings of it |
 //! | `driver`, `under_way`, `again` | the task; exchanges that are not answered, and the timer; a task that does not wait for itself |
 //! | `greeting` | the session that a limiter was connected with, until its driver starts |
 //! | `audit`, `sim`, `tests` | for tests: whether its books agree; the simulation; single promises |
@@ -57,6 +58,8 @@ mod lease;
 mod lifecycle;
 mod limits;
 mod line;
+#[cfg(all(test, turnstile_loom))]
+mod loom;
 mod outage;
 mod part;
 mod pool;
@@ -72,6 +75,8 @@ mod silence;
 #[cfg(test)]
 mod sim;
 mod step;
+mod sync;
+mod tenure;
 #[cfg(test)]
 mod tests;
 mod timers;

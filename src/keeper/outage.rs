@@ -111,7 +111,9 @@ impl Core {
         }
         let refused = self.breaker.availability() == Availability::Refused;
         self.each_line(|line, ctx| line.leave_store(ctx, refused));
-        for id in std::mem::take(&mut self.asking) {
+        let mut listed = std::mem::take(&mut self.asking);
+        listed.append(&mut self.held_back);
+        for id in listed {
             self.reopen(id);
         }
     }
@@ -215,21 +217,23 @@ impl Line {
             };
             let mut ledger = Box::new(Ledger::default());
             ledger.run(&mut Call::new(&ctx.here, 0), &batch);
-            self.hear(&ledger);
             self.local = Some(ledger);
+            self.hear_ledger();
             self.follow_right_here(ctx);
         }
     }
 
-    fn hear(&mut self, ledger: &Ledger) {
-        self.heard.in_use = self.used_of(ledger);
-        self.heard.waiting = ledger.waiting();
+    fn hear_ledger(&mut self) {
+        if let Some(ledger) = &self.local {
+            let heard = (self.used_of(ledger), ledger.waiting());
+            (self.heard.in_use, self.heard.waiting) = heard;
+        }
     }
 
     /// How many slots of this process's own ledger are in use, and not kept for the next.
     pub(super) fn used_of(&self, ledger: &Ledger) -> u32 {
         let idle = self.pool.as_ref().map_or(0, |pool| pool.idle());
-        ledger.in_use() - idle as u32
+        ledger.in_use().saturating_sub(idle as u32)
     }
 
     pub(super) fn acquire_here(&mut self, ctx: &mut Ctx, seq: Seq) {
@@ -267,15 +271,14 @@ impl Line {
 
     /// Runs a step of this process's own ledger. Its clock stands still, so that no lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Ctx, one: One) -> Option<Standing> {
-        let mut ledger = self.local.take()?;
         let (mut call, limit) = (Call::new(&ctx.here, 0), self.limit_here(ctx));
+        let ledger = self.local.as_mut()?;
         // One for all, or it would cost more to make and drop it than to run it.
         let batch = &mut ctx.here.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
         batch.waits = matches!(one, One::Acquire(ask) if ask.wait);
         let (promoted, standing) = ledger.run_one(&mut call, batch, one);
-        self.hear(&ledger);
-        self.local = Some(ledger);
+        self.hear_ledger();
         for promotion in promoted {
             self.admit(ctx, promotion.seq);
         }

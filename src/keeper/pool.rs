@@ -1,25 +1,25 @@
 //! A pool: slots that came free while nobody waited, for the next requests of this process.
 //!
 //! A slot in the pool is held like any other: its lease is renewed, and the store counts it. The store gives the *right*
-//! to keep slots for a moment, to whoever asks while nobody waits. While it lasts, slots go from one local permit to the
-//! next under the pool's own lock, without the store, the keeper or its driver. When somebody waits or is refused
-//! elsewhere, the right is recalled: what lies idle goes back at once, the rest when it comes free. If that message is
-//! lost, the right ends by itself.
+//! to keep slots for a moment, to any replica that asks while nobody waits. While it lasts, slots go from one local
+//! permit to the next under the pool's own locks, without the store, the keeper or its driver. When a request waits or
+//! is refused elsewhere, the right is recalled: idle slots are released at once, the others when they come free. If that
+//! message is lost, the right ends by itself.
 //!
 //! The ledger in this process gives the same right for as long as nobody waits.
 
 use std::{
     array, iter,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::Lease;
+use super::{
+    Lease,
+    sync::{Mutex, MutexGuard, thread_number},
+};
 #[cfg(test)]
 use crate::ledger::Seq;
 use crate::{ledger::RIGHT_MS, telemetry::LimitMeter};
@@ -27,31 +27,44 @@ use crate::{ledger::RIGHT_MS, telemetry::LimitMeter};
 /// How long the store's right lasts, from the sending of the exchange that asked for it.
 pub(super) const RIGHT: Duration = Duration::from_millis(RIGHT_MS);
 
-/// Threads that would else wait for each other's lock have a shelf each.
-const SHELVES: usize = 4;
+/// Loom looks at every order of steps: two shards have all that matters.
+const SHARDS: usize = if cfg!(turnstile_loom) { 2 } else { 4 };
 
 /// The idle slots of one line.
+///
+/// # Locks
+///
+/// Sharded, to reduce contention: a thread puts slots into its own shard, and looks into the others only if that is empty.
+/// A slot is idle while it is in a shard, and is put there or taken out under the lock of that shard alone, so no two
+/// threads have it.
+///
+/// The keeper's lock comes before those of shards, and these are taken in their order if several are. Under them nothing
+/// is called that takes a lock, waits, or is foreign: no recorder of metrics, no waker.
+///
+/// All shards have the same right, number of semaphores and value of the limit, but while the keeper changes them one by
+/// one. So each decision is made by what its own shard says, under one lock: once [`close`](Self::close) has been at a
+/// shard it has no slot, and none is put there; a slot that a permit gives back meanwhile is drained from a shard that
+/// `close` has yet to come to, or is refused.
 pub(crate) struct Pool {
-    shelves: [Shelf; SHELVES],
+    shards: [Shard; SHARDS],
     meter: Arc<LimitMeter>,
 }
 
-/// In a line of the processor's cache of its own.
+/// On a cache line of its own.
 #[repr(align(128))]
-struct Shelf(Mutex<Slots>);
+struct Shard(Mutex<Slots>);
 
-/// What is said of the pool is said on each shelf.
 struct Slots {
     right: Right,
     /// The last one to come free is the next one to go.
     idle: Vec<Arc<Lease>>,
-    /// How many lay idle all the time since the pool was last tended.
+    /// How many have been idle since the pool was last tended.
     surplus: usize,
-    /// Whether one came or went since then.
+    /// Whether a slot came or went since then.
     used: bool,
-    /// How many semaphores are bound to it.
+    /// How many semaphores are bound to the pool.
     bound: usize,
-    /// The line's own value of the limit: one that would change it has to be told to the keeper.
+    /// The line's own value of the limit: a request that would change it has to go through the keeper.
     own_max: Option<u32>,
 }
 
@@ -73,63 +86,76 @@ impl Pool {
             bound: 0,
             own_max: None,
         };
-        let shelves = array::from_fn(|_| Shelf(Mutex::new(slots())));
-        Self { shelves, meter }
+        let shards = array::from_fn(|_| Shard(Mutex::new(slots())));
+        Self { shards, meter }
     }
 
-    /// A slot for a new permit, if one lies idle and may be used.
+    /// An idle slot for a new permit, if there is one that may be used.
     pub(super) fn take(&self, now: Instant) -> Option<Arc<Lease>> {
         self.take_if(now, |_| true)
     }
 
     /// As [`take`](Self::take), for a request that the keeper does not see, with its own value of the limit.
     pub(super) fn take_unseen(&self, own_max: Option<u32>) -> Option<Arc<Lease>> {
-        let lease = self.take_if(Instant::now(), |slots| slots.own_max == own_max)?;
-        self.meter.let_in(Duration::ZERO);
-        Some(lease)
+        self.take_if(Instant::now(), |slots| slots.own_max == own_max)
     }
 
-    /// From the thread's own shelf, or from another one.
+    /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner that would give it back: recorders
+    /// of metrics are foreign code, and may panic.
+    pub(super) fn record_take(&self) {
+        self.meter.held.increment(1.0);
+        self.meter.let_in(Duration::ZERO);
+    }
+
     fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
-        let own = own_shelf();
-        (own..own + SHELVES).find_map(|number| {
-            let mut slots = self.shelves[number % SHELVES].lock();
+        let own = own_shard();
+        let lease = (own..own + SHARDS).find_map(|number| {
+            let mut slots = self.shards[number % SHARDS].lock();
             if slots.right.is_over(now) || !may(&slots) {
                 return None;
             }
-            // One that is over is the keeper's concern.
-            let lease = iter::from_fn(|| self.pop(&mut slots)).find(|lease| !lease.is_over(now))?;
+            let lease = slots.pop(|lease| !lease.is_over(now))?;
             slots.used = true;
-            drop(slots);
-            lease.begin_tenure(now);
             Some(lease)
-        })
+        })?;
+        lease.begin_tenure(now);
+        Some(lease)
     }
 
-    /// Takes back the slot of a permit that is dropped; not if it may not be kept.
-    pub(super) fn put(&self, lease: &Arc<Lease>, now: Instant) -> bool {
+    /// Takes back the slot of a permit that was dropped, unless it may not be kept. Returns how long it was held.
+    pub(super) fn put(&self, lease: &Arc<Lease>, now: Instant) -> Option<Duration> {
         self.put_if(lease, now, |_| true)
     }
 
-    /// As [`put`](Self::put), behind the keeper's back: not if it has to see to it. A line of its own ledger that nobody
-    /// is bound to is only dropped when it is seen to be idle.
+    /// As [`put`](Self::put), without a step of the keeper, unless it has to see to the slot. A line of a ledger in this
+    /// process that no semaphore is bound to is dropped only when a step sees it to be idle.
     pub(super) fn put_unseen(&self, lease: &Arc<Lease>) -> bool {
         let may = |slots: &Slots| slots.right != Right::Ours || slots.bound > 0;
-        lease.is_reusable() && self.put_if(lease, Instant::now(), may)
+        if !lease.is_reusable() {
+            return false;
+        }
+        let Some(held) = self.put_if(lease, Instant::now(), may) else {
+            return false;
+        };
+        self.meter.hold.record(held);
+        self.meter.held.decrement(1.0);
+        true
     }
 
-    fn put_if(&self, lease: &Arc<Lease>, now: Instant, may: impl Fn(&Slots) -> bool) -> bool {
-        let mut slots = self.shelves[own_shelf()].lock();
+    fn put_if(
+        &self,
+        lease: &Arc<Lease>,
+        now: Instant,
+        may: impl Fn(&Slots) -> bool,
+    ) -> Option<Duration> {
+        let mut slots = self.shards[own_shard()].lock();
         if slots.right.is_over(now) || !may(&slots) || lease.is_over(now) {
-            return false;
+            return None;
         }
         let held = lease.end_tenure(now);
         slots.idle.push(lease.clone());
         slots.used = true;
-        drop(slots);
-        self.meter.hold.record(held);
-        self.meter.held.decrement(1.0);
-        true
+        Some(held)
     }
 
     /// The store has given the right, until then.
@@ -142,29 +168,46 @@ impl Pool {
         self.each(|slots| slots.right = Right::Ours);
     }
 
-    /// The right is over: what lies idle is to be released.
+    /// The right is over. Returns the idle slots, which are to be released.
     pub(super) fn close(&self) -> Vec<Arc<Lease>> {
         let mut idle = Vec::new();
         self.each(|slots| {
             slots.right = Right::None;
-            idle.extend(iter::from_fn(|| self.pop(slots)));
+            slots.surplus = 0;
+            idle.append(&mut slots.idle);
         });
         idle
     }
 
-    /// From time to time, while it has slots: what was not needed lately is to be released.
+    /// To be called from time to time while it has slots. Returns those that were not needed lately, which are to be
+    /// released.
     pub(super) fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
-        let mut used = false;
-        self.each(|slots| used |= slots.used);
-        if !used || self.first().right.is_over(now) {
+        let mut shards = self.lock_all();
+        let used = shards.iter().any(|slots| slots.used);
+        if !used || shards[0].right.is_over(now) {
+            drop(shards);
             return self.close();
         }
         let mut idle = Vec::new();
-        self.each(|slots| {
+        for slots in &mut shards {
+            // The last ones to come free stay.
             let surplus = slots.surplus;
-            idle.extend(iter::from_fn(|| self.pop(slots)).take(surplus));
+            idle.extend(slots.idle.drain(..surplus));
             (slots.surplus, slots.used) = (slots.idle.len(), false);
-        });
+        }
+        idle
+    }
+
+    /// Takes out up to `count` idle slots, which are to be released. The right goes on.
+    pub(super) fn withdraw(&self, count: usize, now: Instant) -> Vec<Arc<Lease>> {
+        let mut idle = Vec::new();
+        if count > 0 {
+            self.each(|slots| {
+                let rest = count - idle.len();
+                let slots = iter::from_fn(|| slots.pop(|lease| !lease.is_over(now)));
+                idle.extend(slots.take(rest));
+            });
+        }
         idle
     }
 
@@ -177,10 +220,10 @@ impl Pool {
         self.first().right != Right::None
     }
 
+    /// How many slots are idle. Under all locks at once: shard by shard, a slot that goes from one to another meanwhile
+    /// would be counted twice, or not at all.
     pub(super) fn idle(&self) -> usize {
-        let mut idle = 0;
-        self.each(|slots| idle += slots.idle.len());
-        idle
+        self.lock_all().iter().map(|slots| slots.idle.len()).sum()
     }
 
     pub(super) fn set_own_max(&self, own_max: Option<u32>) {
@@ -201,43 +244,45 @@ impl Pool {
 
     #[cfg(test)]
     pub(super) fn names(&self) -> Vec<Seq> {
-        let mut names = Vec::new();
-        self.each(|slots| names.extend(slots.idle.iter().map(|lease| lease.seq())));
-        names
-    }
-
-    fn pop(&self, slots: &mut Slots) -> Option<Arc<Lease>> {
-        let lease = slots.idle.pop()?;
-        slots.surplus = slots.surplus.min(slots.idle.len());
-        self.meter.held.increment(1.0);
-        Some(lease)
+        let shards = self.lock_all();
+        let idle = shards.iter().flat_map(|slots| &slots.idle);
+        idle.map(|lease| lease.seq()).collect()
     }
 
     fn first(&self) -> MutexGuard<'_, Slots> {
-        self.shelves[0].lock()
+        self.shards[0].lock()
+    }
+
+    fn lock_all(&self) -> [MutexGuard<'_, Slots>; SHARDS] {
+        self.shards.each_ref().map(Shard::lock)
     }
 
     fn each(&self, mut visit: impl FnMut(&mut Slots)) {
-        self.shelves
+        self.shards
             .iter()
-            .for_each(|shelf| visit(&mut shelf.lock()));
+            .for_each(|shard| visit(&mut shard.lock()));
     }
 }
 
-impl Shelf {
+impl Shard {
     fn lock(&self) -> MutexGuard<'_, Slots> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The shelf of this thread.
-fn own_shelf() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static SHELF: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHELVES;
+/// The shard of this thread.
+fn own_shard() -> usize {
+    thread_number() % SHARDS
+}
+
+impl Slots {
+    /// The last one to come free of those that will do. The others are left for the keeper to find.
+    fn pop(&mut self, will_do: impl Fn(&Lease) -> bool) -> Option<Arc<Lease>> {
+        let last = self.idle.iter().rposition(|lease| will_do(lease))?;
+        let lease = self.idle.remove(last);
+        self.surplus = self.surplus.min(self.idle.len());
+        Some(lease)
     }
-    // A thread that ends may drop permits when its own values are gone.
-    SHELF.try_with(|shelf| *shelf).unwrap_or(0)
 }
 
 impl Right {

@@ -8,14 +8,15 @@ use super::{
     Core, Ctx, Granted, Keepers, Lease, Leases, Pool, Shared,
     demand::Taken,
     entry::{Entry, Seen},
-    lease::Tenure,
     line::Line,
     pool::RIGHT,
+    tenure::Tenure,
 };
 use crate::{
     key::Key,
     ledger::{Batch, Reuse},
     limit::Mode,
+    telemetry::Measure,
 };
 
 /// The pool of one key, for a semaphore that is bound to it. The line stays for as long as this does.
@@ -27,8 +28,8 @@ pub(crate) struct BoundPool {
 }
 
 impl BoundPool {
-    /// What a permit is made of, if a slot lies idle that may be used now. Not for a request that brings another value of
-    /// the limit than the latest one.
+    /// What a permit is made of, if there is an idle slot that may be used now. Not for a request that brings another value
+    /// of the limit than the latest one.
     pub(crate) fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
         let lease = self.pool.take_unseen(own_max)?;
         let taken = Taken {
@@ -41,6 +42,11 @@ impl BoundPool {
             keepers: keepers.clone(),
             taken,
         })
+    }
+
+    /// To be called once that has become a permit.
+    pub(crate) fn record_take(&self) {
+        self.pool.record_take();
     }
 }
 
@@ -90,17 +96,14 @@ impl Core {
         self.settle(line);
     }
 
-    /// A slot that lies idle, for a request that has just come.
+    /// An idle slot, for a request that has just come.
     pub(super) fn take_kept(&mut self, index: usize) -> Option<Arc<Lease>> {
         let line = &mut self.lines[index];
-        let pool = line.pool.as_ref()?;
-        if let Some(lease) = pool.take(self.ctx.now)
-            && let Some(entry) = line.entries.get_mut(&lease.seq())
-        {
-            (entry.asked, entry.place, entry.taken) = (self.ctx.now, 0, false);
-            return Some(lease);
-        }
-        None
+        let lease = line.pool.as_ref()?.take(self.ctx.now)?;
+        self.ctx.measure(line.key.0, Measure::Held(1.0));
+        let entry = line.entries.get_mut(&lease.seq())?;
+        (entry.asked, entry.place, entry.taken) = (self.ctx.now, 0, false);
+        Some(lease)
     }
 
     /// Keeps the slot of a permit that was dropped, if that is allowed.
@@ -115,15 +118,20 @@ impl Core {
             let is_counted = entry.in_store || !self.ctx.shared;
             entry.taken && entry.wanted && entry.is_held() && entry.alone && is_counted
         };
-        if !line.entries.get(&lease.seq()).is_some_and(may) || !pool.put(lease, self.ctx.now) {
+        if !line.entries.get(&lease.seq()).is_some_and(may) {
             return false;
         }
         lease.set_reusable(true);
+        let Some(held) = pool.put(lease, self.ctx.now) else {
+            return false;
+        };
+        self.ctx.measure(line.key.0, Measure::Hold(held));
+        self.ctx.measure(line.key.0, Measure::Held(-1.0));
         self.settle(lease.line);
         true
     }
 
-    /// How many slots lie idle.
+    /// How many slots are idle.
     pub(super) fn idle(&self) -> usize {
         let pools = self.lines.iter().filter_map(|(_, line)| line.pool.as_ref());
         pools.map(|pool| pool.idle()).sum()
@@ -227,8 +235,22 @@ impl Line {
         }
     }
 
+    /// Before so many requests go to the store: these did not come by a slot of the pool, be it that none was idle, or that
+    /// they are for several slots at once. What is idle by now goes back with them, or the store would refuse them for
+    /// it, or make them wait. Returns whether anything does.
+    pub(super) fn make_room(&mut self, ctx: &mut Ctx, requests: usize) -> bool {
+        let Some(pool) = &self.pool else {
+            return false;
+        };
+        let idle = pool.withdraw(requests, ctx.now);
+        let makes_room = !idle.is_empty();
+        self.give_back(ctx, idle);
+        makes_room
+    }
+
     fn give_back(&mut self, ctx: &mut Ctx, idle: Vec<Arc<Lease>>) {
         for lease in idle {
+            ctx.measure(self.key.0, Measure::Held(1.0));
             if let Some(entry) = self.entries.get_mut(&lease.seq()) {
                 // Nothing is learned from it of how long slots are held.
                 entry.taken = false;
@@ -239,10 +261,10 @@ impl Line {
 
     /// Nobody holds or wants anything, but for what is kept in a ledger of this process.
     pub(super) fn is_unused(&self) -> bool {
-        let Some(pool) = &self.pool else {
-            return self.entries.is_empty();
-        };
-        let kept = if self.local.is_some() { pool.idle() } else { 0 };
-        self.entries.len() == kept && !pool.is_bound()
+        match &self.pool {
+            Some(pool) if pool.is_bound() => false,
+            Some(pool) if self.local.is_some() => self.entries.len() == pool.idle(),
+            _ => self.entries.is_empty(),
+        }
     }
 }

@@ -9,8 +9,8 @@ use super::{
     demand::{Asked, Demand, Leases, Leg, Notes, Taken},
     effects::{Effect, Inquiry, StoredWaker},
     entry::{Entry, State},
-    lease::Tenure,
     line::Line,
+    tenure::Tenure,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},

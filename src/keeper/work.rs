@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::{effects::Inquiry, entry::Release, line::Line};
-use crate::ledger::Seq;
+use super::{effects::Inquiry, entry::Release, line::Line, send::Note};
+use crate::ledger::{Batch, Seq};
 
 /// What is to be sent. Names are checked again when it is sent: an entry may have gone in the meantime.
 #[derive(Default)]
@@ -62,6 +62,18 @@ impl Line {
             return true;
         }
         !work.acquire.is_empty() && !self.is_introducing()
+    }
+
+    /// As many releases as there is room for.
+    pub(super) fn take_releases(&mut self, batch: &mut Batch, note: &mut Note, room: &mut usize) {
+        let Some(work) = &mut self.work else {
+            return;
+        };
+        let count = work.release.len().min(*room);
+        let names = work.release[..count].iter().map(|release| release.seq);
+        batch.release.extend(names);
+        note.releases.extend(work.release.drain(..count));
+        *room -= count;
     }
 
     /// After work was sent: gives back the room for it. A line of many will need it again soon.

@@ -210,7 +210,8 @@ impl Limit {
     /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to), and for keys
     /// that are in use all the time: the right is let go when no slot came or went for 50 ms. So a single task whose
     /// requests take longer has nothing of it, and over thousands of keys that are each used now and then it costs more
-    /// than it saves. Requests under several limits at once do not take part, and none under a limit that is not
+    /// than it saves. A request under several limits at once asks the store for all its slots; what this process keeps
+    /// idle goes back with it, so that it is not refused for that. Nothing is kept under a limit that is not
     /// [enforced](Self::mode).
     ///
     /// ```

@@ -139,7 +139,7 @@ async fn of_two_rates_the_longer_one_says_when_to_retry() {
 /// Two of three times at the rate are used: by the one that is let in, and by the one that is given back.
 #[tokio::test]
 async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() {
-    let redis = redis_server::RedisServer::start();
+    let redis = RedisServer::start();
     let shared = Limiter::connect(&redis.url()).await.unwrap();
     for limiter in [Limiter::in_memory(), shared] {
         let opens = Limit::rate("opens", 3, HOUR);

@@ -6,6 +6,7 @@ mod support;
 #[macro_use]
 mod backend;
 mod live;
+mod losses;
 mod rates;
 mod reuse;
 mod runtimes;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use tower_turnstile::{
     AcquireErrorKind, ConfigErrorKind, Key, Limit, Limiter, Mode, Permit, Semaphore,
 };
@@ -34,6 +34,8 @@ conformance! {
     nothing_is_kept_after_a_shutdown,
     nothing_is_kept_for_nobody,
     several_limits_take_what_is_kept,
+    several_limits_are_not_refused_for_an_idle_slot,
+    several_limits_get_their_share_beside_single_requests,
 }
 
 /// Its permit, if there was no need to ask or wait.
@@ -246,6 +248,84 @@ async fn several_limits_take_what_is_kept(backend: Backend) {
         assert_eq!(usage(&one).await.0, 1);
         drop(permit);
     }
+}
+
+/// Without waiting: under one limit of two that are reused, and under both.
+async fn several_limits_are_not_refused_for_an_idle_slot(backend: Backend) {
+    const WIDE: Limit = Limit::concurrent("wide", 1).wait_up_to(PATIENT).reuse();
+    let limiter = backend.replica().await;
+    let one = limiter.semaphore(&ONE, "key");
+    let wide = limiter.semaphore(&WIDE, Key::SHARED);
+    let both = one.clone().and(&WIDE, Key::SHARED);
+    for idle in [&[&one][..], &[&wide], &[&one, &wide]] {
+        for _ in 0..10 {
+            for semaphore in idle {
+                keep(semaphore).await;
+            }
+            let permit = soon(both.try_acquire()).await.expect("its slots lie idle");
+            drop(permit);
+            for semaphore in [&one, &wide] {
+                until_free(semaphore).await;
+            }
+        }
+    }
+}
+
+async fn several_limits_get_their_share_beside_single_requests(backend: Backend) {
+    let limiter = backend.replica().await;
+    let one = limiter.semaphore(&ONE, "key");
+    let both = one.clone().and(&FEW, "key");
+    // It holds the slot for a small part of the time.
+    let busy = tokio::spawn(async move {
+        loop {
+            drop(one.acquire().await);
+            tokio::task::yield_now().await;
+        }
+    });
+    let mut refused = 0;
+    for _ in 0..100 {
+        match soon(both.try_acquire()).await {
+            Ok(permit) => drop(permit),
+            Err(error) if error.kind() == AcquireErrorKind::Full => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    busy.abort();
+    // One in two comes while the slot goes to a single request that has waited for the one before.
+    assert!(refused < 75, "{refused} of 100 were refused");
+}
+
+/// Each thread takes the idle slot from where another one has left it, while it is counted.
+#[test]
+fn a_slot_that_changes_hands_is_counted_once() {
+    const THREADS: usize = 4_000;
+    let limiter = Limiter::in_memory();
+    let semaphore = limiter.semaphore(&Limit::concurrent("two", 2).reuse(), "key");
+    let counts = || {
+        let usage = semaphore.usage().now_or_never();
+        let usage = usage.expect("it is in memory").expect("it is in memory");
+        (usage.in_use, limiter.status().held)
+    };
+    let held = at_once(&semaphore).expect("free");
+    std::thread::scope(|scope| {
+        let hands = scope.spawn(|| {
+            for _ in 0..THREADS {
+                let take_and_put = || drop(at_once(&semaphore).expect("free"));
+                std::thread::scope(|scope| scope.spawn(take_and_put).join()).expect("no panic");
+            }
+        });
+        while !hands.is_finished() {
+            let counts = counts();
+            assert!(
+                [(1, 1), (1, 2), (2, 1), (2, 2)].contains(&counts),
+                "{counts:?}"
+            );
+        }
+    });
+    assert_eq!(counts(), (1, 1));
+    drop(held);
+    assert_eq!(counts(), (0, 0));
+    assert!(at_once(&semaphore).is_some(), "the key is not stranded");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! What is going to happen, in the order of time.
 
-use std::{cmp::Reverse, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{
-    ledger::{Exchange, Reply, Wake},
+    ledger::{Exchange, PermitId, Reply, Wake},
     store::StoreErrorKind,
 };
 
@@ -34,6 +34,8 @@ pub(super) struct Sent {
     pub(super) exchange: Arc<Exchange>,
     /// It has run before.
     pub(super) repeated: bool,
+    /// What lay idle at its sender when it was sent, by ledger.
+    pub(super) idle: BTreeMap<String, Vec<PermitId>>,
 }
 
 pub(super) enum Event {

@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use super::{replica::Replica, world::World};
+use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
     keeper::{Lease, pool::RIGHT},
-    ledger::{Batch, Exchange, Ledger, PermitId},
+    ledger::{Batch, Exchange, Ledger, PermitId, Reply, Standing},
 };
 
 /// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
@@ -155,6 +155,62 @@ impl World {
         let is_free = after.holding(now_ms).count() < batch.limit as usize;
         if !more && is_free && after.waiting(now_ms).next().is_some() {
             self.fail("G4: a slot is free while a live waiter stands in line");
+        }
+    }
+
+    /// The ledgers in which somebody waits.
+    pub(super) fn queues(&self) -> BTreeSet<String> {
+        let waits = |(_, ledger): &(&String, &Snapshot)| !ledger.line.is_empty();
+        let queues = self.picture.iter().filter(waits);
+        queues.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// G4: nobody is refused, or made to wait, for a slot that lies idle in its own process; unless somebody has waited
+    /// before, to whom what lies idle goes.
+    pub(super) fn check_idle(
+        &self,
+        sent: &Sent,
+        run: &Exchange,
+        reply: &Reply,
+        queues: &BTreeSet<String>,
+    ) {
+        let mut unserved = BTreeSet::new();
+        let has_none = |standing: &Standing| {
+            use Standing::{Full, LineFull, Waiting};
+            matches!(standing, Full | LineFull | Waiting { .. })
+        };
+        for (batch, answer) in run.batches.iter().zip(&reply.batches) {
+            if answer
+                .iter()
+                .any(|answer| answer.acquired.iter().any(has_none))
+            {
+                unserved.insert(&batch.key);
+            }
+        }
+        for (claim, answer) in run.claims.iter().zip(&reply.claims) {
+            let standings = answer.iter().flat_map(|answer| &answer.standings);
+            for (ask, standing) in claim.asks.iter().zip(standings) {
+                if has_none(standing) {
+                    unserved.insert(&run.batches[ask.batch].key);
+                }
+            }
+        }
+        let now_ms = self.now_ms();
+        for batch in &run.batches {
+            let key = &*batch.key;
+            let (Some(ledger), Some(idle)) = (self.picture.get(key), sent.idle.get(key)) else {
+                continue;
+            };
+            // More may be held than the limit, if it was another one: then what lies idle is no free slot.
+            let free = ledger.holding(now_ms).count() <= batch.limit as usize;
+            let idle = idle.iter().find(|id| ledger.holds(**id, now_ms));
+            if let Some(idle) = idle
+                && free
+                && unserved.contains(&batch.key)
+                && !queues.contains(key)
+            {
+                self.fail(&format!("G4: nobody gets {idle:?}, which lies idle"));
+            }
         }
     }
 

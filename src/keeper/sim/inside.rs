@@ -1,5 +1,7 @@
 //! What only a simulation wants to know of a keeper.
 
+use tokio::time::Instant;
+
 use crate::{
     keeper::{
         Core, Lease,
@@ -67,6 +69,20 @@ impl Core {
     /// The ledger of somebody who holds.
     pub(super) fn ledger_of(&self, lease: &Lease) -> &str {
         &self.lines[lease.line].ledger
+    }
+
+    /// What lies idle and is not over, by ledger.
+    pub(super) fn idle_seqs(&self, now: Instant) -> impl Iterator<Item = (String, Vec<Seq>)> {
+        let lines = self.lines.iter();
+        let pools = lines.filter_map(|(_, line)| Some((line, line.pool.as_ref()?)));
+        pools.map(move |(line, pool)| {
+            let lasts = |seq: &Seq| {
+                let entry = line.entries.get(seq);
+                entry.is_some_and(|entry| !entry.lease.is_over(now))
+            };
+            let seqs = pool.names().into_iter().filter(lasts);
+            (line.ledger.to_string(), seqs.collect())
+        })
     }
 
     /// How many permits were lost.

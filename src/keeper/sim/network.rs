@@ -22,6 +22,7 @@ impl World {
             number,
             exchange: outgoing.exchange,
             repeated: false,
+            idle: self.replicas[replica].idle(self.local()),
         };
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
         self.tell(replica, deadline - self.now, Event::TimesOut(number));

@@ -1,6 +1,6 @@
 //! A replica: a real keeper, and what its driver would do.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     keeper::{Core, Settings, ctx::FORGET_AFTER},
-    ledger::ReplicaId,
+    ledger::{PermitId, ReplicaId},
     limit::{Limit, Mode},
     store::{StoreError, StoreErrorKind},
 };
@@ -32,6 +32,18 @@ pub(super) struct Replica {
     /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
     pub(super) last_sent: Duration,
     pub(super) last_reply: Duration,
+}
+
+impl Replica {
+    /// What lies idle and is not over, by ledger.
+    pub(super) fn idle(&self, now: Instant) -> BTreeMap<String, Vec<PermitId>> {
+        let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
+            let replica = self.id;
+            let ids = seqs.into_iter().map(|seq| PermitId { replica, seq });
+            (ledger, ids.collect())
+        });
+        idle.collect()
+    }
 }
 
 impl World {

@@ -189,6 +189,29 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
 }
 
 /// What is held while the claim waits for more may be lost like any permit.
+/// G7, G8: the breaker opens while a claim is held back until the store has confirmed those who hold already.
+#[test]
+fn a_claim_that_was_held_back_goes_by_the_fallback() {
+    let wide = WIDE.on_unavailable(OnUnavailable::Reject);
+    let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
+    let now = world.local();
+    world.keepers[0].on_connected(now);
+    let _holder = world.hold(1);
+    world.keepers[0].on_connected(now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let asked = world.claim_all(PATIENT);
+    let confirms = world.send(0);
+    assert!(confirms.exchange.claims.is_empty(), "it is held back");
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &confirms, true);
+    let Some(Err(error)) = world.look(&asked) else {
+        panic!("it has to be decided on");
+    };
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+    world.keepers[0].audit().expect("its books agree");
+}
+
 #[test]
 fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     let mut world = world(2);

@@ -1,6 +1,12 @@
 //! Leases: what counts as held, and how it stays so.
 
+use std::{cell::Cell, task::Poll};
+
+use tokio::time::advance;
+use tokio_test::{assert_pending, assert_ready, task::spawn};
+
 use super::*;
+use crate::keeper::{Leases, tenure::Tenure};
 
 /// G2: a deadline counts from the sending, and keeps a distance.
 #[test]
@@ -139,6 +145,55 @@ fn a_lease_ends_once() {
     too_late.hold(Some(at(10)));
     too_late.return_at(at(11));
     assert!(too_late.is_over(at(11)));
+}
+
+/// G2: every poll looks at the clock, not only one that the keeper's driver wakes.
+#[tokio::test(start_paused = true)]
+async fn a_poll_after_the_deadline_sees_the_loss() {
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    let lease = |seq| {
+        let lease = Lease::new(0, 0, seq, start, None);
+        lease.hold(Some(start + second));
+        Arc::new(lease)
+    };
+    let one = Leases::One(Tenure::of(lease(1)));
+    let many = Leases::many(vec![lease(2), lease(3)]);
+    for leases in [one, many] {
+        let until = Instant::now() + second;
+        leases
+            .all()
+            .iter()
+            .for_each(|lease| lease.hold(Some(until)));
+        let attended = Cell::new(0);
+        let attend = || attended.set(attended.get() + 1);
+        let mut ended = spawn(leases.ended(attend, |_| true));
+        assert_pending!(ended.poll());
+        assert_pending!(ended.poll());
+        assert_eq!(attended.get(), leases.all().len(), "once for each lease");
+        advance(second).await;
+        assert!(!ended.is_woken());
+        assert_eq!(assert_ready!(ended.poll()), LostErrorKind::Lost);
+    }
+}
+
+/// A watcher for which a loss does not count waits for the end that does. Ending a lease wakes nobody: that is done
+/// without the keeper's lock.
+#[tokio::test]
+async fn a_watcher_goes_on_until_an_end_that_counts() {
+    let lease = Arc::new(Lease::new(0, 0, 1, Instant::now(), None));
+    let counts = |kind| kind == LostErrorKind::Idle;
+    let mut ended = spawn(lease.ended(|| {}, counts));
+    assert_pending!(ended.poll());
+    for (kind, polled) in [
+        (LostErrorKind::Lost, Poll::Pending),
+        (LostErrorKind::Idle, Poll::Ready(LostErrorKind::Idle)),
+    ] {
+        lease.end(kind);
+        assert!(!ended.is_woken());
+        lease.tell();
+        assert!(ended.is_woken());
+        assert_eq!(ended.poll(), polled);
+    }
 }
 
 /// One permit or ten thousand: renewals go out in chunks, and in a third of the lease.

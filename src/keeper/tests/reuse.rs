@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Asked, Bounds, Core, PATIENT, STORE_TIMEOUT, World, held, settings};
+use super::{Asked, Bounds, Core, Demand, Key, Leg, PATIENT, STORE_TIMEOUT, World, held, settings};
 use crate::{
-    keeper::{Lease, Leases, lease::Tenure, pool::RIGHT},
+    keeper::{Lease, Leases, pool::RIGHT, tenure::Tenure},
     limit::Limit,
     store::Event,
 };
@@ -279,6 +279,44 @@ fn who_had_it_does_not_see_it_lost() {
     world.lose_all();
     assert!(third.is_lost());
     assert!(!first.is_lost() && !second.is_lost());
+}
+
+/// A request under several limits, or one that came while no slot was idle.
+#[test]
+fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
+    for (requests, are_claims) in [(1, true), (2, true), (1, false), (2, false)] {
+        let mut world = World::new(1, &TWO);
+        let leases = [take(&mut world, 0), take(&mut world, 0)];
+        let leg = Leg {
+            limit: 0,
+            key: Key::SHARED,
+            wait: Duration::ZERO,
+            max: None,
+            cost: 1,
+        };
+        let demand = match are_claims {
+            true => Demand::All(vec![leg]),
+            false => Demand::One(leg),
+        };
+        let now = world.local();
+        let ask = |_| world.keepers[0].submit(&demand, now).expect("open");
+        let asked: Vec<Asked> = (0..requests).map(ask).collect();
+        leases.iter().for_each(|lease| world.release(0, lease));
+        assert_eq!(world.keepers[0].idle(), 2, "they were not sent yet");
+
+        let sent = world.send(0);
+        let batch = &sent.exchange.batches[0];
+        assert_eq!(batch.release.len(), requests, "the others stay");
+        assert_eq!(world.keepers[0].idle(), 2 - requests);
+        world.complete(0, &sent);
+        for asked in asked {
+            let collected = world.keepers[0].collect(&asked, now);
+            assert!(held(collected));
+        }
+        // The right goes on.
+        assert_eq!(world.keepers[0].take_kept(0).is_some(), requests == 1);
+        world.keepers[0].audit().expect("its books agree");
+    }
 }
 
 #[test]

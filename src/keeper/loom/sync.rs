@@ -1,0 +1,146 @@
+//! Stand-ins for the primitives of std and Tokio: see [`sync`](crate::keeper::sync).
+
+use std::{
+    cell::Cell,
+    future::Future,
+    mem,
+    pin::Pin,
+    sync::PoisonError,
+    task::{Context, Poll, Waker},
+};
+
+use ::loom::sync::atomic;
+pub(in crate::keeper) use ::loom::sync::{Mutex, MutexGuard, atomic::Ordering};
+
+/// An atomic of which loom tries all orders of accesses. It remembers only the last access to an object, so by itself it
+/// would not try a write by one thread before a read by another one if the first thread has read too before it writes,
+/// as every compare-and-swap loop does. Of read-modify-writes each concerns the one before; relaxed, they order nothing
+/// else.
+macro_rules! atomic {
+    ($name:ident, $value:ty) => {
+        pub(in crate::keeper) struct $name {
+            value: atomic::$name,
+            accesses: atomic::AtomicU64,
+        }
+
+        impl $name {
+            pub(in crate::keeper) fn new(value: $value) -> Self {
+                let (value, accesses) = (atomic::$name::new(value), atomic::AtomicU64::new(0));
+                Self { value, accesses }
+            }
+
+            pub(in crate::keeper) fn load(&self, order: Ordering) -> $value {
+                self.accessed().load(order)
+            }
+
+            pub(in crate::keeper) fn store(&self, value: $value, order: Ordering) {
+                self.accessed().store(value, order);
+            }
+
+            fn accessed(&self) -> &atomic::$name {
+                self.accesses.fetch_add(1, Ordering::Relaxed);
+                &self.value
+            }
+        }
+    };
+}
+
+atomic!(AtomicBool, bool);
+atomic!(AtomicU64, u64);
+
+impl AtomicU64 {
+    pub(in crate::keeper) fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        let value = self.accessed();
+        value.compare_exchange(current, new, success, failure)
+    }
+
+    pub(in crate::keeper) fn fetch_update(
+        &self,
+        set_order: Ordering,
+        fetch_order: Ordering,
+        mut update: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, u64> {
+        let mut now = self.load(fetch_order);
+        while let Some(new) = update(now) {
+            match self.compare_exchange(now, new, set_order, fetch_order) {
+                Err(other) => now = other,
+                done => return done,
+            }
+        }
+        Err(now)
+    }
+
+    pub(in crate::keeper) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.accessed().fetch_sub(value, order)
+    }
+}
+
+::loom::thread_local! {
+    static NUMBER: Cell<usize> = Cell::new(0);
+}
+
+/// Given by the model, so that loom need not try all of them.
+pub(super) fn set_thread_number(number: usize) {
+    NUMBER.with(|own| own.set(number));
+}
+
+pub(in crate::keeper) fn thread_number() -> usize {
+    NUMBER.with(Cell::get)
+}
+
+/// What a lease needs of [`tokio::sync::Notify`], which Tokio checks with loom by itself: `notify_waiters` completes all
+/// futures that were made before, and what happened before it happens before they complete.
+pub(in crate::keeper) struct Notify(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    calls: u64,
+    wakers: Vec<Waker>,
+}
+
+impl Notify {
+    pub(in crate::keeper) fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    pub(in crate::keeper) fn notify_waiters(&self) {
+        let mut waiting = self.lock();
+        waiting.calls += 1;
+        let wakers = mem::take(&mut waiting.wakers);
+        drop(waiting);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(in crate::keeper) fn notified(&self) -> Notified<'_> {
+        let calls = self.lock().calls;
+        Notified { of: self, calls }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(in crate::keeper) struct Notified<'a> {
+    of: &'a Notify,
+    calls: u64,
+}
+
+impl Future for Notified<'_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waiting = self.of.lock();
+        if waiting.calls > self.calls {
+            return Poll::Ready(());
+        }
+        waiting.wakers.push(cx.waker().clone());
+        Poll::Pending
+    }
+}

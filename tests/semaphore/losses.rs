@@ -1,0 +1,219 @@
+//! How losses are noticed: by a look at the clock, without the limiter's driver; and that wakers are called without locks.
+
+use std::{
+    convert::Infallible,
+    io::{BufRead, BufReader},
+    mem::ManuallyDrop,
+    pin::pin,
+    process::{Child, Command, Stdio},
+    sync::{Arc, mpsc},
+    task::{Context, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::join_all};
+use http::{Request, Response};
+use http_body_util::Full;
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use tokio::{runtime, time::sleep};
+use tokio_test::assert_pending;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot};
+
+use crate::support::redis_server::RedisServer;
+
+const LEASE: Duration = Duration::from_secs(1);
+/// Work that takes longer than a lease which is not renewed.
+const WORK: Duration = Duration::from_millis(1_500);
+const JOBS: u32 = 64;
+
+const MANY: Limit = Limit::concurrent("many", JOBS);
+
+fn settings() -> LimiterBuilder {
+    let store_timeout = Duration::from_millis(200);
+    Limiter::builder().lease(LEASE).store_timeout(store_timeout)
+}
+
+/// Whether a loss was noticed before the work was done.
+async fn is_lost_first(lost: impl Future<Output = ()>) -> bool {
+    tokio::select! {
+        biased;
+        () = lost => true,
+        () = sleep(WORK) => false,
+    }
+}
+
+/// The only thread of the driver's runtime is blocked, so that nobody tells of a loss.
+#[tokio::test]
+async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
+    let server = RedisServer::start();
+    let mut builder = runtime::Builder::new_multi_thread();
+    let drivers = builder.worker_threads(1).enable_all().build();
+    let drivers = drivers.expect("a runtime");
+    let limiter = settings().runtime(drivers.handle().clone());
+    let limiter = limiter.connect(&server.url()).await.expect("it is up");
+
+    let permit = limiter.semaphore(&MANY, "key").acquire();
+    let permit = permit.await.expect("a free slot");
+    let service = limiter.layer(MANY).layer(service_fn(async |request| {
+        let request: Request<()> = request;
+        let slot = request.extensions().get::<Slot>().cloned();
+        let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));
+        response.extensions_mut().insert(slot.expect("a slot"));
+        Ok::<_, Infallible>(response)
+    }));
+    let mut response = service.oneshot(Request::new(())).await.expect("infallible");
+    let slot = response.extensions_mut().remove::<Slot>().expect("a slot");
+    let hold = slot.hold().expect("it was not given back");
+
+    let (resume, blocked) = mpsc::channel::<()>();
+    drivers.spawn(async move { blocked.recv() });
+    let (permit, slot, hold) = tokio::join!(
+        is_lost_first(permit.lost()),
+        is_lost_first(slot.lost()),
+        is_lost_first(hold.lost()),
+    );
+    drop(resume);
+    drivers.shutdown_background();
+    assert_eq!((permit, slot, hold), (true, true, true));
+}
+
+/// A process that was stopped for longer than its lease does no work without it.
+#[tokio::test]
+async fn a_stopped_process_notices_its_losses_before_its_work_is_done() {
+    let server = RedisServer::start();
+    let mut process = Stopped::start(&server);
+    assert_eq!(process.next_line(), "holding");
+    process.signal(Signal::SIGSTOP);
+    sleep(LEASE + WORK).await;
+    process.signal(Signal::SIGCONT);
+    assert_eq!(process.next_line(), format!("{JOBS} of {JOBS} lost"));
+}
+
+/// Calls the limiter whenever it is woken.
+struct Caller(Limiter, mpsc::Sender<usize>);
+
+impl Wake for Caller {
+    fn wake(self: Arc<Self>) {
+        let _ = self.1.send(self.0.status().held);
+    }
+}
+
+/// A waker is foreign code, such as that of a task which is polled wherever it is woken: no lock of ours is held then.
+/// `end` makes it look again, on a thread of its own. The permit is not dropped, which would have to wait as well.
+fn wakes(limiter: &Limiter, permit: Permit, end: impl FnOnce() + Send + 'static) -> usize {
+    let permit = ManuallyDrop::new(permit);
+    let (tell, called) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Caller(limiter.clone(), tell)));
+    let mut lost = pin!(permit.lost());
+    assert_pending!(lost.as_mut().poll(&mut Context::from_waker(&waker)));
+    thread::spawn(end);
+    let held = called.recv_timeout(Duration::from_secs(10));
+    held.expect("it does not wait for itself")
+}
+
+#[test]
+fn a_waker_of_a_loss_may_call_the_limiter() {
+    let limiter = ManuallyDrop::new(Limiter::in_memory());
+    let acquired = limiter.semaphore(&MANY, "key").acquire().now_or_never();
+    let permit = acquired.expect("it is in memory").expect("a free slot");
+    let closing = Limiter::clone(&limiter);
+    let shut_down = move || {
+        let mut runtime = runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().expect("a runtime");
+        runtime.block_on(closing.shutdown(Duration::ZERO));
+    };
+    assert_eq!(wakes(&limiter, permit, shut_down), 0);
+}
+
+/// Whoever watches a permit starts the driver anew.
+#[test]
+fn a_waker_at_the_end_of_a_runtime_may_call_the_limiter() {
+    let server = RedisServer::start();
+    let runtime = runtime::Runtime::new().expect("a runtime");
+    let drivers = runtime::Runtime::new().expect("a runtime");
+    let limiter = settings().runtime(drivers.handle().clone());
+    let (limiter, permit) = runtime.block_on(async {
+        let limiter = limiter.connect(&server.url()).await.expect("it is up");
+        let permit = limiter.semaphore(&MANY, "key").acquire().await;
+        (ManuallyDrop::new(limiter), permit.expect("a free slot"))
+    });
+    let end = || drivers.shutdown_timeout(Duration::from_secs(1));
+    assert_eq!(wakes(&limiter, permit, end), 1);
+}
+
+const STORE: &str = "TURNSTILE_LOSSES_STORE";
+
+#[test]
+#[ignore = "a process that another test starts"]
+fn process() {
+    let url = std::env::var(STORE).expect("the other test says where its store is");
+    let runtime = runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let limiter = settings().connect(&url).await.expect("it is up");
+        let semaphore = limiter.semaphore(&MANY, "key");
+        let permits = join_all((0..JOBS).map(|_| semaphore.acquire())).await;
+        let jobs = permits.into_iter().map(|permit| {
+            let permit = permit.expect("a free slot");
+            tokio::spawn(async move { is_lost_first(permit.lost()).await })
+        });
+        let jobs: Vec<_> = jobs.collect();
+        println!("{}holding", Stopped::MARK);
+        let outcomes = join_all(jobs).await.into_iter();
+        let lost = outcomes.filter(|lost| *lost.as_ref().expect("no panic"));
+        println!("{}{} of {JOBS} lost", Stopped::MARK, lost.count());
+    });
+}
+
+/// The process above. Dropping it kills it.
+struct Stopped {
+    process: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Stopped {
+    /// What its own lines begin with, among those of the test harness.
+    const MARK: &str = "process: ";
+
+    fn start(server: &RedisServer) -> Self {
+        let binary = std::env::current_exe().expect("a path");
+        let mut process = Command::new(binary)
+            .args(["losses::process", "--exact", "--ignored", "--nocapture"])
+            .env(STORE, server.url())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let output = BufReader::new(process.stdout.take().expect("piped"));
+        let (tell, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, words)) = line.split_once(Self::MARK) {
+                    let _ = tell.send(words.to_owned());
+                }
+            }
+        });
+        Self { process, lines }
+    }
+
+    fn next_line(&mut self) -> String {
+        let line = self.lines.recv_timeout(crate::backend::PATIENT);
+        line.expect("it says something")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.process.id().try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("it runs");
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It fails only if the process has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
