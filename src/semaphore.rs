@@ -105,11 +105,30 @@ impl Semaphore {
     ///
     /// let gold = Limiter::in_memory().semaphore(&JOBS, "acme").value(20);
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the value is out of range, such as 0 of a rate. [`try_value`](Self::try_value) returns that as an error.
     #[must_use]
-    pub fn value(mut self, max: u32) -> Self {
+    #[track_caller]
+    pub fn value(self, max: u32) -> Self {
+        match self.try_value(max) {
+            Ok(semaphore) => semaphore,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`value`](Self::value), for values from elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// Whatever makes [`value`](Self::value) panic.
+    pub fn try_value(mut self, max: u32) -> Result<Self, ConfigError> {
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
-        others.last_mut().unwrap_or(first).max = Some(max);
-        self
+        let bound = others.last_mut().unwrap_or(first);
+        bound.limit.check_value(max)?;
+        bound.max = Some(max);
+        Ok(self)
     }
 
     /// Another limit for the same permits: each then holds a slot under all of them, or has none. What a refusal by

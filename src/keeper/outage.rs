@@ -277,7 +277,14 @@ impl Line {
         let batch = &mut ctx.here.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
         batch.waits = matches!(one, One::Acquire(ask) if ask.wait);
-        let (promoted, standing) = ledger.run_one(&mut call, batch, one);
+        let batch = &ctx.here.batches[0];
+        let (mut promoted, standing) = ledger.run_one(&mut call, batch, one);
+        // A call does no more than the store's script would. A limit that was raised may let in more.
+        while call.more {
+            call = Call::new(&ctx.here, 0);
+            let (others, _) = ledger.run_one(&mut call, batch, One::Nothing);
+            promoted.extend(others);
+        }
         self.hear_ledger();
         for promotion in promoted {
             self.admit(ctx, promotion.seq);

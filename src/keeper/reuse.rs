@@ -116,7 +116,9 @@ impl Core {
         };
         let may = |entry: &Entry| {
             let is_counted = entry.in_store || !self.ctx.shared;
-            entry.taken && entry.wanted && entry.is_held() && entry.alone && is_counted
+            // One with an exchange that is not answered could not be given back at once when it is called back.
+            let is_known = is_counted && !entry.open;
+            entry.taken && entry.wanted && entry.is_held() && entry.alone && is_known
         };
         if !line.entries.get(&lease.seq()).is_some_and(may) {
             return false;

@@ -36,8 +36,8 @@ use crate::{
 pub struct Policy(pub(super) Vec<Scope>);
 
 impl Policy {
-    /// What cannot be told from a single scope.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        self.0.iter().try_for_each(Scope::validate)?;
         check_together(self.0.iter().map(Scope::limit))
     }
 }

@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderName, request::Parts};
 
 use super::values::{Value, Values};
-use crate::{keeper::Leg, key::Key, limit::Limit};
+use crate::{error::ConfigError, keeper::Leg, key::Key, limit::Limit};
 
 /// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
 /// request costs.
@@ -143,7 +143,8 @@ impl Scope {
 
     /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
     ///
-    /// A key with a value of 0 is refused always; a rate's value is at least 1. The value goes with a key's requests:
+    /// A key with a value of 0 is refused always. Of a rate there is no such value: one in the table is an error when
+    /// the layer is made, one that is found [for a request](Self::values_by) counts as 1. The value goes with a key's requests:
     /// if they differ, as while a value changes, the latest one counts. An IPv6 address is counted by its network
     /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
     ///
@@ -245,6 +246,12 @@ impl Scope {
             (Keys::One(one), Keys::One(other)) => one == other,
             _ => true,
         }
+    }
+
+    /// Checks what the setters could not refuse.
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        let mut values = self.values.listed();
+        values.try_for_each(|value| self.limit.check_value(value))
     }
 
     /// Whether all requests share one key.

@@ -38,6 +38,11 @@ impl Values {
         self.table = Some(Arc::new(table.collect()));
     }
 
+    /// The values of the table.
+    pub(super) fn listed(&self) -> impl Iterator<Item = u32> {
+        self.table.iter().flat_map(|table| table.values().copied())
+    }
+
     pub(super) fn by(
         &mut self,
         find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,

@@ -37,6 +37,26 @@ impl Limit {
         }
     }
 
+    /// Whether a key may have this value in place of the limit's own.
+    pub(crate) fn check_value(&self, value: u32) -> Result<(), ConfigError> {
+        let name = &self.name;
+        let (least, fits) = match self.to_rate(value) {
+            // Nobody gets a slot with a value of 0. Of a rate there is no such value.
+            None => (0, true),
+            Some(rate) => (1, rate.is_exact()),
+        };
+        if fits && (least..=MAX_LIMIT).contains(&value) {
+            return Ok(());
+        }
+        let less = match least {
+            0 => "",
+            _ => ", and less than that with a long period",
+        };
+        Err(value_error(format!(
+            "a key of limit `{name}` has a value of {value}: it must be {least} to {MAX_LIMIT}{less}"
+        )))
+    }
+
     /// Whether this can become the other one while it is in use.
     pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
         let name = &self.name;

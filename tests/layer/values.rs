@@ -15,7 +15,7 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
-use tower_turnstile::{Key, Limit, Limiter, Policy, Refusal, Scope};
+use tower_turnstile::{ConfigErrorKind, Key, Limit, Limiter, Policy, Refusal, Scope};
 
 use crate::support::{ONE, SOON, Script, get, held, send, serve, soon};
 
@@ -109,10 +109,40 @@ async fn each_scope_of_a_policy_has_its_own() {
 #[tokio::test]
 async fn rate_has_values_too() {
     let opens = Limit::rate("opens", 2, Duration::from_secs(3600));
-    let scope = opens.by_header("x-key").values([("gold", 5), ("none", 0)]);
+    let scope = opens.by_header("x-key").values([("gold", 5)]);
+    let scope = scope.values_by(|_, key| (*key == Key::from("none")).then_some(0));
     assert_eq!(admitted(scope.clone(), || with_key("gold")).await, (5, 5));
     assert_eq!(admitted(scope.clone(), || with_key("other")).await, (2, 2));
     assert_eq!(admitted(scope, || with_key("none")).await, (1, 1));
+}
+
+#[test]
+fn values_out_of_range_are_errors() {
+    let limiter = Limiter::in_memory();
+    let rate = Limit::rate("opens", 2, Duration::from_secs(3600));
+    for (limit, value, is_in_range) in [
+        (&rate, 0, false),
+        (&rate, 1, true),
+        (&rate, u32::MAX, false),
+        (&ONE, 0, true),
+        (&ONE, u32::MAX, false),
+    ] {
+        let scope = limit.clone().by_header("x-key");
+        let scope = scope.values([("gold", 3), ("secret", value)]);
+        let semaphore = limiter.semaphore(limit, "secret").try_value(value);
+        let errors = [limiter.try_layer(scope).err(), semaphore.err()];
+        for error in errors {
+            assert_eq!(error.is_none(), is_in_range, "{value}: {error:?}");
+            if let Some(error) = error {
+                assert_eq!(error.kind(), ConfigErrorKind::Value);
+                let said = error.to_string();
+                assert!(
+                    said.contains(limit.name()) && !said.contains("secret"),
+                    "{said}"
+                );
+            }
+        }
+    }
 }
 
 #[tokio::test]

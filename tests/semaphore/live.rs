@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 use tower_turnstile::{AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Usage};
 
 use crate::backend::{
@@ -17,6 +17,7 @@ const SLOW: Limit = Limit::rate("slow", 6, Duration::from_secs(60)).burst(1);
 conformance! {
     a_raised_limit_admits_waiters_at_once,
     a_raised_limit_admits_those_of_replicas_that_are_told_later,
+    a_raised_limit_admits_thousands_at_once,
     a_lowered_limit_takes_nothing_away,
     the_line_may_become_longer,
     a_rate_may_become_faster,
@@ -94,6 +95,22 @@ async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Ba
     ];
     assert_eq!(usage(&live[1]).await, (3, 0));
     drop(permits);
+}
+
+/// More than one call of the store's script admits.
+async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
+    const WAITERS: u32 = 2_500;
+    let limiter = backend.replica_that_rarely_asks().await;
+    let live = limiter.semaphore(&LIVE.max_waiters(WAITERS), "a");
+    let _holder = live.acquire().await.expect("free");
+    let mut waiters = JoinSet::new();
+    for _ in 0..WAITERS {
+        waiters.spawn(live.acquire());
+    }
+    until_waiting(&live, WAITERS).await;
+    update(&limiter, &with(WAITERS + 1).max_waiters(WAITERS));
+    let permits = soon(tokio::spawn(waiters.join_all())).await;
+    assert!(permits.expect("no panic").iter().all(Result::is_ok));
 }
 
 async fn a_lowered_limit_takes_nothing_away(backend: Backend) {

@@ -1,7 +1,5 @@
 //! Leases: G2.
 
-use std::task::Wake;
-
 use ::loom::future::block_on;
 
 use super::{explore, join, spawn};
@@ -68,7 +66,7 @@ fn a_watcher_is_woken() {
         let watched = lease.clone();
         let watcher = spawn(0, move || block_on(watched.ended(|| {}, |_| true)));
         lease.end(LostErrorKind::Lost);
-        lease.wake_by_ref();
+        lease.tell();
         assert_eq!(join(watcher), LostErrorKind::Lost);
     });
 }
@@ -83,7 +81,7 @@ fn a_watcher_is_woken_again() {
         let watcher = spawn(0, move || block_on(watched.ended(|| {}, counts)));
         for kind in [LostErrorKind::Lost, LostErrorKind::Idle] {
             lease.end(kind);
-            lease.wake_by_ref();
+            lease.tell();
         }
         assert_eq!(join(watcher), LostErrorKind::Idle);
     });

@@ -8,14 +8,12 @@ use super::{Clock, explore, join, spawn};
 use crate::{
     error::LostErrorKind,
     keeper::{Lease, Pool, loom::sync::set_thread_number, tenure::Tenure},
-    telemetry::Meters,
+    telemetry::LimitMeter,
 };
 
 /// A pool that is open, of a line that a semaphore is bound to.
 fn open() -> Arc<Pool> {
-    let mut meters = Meters::new("test", false, None);
-    meters.add("a");
-    let pool = Pool::new(meters.limit(0).clone());
+    let pool = Pool::new(Arc::new(LimitMeter::new("test", "a")));
     pool.open_here();
     pool.bind();
     Arc::new(pool)

@@ -8,7 +8,7 @@ use std::{
 use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
     keeper::{Lease, pool::RIGHT},
-    ledger::{Batch, Exchange, Ledger, PermitId, Reply, Standing},
+    ledger::{Batch, Exchange, Ledger, PermitId, Reply, Seq, Standing},
 };
 
 /// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
@@ -158,21 +158,34 @@ impl World {
         }
     }
 
-    /// The ledgers in which somebody waits.
-    pub(super) fn queues(&self) -> BTreeSet<String> {
-        let waits = |(_, ledger): &(&String, &Snapshot)| !ledger.line.is_empty();
-        let queues = self.picture.iter().filter(waits);
-        queues.map(|(key, _)| key.clone()).collect()
+    /// The ledgers of an exchange, before it runs, in which a slot that is given back need not be the next one's: somebody
+    /// waits for it, or more are held than the limit, if it was another one or some come back; or the store has lost it.
+    pub(super) fn crowded(&self, exchange: &Exchange) -> BTreeSet<String> {
+        let now_ms = self.now_ms();
+        let is_crowded = |batch: &&Batch| {
+            self.picture.get(&*batch.key).is_some_and(|ledger| {
+                let held = ledger.holding(now_ms).count() + batch.adopt.len();
+                let id = |seq: &Seq| PermitId {
+                    replica: exchange.replica,
+                    seq: *seq,
+                };
+                let mut released = batch.release.iter().map(id);
+                !ledger.line.is_empty()
+                    || held > batch.limit as usize
+                    || released.any(|id| !ledger.holds(id, now_ms))
+            })
+        };
+        let crowded = exchange.batches.iter().filter(is_crowded);
+        crowded.map(|batch| batch.key.to_string()).collect()
     }
 
-    /// G4: nobody is refused, or made to wait, for a slot that lies idle in its own process; unless somebody has waited
-    /// before, to whom what lies idle goes.
+    /// G4: nobody is refused, or made to wait, for a slot that lies idle in its own process.
     pub(super) fn check_idle(
         &self,
         sent: &Sent,
         run: &Exchange,
         reply: &Reply,
-        queues: &BTreeSet<String>,
+        crowded: &BTreeSet<String>,
     ) {
         let mut unserved = BTreeSet::new();
         let has_none = |standing: &Standing| {
@@ -201,13 +214,10 @@ impl World {
             let (Some(ledger), Some(idle)) = (self.picture.get(key), sent.idle.get(key)) else {
                 continue;
             };
-            // More may be held than the limit, if it was another one: then what lies idle is no free slot.
-            let free = ledger.holding(now_ms).count() <= batch.limit as usize;
             let idle = idle.iter().find(|id| ledger.holds(**id, now_ms));
             if let Some(idle) = idle
-                && free
                 && unserved.contains(&batch.key)
-                && !queues.contains(key)
+                && !crowded.contains(key)
             {
                 self.fail(&format!("G4: nobody gets {idle:?}, which lies idle"));
             }

@@ -69,7 +69,7 @@ impl World {
         // No two exchanges have the same time: the shortest takes some microseconds.
         self.stepped_us += 1;
         let (exchange, broken) = self.without_poisoned(&sent.exchange);
-        let queues = self.queues();
+        let crowded = self.crowded(&exchange);
         let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
             let again = if repeated { " again" } else { "" };
@@ -80,7 +80,7 @@ impl World {
         self.check_rates(&exchange, &reply, repeated);
         self.check(&exchange, reply.more);
         if !repeated {
-            self.check_idle(sent, &exchange, &reply, &queues);
+            self.check_idle(sent, &exchange, &reply, &crowded);
         }
         broken.tell(&mut reply);
         for (to, wake) in wakes {

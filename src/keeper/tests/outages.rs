@@ -79,6 +79,27 @@ fn what_was_admitted_locally_is_adopted() {
     assert!(held(world.collect(0, &waits)));
 }
 
+/// G4: a limit that is raised meanwhile lets in as many as it has slots for.
+#[test]
+fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
+    const WAITERS: u32 = 2_500;
+    let limit = Limit::concurrent("a", 1).max_waiters(WAITERS);
+    let mut world = World::new(1, &limit);
+    let now = world.local();
+    let sent = world.keepers[0].hello(now);
+    world.fail(0, &sent, true);
+    let asked: Vec<_> = (0..=WAITERS).map(|_| world.ask(0, PATIENT)).collect();
+    let held = |world: &mut World| {
+        let collected = asked.iter().filter(|lease| held(world.collect(0, lease)));
+        collected.count()
+    };
+    assert_eq!(held(&mut world), 1);
+    let (now, raised) = (world.local(), Limit::concurrent("a", WAITERS + 1));
+    let raised = raised.max_waiters(WAITERS);
+    world.keepers[0].revise(&[&raised], now).expect("valid");
+    assert_eq!(held(&mut world), WAITERS as usize + 1);
+}
+
 /// G8: a store that refuses never opens the gate, whatever the policy.
 #[test]
 fn a_refusal_by_the_store_refuses_everybody() {
