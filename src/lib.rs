@@ -290,6 +290,7 @@ mod semaphore;
 mod small_map;
 mod status;
 mod store;
+mod sync;
 mod telemetry;
 
 // To begin with.

@@ -367,7 +367,7 @@ fn a_wrong_configuration_is_no_outage() {
         assert!(!format!("{refused} {refused:?}").contains("right"));
         drop(permit);
         let log = log().text();
-        assert!(log.contains("the store refuses to work"), "it is loud");
+        assert!(log.contains("the store is misconfigured"), "it is loud");
         assert!(!log.contains("canary") && !log.contains("right"), "{log}");
     });
 }

@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::Lease;
@@ -24,7 +25,10 @@ use crate::{
 
 /// The effects of one step, in the order in which they came up.
 #[derive(Default)]
-pub(crate) struct Effects(Vec<Effect>);
+pub(crate) struct Effects(SmallVec<[Effect; USUAL]>);
+
+/// What a request or a release under two limits is measured by: these allocate nothing.
+const USUAL: usize = 8;
 
 pub(crate) enum Effect {
     /// A request has its answer, or has to look after itself.
@@ -94,8 +98,12 @@ impl Effects {
         self.0.push(Effect::Report(report));
     }
 
+    #[inline]
     pub(super) fn take(&mut self) -> Self {
-        mem::take(self)
+        match self.0.is_empty() {
+            true => Self::default(),
+            false => mem::take(self),
+        }
     }
 
     /// Does all of it, also when some of it panics; the first panic goes on afterwards. Not to be called with a lock held.

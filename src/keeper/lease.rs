@@ -11,13 +11,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    effects::assert_unlocked,
-    pool::Pool,
+use super::{effects::assert_unlocked, pool::Pool, tenure::Owners};
+use crate::{
+    error::LostErrorKind,
+    ledger::Seq,
     sync::{AtomicBool, AtomicU64, Notify, Ordering},
-    tenure::Owners,
 };
-use crate::{error::LostErrorKind, ledger::Seq};
 
 // What `Lease::until_us` holds: these, or a deadline in microseconds after the epoch.
 /// The lease is over: its deadline has passed, or the keeper has ended it.

@@ -9,6 +9,7 @@
 //! | `keepers`, `part` | the one keeper of a limiter; in a cluster one for each part of it |
 //! | `step` | what a request asks of one keeper |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
+//! | `effects` | what a step leaves to be done once the lock is free: wakers, logs and metrics are foreign code |
 //! | `core`, `ctx`, `index` | the state machine: lines, and where to find the one that needs something |
 //! | `limits` | the limits, and the values that they have now |
 //! | `demand`, `turn` | a request's way through it: asked for, collected, cancelled |
@@ -22,11 +23,12 @@
 //! | `reconnect` | connections that come and go |
 //! | `timers` | renewals, polls, ends of waits: one sleep for all |
 //! | `bounds` | permits that are held too long, or whose response nobody reads |
-//! | `outage` | the breaker, policies, and the way back |
+//! | `breaker`, `outage` | the circuit breaker; what the fallback of a limit means, and the way back |
 //! | `pool`, `reuse` | slots that are used again without the store |
 //! | `clock`, `lease`, `tenure` | conservative local deadlines; the permits that a lease serves, and their owners |
-//! | `sync` | what these, and the pools, synchronize with; `loom` explores interleavings of it |
+//! | `loom` | for tests: interleavings of threads in these, and in the pools, which work without the lock |
 //! | `driver`, `under_way`, `again` | the task; exchanges that are not answered, and the timer; a task that does not wait for itself |
+//! | `lifecycle`, `home`, `watchdog` | when there is a driver, and where; what happens if it does not run |
 //! | `greeting` | the session that a limiter was connected with, until its driver starts |
 //! | `audit`, `sim`, `tests` | for tests: whether its books agree; the simulation; single promises |
 //!
@@ -59,7 +61,7 @@ mod lifecycle;
 mod limits;
 mod line;
 #[cfg(all(test, turnstile_loom))]
-mod loom;
+pub(crate) mod loom;
 mod outage;
 mod part;
 mod pool;
@@ -75,7 +77,6 @@ mod silence;
 #[cfg(test)]
 mod sim;
 mod step;
-mod sync;
 mod tenure;
 #[cfg(test)]
 mod tests;

@@ -16,13 +16,14 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    Lease,
-    sync::{Mutex, MutexGuard, thread_number},
-};
+use super::Lease;
 #[cfg(test)]
 use crate::ledger::Seq;
-use crate::{ledger::RIGHT_MS, telemetry::LimitMeter};
+use crate::{
+    ledger::RIGHT_MS,
+    sync::{Mutex, MutexGuard, thread_number},
+    telemetry::LimitMeter,
+};
 
 /// How long the store's right lasts, from the sending of the exchange that asked for it.
 pub(super) const RIGHT: Duration = Duration::from_millis(RIGHT_MS);

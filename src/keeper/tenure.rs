@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{
-    Lease,
-    sync::{AtomicU64, Ordering},
-};
+use super::Lease;
+use crate::sync::{AtomicU64, Ordering};
 
 /// The time for which one permit has a lease. A lease that goes through the pool serves several permits in turn.
 #[derive(Clone)]

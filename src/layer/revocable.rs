@@ -20,22 +20,30 @@
 //!   waker, and would wake a worker thread twice.
 //!
 //! Work and slot end together, except for the time that the runtime takes to get to the task.
+//!
+//! # Why no end is missed
+//!
+//! Whoever looks for the end takes it out of the cell, so that only one does at a time, and polls it without the lock. A
+//! wake-up sets `woken` before its task looks: if that finds nothing because another one is looking, this one sees `woken`
+//! when it has put the end back, and looks again. The lock orders the two: the flag was set before the task looked, which
+//! was before the end was put back. All else is behind the lock. (`loom` checks it, with the work taken out and put back
+//! by its owner.)
 
 use std::{
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError},
     task::{Context, Poll, Wake, Waker},
 };
 
-use futures_util::task::AtomicWaker;
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{gate::Gate, guard::Tie};
-use crate::{error::LostErrorKind, permit::Share};
+use crate::{
+    error::LostErrorKind,
+    permit::Share,
+    sync::{AtomicBool, AtomicWaker, Mutex, MutexGuard, Ordering},
+};
 
 /// Owns the work of a response. The work ends with its owner, or with its slot.
 pub(super) struct Revocable<T> {
@@ -285,6 +293,9 @@ impl<T: Send + 'static> Wake for Cell<T> {
     }
 }
 
+#[cfg(all(test, turnstile_loom))]
+mod loom;
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
@@ -301,7 +312,7 @@ mod tests {
     };
 
     /// Of a slot that is over when this says so.
-    fn revocable<T: Send + 'static>(
+    pub(super) fn revocable<T: Send + 'static>(
         work: T,
         mut ended: impl FnMut(&mut Context<'_>) -> Poll<LostErrorKind> + Send + 'static,
     ) -> Revocable<T> {

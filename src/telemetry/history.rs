@@ -7,14 +7,17 @@
 //!
 //! Local times are microseconds of the monotonic clock since the limiter was made. A process's own are in order; how
 //! they relate to the store's is learned from the exchanges: the store ran each between its sending and its answer.
-//! One is told of before it is sent, and a permit before its owner has it or its slot is given back, so that the
-//! history of a process that is killed lacks nothing.
+//! One is told of before it is sent, and a permit before its owner has it.
 //!
-//! An event is made while the keeper's lock is held, and written when it is free, by the same thread: events of several
-//! threads may change places, and are told apart by their times. Whether anybody listens is asked by the driver before
+//! An event is made while the keeper's lock is held, and written when it is free, by the same thread. So events of
+//! several threads may change places, and a process that is killed may leave gaps: `order` numbers those of a replica as
+//! they happened. Whether anybody listens is asked by the driver before
 //! each step. If nobody does, nothing is written or allocated.
 
-use std::fmt::{self, Write};
+use std::{
+    cell::Cell,
+    fmt::{self, Write},
+};
 
 use tokio::time::Instant;
 use tracing::Level;
@@ -31,12 +34,18 @@ pub(crate) struct History {
     on: bool,
     replica: ReplicaId,
     epoch: Instant,
+    /// Events so far.
+    count: Cell<u64>,
 }
 
 impl History {
     pub(crate) fn new(replica: ReplicaId, epoch: Instant) -> Self {
-        let on = false;
-        Self { on, replica, epoch }
+        Self {
+            on: false,
+            replica,
+            epoch,
+            count: Cell::new(0),
+        }
     }
 
     /// Whether anybody listens. This asks the subscriber.
@@ -147,7 +156,9 @@ impl History {
         rest: impl FnOnce(&mut String) -> fmt::Result,
     ) -> String {
         let (replica, at_us) = (self.replica.text(), self.us(now));
-        let mut event = format!(r#"{{"kind":"{kind}","replica":"{replica}","at_us":{at_us}"#);
+        let order = self.count.replace(self.count.get() + 1);
+        let mut event =
+            format!(r#"{{"kind":"{kind}","replica":"{replica}","order":{order},"at_us":{at_us}"#);
         // A `String` takes everything.
         let _ = rest(&mut event);
         event.push('}');

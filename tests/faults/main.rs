@@ -29,9 +29,9 @@
 //! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `silence::what_a_server_says_of_passing_trouble_is_an_outage`, `silence::a_loading_server_is_an_outage`, `silence::a_busy_server_is_an_outage`, `silence::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
-//! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
+//! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, `storage::without_memory_the_store_is_reported_once_and_asked_rarely`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
 //! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `silence::a_paused_server_is_an_outage`, `silence::a_sleeping_server_is_an_outage`, `silence::a_broken_network_is_an_outage`, `silence::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
-//! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes` |
+//! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes`, M `runtimes.rs` |
 //! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
 //! | a partition | G1, G2, G5 | `silence::a_partition_gives_no_slot_twice` |
 //! | subscriber killed, messages lost | G4 | `line::killed_subscribers_delay_nobody_by_more_than_a_poll`, `line::a_wake_up_lost_with_its_connection_is_asked_for`, `line::without_wake_ups_the_line_moves_by_polls` |
@@ -39,6 +39,7 @@
 //! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
 //! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |
 //! | reset flood | G7 | `tests/limits` |
+//! | a reader that stops, also while the store is black-holed | G1, G2 | L `stalled.rs`, L `revoked.rs` |
 //! | unread socket, endless body | G7 | L `client_that_stops_reading_makes_room`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
 //! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
 //! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_told_as_such_and_not_repeated` |

@@ -93,7 +93,7 @@ impl Told {
 
 /// Whether the log says that the store refuses one of this namespace's limiters.
 pub(crate) fn is_refused(namespace: &str) -> bool {
-    let lines = log().lines_with("the store refuses to work");
+    let lines = log().lines_with("the store is misconfigured");
     let of_it = format!("namespace=\"{namespace}\"");
     lines.iter().any(|line| line.contains(&of_it))
 }

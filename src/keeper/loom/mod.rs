@@ -6,7 +6,6 @@
 //! | `lease` | **G2**: once over, a lease stays over, for the reason that it has; a renewal never revives it; a watcher is woken |
 //! | `owners` | counts end at zero, one owner is the last, and nobody joins after it; a tenure is followed by one other |
 //! | `pool` | **G1**: a slot is idle or has one permit; none is lost; none goes on when its lease is over; closed is closed; counts are exact |
-//! | `sync` | what stands in for the primitives of std and Tokio |
 //!
 //! Times are passed in, as constants: loom knows no clock. So these check that a lease ends at its deadline as others see
 //! it, not that threads agree on the time.
@@ -14,7 +13,6 @@
 mod lease;
 mod owners;
 mod pool;
-pub(super) mod sync;
 
 use std::{
     sync::{
@@ -28,10 +26,11 @@ use ::loom::{model::Builder, thread};
 use tokio::time::Instant;
 
 use super::{Lease, Pool};
+use crate::sync;
 
 /// Explores all interleavings, or those with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits. Prints how many
 /// there were.
-fn explore(name: &str, model: impl Fn(&Clock) + Sync + Send + 'static) {
+pub(crate) fn explore(name: &str, model: impl Fn(&Clock) + Sync + Send + 'static) {
     let count = Arc::new(AtomicU64::new(0));
     let counted = count.clone();
     Builder::new().check(move || {
@@ -44,7 +43,7 @@ fn explore(name: &str, model: impl Fn(&Clock) + Sync + Send + 'static) {
 
 /// Times, in seconds from the epoch of all leases.
 #[derive(Clone, Copy)]
-struct Clock(Instant);
+pub(crate) struct Clock(Instant);
 
 impl Clock {
     fn at(&self, seconds: u64) -> Instant {
@@ -61,13 +60,16 @@ impl Clock {
 }
 
 /// A thread with the shard of this number.
-fn spawn<T: 'static>(shard: usize, run: impl FnOnce() -> T + 'static) -> thread::JoinHandle<T> {
+pub(crate) fn spawn<T: 'static>(
+    shard: usize,
+    run: impl FnOnce() -> T + 'static,
+) -> thread::JoinHandle<T> {
     thread::spawn(move || {
         sync::set_thread_number(shard);
         run()
     })
 }
 
-fn join<T>(thread: thread::JoinHandle<T>) -> T {
+pub(crate) fn join<T>(thread: thread::JoinHandle<T>) -> T {
     thread.join().expect("no panic")
 }

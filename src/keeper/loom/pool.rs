@@ -7,7 +7,8 @@ use ::loom::sync::atomic::{AtomicBool, Ordering};
 use super::{Clock, explore, join, spawn};
 use crate::{
     error::LostErrorKind,
-    keeper::{Lease, Pool, loom::sync::set_thread_number, tenure::Tenure},
+    keeper::{Lease, Pool, tenure::Tenure},
+    sync::set_thread_number,
     telemetry::LimitMeter,
 };
 

@@ -54,8 +54,10 @@ impl Book {
     }
 
     fn line(&mut self, process: usize, local_us: u64, event: Event) {
-        self.processes[process].push(Line {
+        let lines = &mut self.processes[process];
+        lines.push(Line {
             replica: format!("replica {process}"),
+            order: lines.len() as u64,
             at_us: local_us,
             event,
         });

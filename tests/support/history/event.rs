@@ -7,6 +7,9 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Line {
     pub(crate) replica: String,
+    /// The events of a replica happened in this order. Only the test's own have none.
+    #[serde(default)]
+    pub(crate) order: u64,
     /// By the process's own clock.
     pub(crate) at_us: u64,
     #[serde(flatten)]
@@ -140,10 +143,14 @@ pub(crate) struct Permit {
     pub(crate) seq: u64,
 }
 
-/// Reads what a process wrote. One that was killed may have left half a line at the end.
+/// Reads what a process wrote, and puts it in order: several threads write. One that was killed may have left half a line
+/// at the end.
 pub(crate) fn read(path: &Path) -> Vec<Line> {
     let text = fs::read_to_string(path).expect("the process has written it");
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
-    whole.lines().map(parse).collect()
+    let mut lines: Vec<Line> = whole.lines().map(parse).collect();
+    // A process has one limiter.
+    lines.sort_by_key(|line| line.order);
+    lines
 }

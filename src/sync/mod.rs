@@ -1,25 +1,28 @@
-//! The primitives under `lease`, `tenure` and `pool`: those of std and Tokio, or stand-ins while loom explores
-//! interleavings of them (`.ci/loom`).
-//!
-//! Everything else in the keeper runs under its one lock.
+//! The primitives under what threads share without the keeper's lock (its leases, tenures and pools, and the revocable
+//! responses of the layer): those of std, futures and Tokio, or stand-ins while loom explores interleavings of them
+//! (`.ci/loom`).
 
-#[cfg(not(turnstile_loom))]
-pub(super) use self::real::*;
 #[cfg(turnstile_loom)]
-pub(super) use super::loom::sync::*;
+pub(crate) mod loom;
+
+#[cfg(turnstile_loom)]
+pub(crate) use self::loom::*;
+#[cfg(not(turnstile_loom))]
+pub(crate) use self::real::*;
 
 #[cfg(not(turnstile_loom))]
 mod real {
     use std::sync::atomic::AtomicUsize;
-    pub(in crate::keeper) use std::sync::{
+    pub(crate) use std::sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     };
 
-    pub(in crate::keeper) use tokio::sync::Notify;
+    pub(crate) use futures_util::task::AtomicWaker;
+    pub(crate) use tokio::sync::Notify;
 
     /// A number for the calling thread: consecutive, from 0 on.
-    pub(in crate::keeper) fn thread_number() -> usize {
+    pub(crate) fn thread_number() -> usize {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Stand-ins for the primitives of std and Tokio: see [`sync`](crate::keeper::sync).
+//! Stand-ins for the primitives of std and Tokio: see [`sync`](super).
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use ::loom::sync::atomic;
-pub(in crate::keeper) use ::loom::sync::{Mutex, MutexGuard, atomic::Ordering};
+pub(crate) use ::loom::sync::{Mutex, MutexGuard, atomic::Ordering};
 
 /// An atomic of which loom tries all orders of accesses. It remembers only the last access to an object, so by itself it
 /// would not try a write by one thread before a read by another one if the first thread has read too before it writes,
@@ -18,22 +18,22 @@ pub(in crate::keeper) use ::loom::sync::{Mutex, MutexGuard, atomic::Ordering};
 /// else.
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
-        pub(in crate::keeper) struct $name {
+        pub(crate) struct $name {
             value: atomic::$name,
             accesses: atomic::AtomicU64,
         }
 
         impl $name {
-            pub(in crate::keeper) fn new(value: $value) -> Self {
+            pub(crate) fn new(value: $value) -> Self {
                 let (value, accesses) = (atomic::$name::new(value), atomic::AtomicU64::new(0));
                 Self { value, accesses }
             }
 
-            pub(in crate::keeper) fn load(&self, order: Ordering) -> $value {
+            pub(crate) fn load(&self, order: Ordering) -> $value {
                 self.accessed().load(order)
             }
 
-            pub(in crate::keeper) fn store(&self, value: $value, order: Ordering) {
+            pub(crate) fn store(&self, value: $value, order: Ordering) {
                 self.accessed().store(value, order);
             }
 
@@ -48,8 +48,14 @@ macro_rules! atomic {
 atomic!(AtomicBool, bool);
 atomic!(AtomicU64, u64);
 
+impl AtomicBool {
+    pub(crate) fn swap(&self, value: bool, order: Ordering) -> bool {
+        self.accessed().swap(value, order)
+    }
+}
+
 impl AtomicU64 {
-    pub(in crate::keeper) fn compare_exchange(
+    pub(crate) fn compare_exchange(
         &self,
         current: u64,
         new: u64,
@@ -60,7 +66,7 @@ impl AtomicU64 {
         value.compare_exchange(current, new, success, failure)
     }
 
-    pub(in crate::keeper) fn fetch_update(
+    pub(crate) fn fetch_update(
         &self,
         set_order: Ordering,
         fetch_order: Ordering,
@@ -76,7 +82,7 @@ impl AtomicU64 {
         Err(now)
     }
 
-    pub(in crate::keeper) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.accessed().fetch_sub(value, order)
     }
 }
@@ -86,17 +92,17 @@ impl AtomicU64 {
 }
 
 /// Given by the model, so that loom need not try all of them.
-pub(super) fn set_thread_number(number: usize) {
+pub(crate) fn set_thread_number(number: usize) {
     NUMBER.with(|own| own.set(number));
 }
 
-pub(in crate::keeper) fn thread_number() -> usize {
+pub(crate) fn thread_number() -> usize {
     NUMBER.with(Cell::get)
 }
 
 /// What a lease needs of [`tokio::sync::Notify`], which Tokio checks with loom by itself: `notify_waiters` completes all
 /// futures that were made before, and what happened before it happens before they complete.
-pub(in crate::keeper) struct Notify(Mutex<Waiting>);
+pub(crate) struct Notify(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
@@ -105,11 +111,11 @@ struct Waiting {
 }
 
 impl Notify {
-    pub(in crate::keeper) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::default())
     }
 
-    pub(in crate::keeper) fn notify_waiters(&self) {
+    pub(crate) fn notify_waiters(&self) {
         let mut waiting = self.lock();
         waiting.calls += 1;
         let wakers = mem::take(&mut waiting.wakers);
@@ -117,7 +123,7 @@ impl Notify {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub(in crate::keeper) fn notified(&self) -> Notified<'_> {
+    pub(crate) fn notified(&self) -> Notified<'_> {
         let calls = self.lock().calls;
         Notified { of: self, calls }
     }
@@ -127,7 +133,7 @@ impl Notify {
     }
 }
 
-pub(in crate::keeper) struct Notified<'a> {
+pub(crate) struct Notified<'a> {
     of: &'a Notify,
     calls: u64,
 }
@@ -142,5 +148,28 @@ impl Future for Notified<'_> {
         }
         waiting.wakers.push(cx.waker().clone());
         Poll::Pending
+    }
+}
+
+/// As [`futures_util::task::AtomicWaker`]: `wake` wakes the task that was registered last, and what happened before it
+/// happens before what a task sees that registers later.
+pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
+
+impl AtomicWaker {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub(crate) fn register(&self, waker: &Waker) {
+        *self.lock() = Some(waker.clone());
+    }
+
+    pub(crate) fn wake(&self) {
+        let waker = self.lock().take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

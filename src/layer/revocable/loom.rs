@@ -1,0 +1,126 @@
+//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whoever is first, and nobody
+//! takes it twice.
+
+use std::{
+    sync::{Arc, Weak},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use super::{Cell, LostErrorKind, Revocable, tests::revocable};
+use crate::{
+    keeper::loom::{explore, join, spawn},
+    sync::{AtomicBool, AtomicWaker, Ordering},
+};
+
+/// A slot, and who waits for its end.
+struct Slot {
+    is_over: AtomicBool,
+    watcher: AtomicWaker,
+}
+
+impl Slot {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<LostErrorKind> {
+        self.watcher.register(cx.waker());
+        match self.is_over.load(Ordering::Acquire) {
+            true => Poll::Ready(LostErrorKind::Idle),
+            false => Poll::Pending,
+        }
+    }
+
+    /// As the keeper does. `cell` looks, as the task would that it spawns when it is woken.
+    fn end<T: Send + 'static>(&self, cell: &Arc<Cell<T>>) {
+        self.is_over.store(true, Ordering::Release);
+        self.watcher.wake();
+        if cell.woken.load(Ordering::Acquire) {
+            cell.look(&cell.clone().into());
+        }
+    }
+}
+
+/// Work that can be seen to be gone.
+type Work = Arc<()>;
+
+fn response() -> (Arc<Slot>, Revocable<Work>, Weak<()>) {
+    let slot = Arc::new(Slot {
+        is_over: AtomicBool::new(false),
+        watcher: AtomicWaker::new(),
+    });
+    let (work, watched) = (Work::new(()), slot.clone());
+    let alive = Arc::downgrade(&work);
+    let revocable = revocable(work, move |cx| watched.poll(cx));
+    (slot, revocable, alive)
+}
+
+fn poll(revocable: &Revocable<Work>, waker: &Waker) -> Poll<Result<(), LostErrorKind>> {
+    revocable.poll(&mut Context::from_waker(waker), |_, _| Poll::Pending)
+}
+
+/// The reader of a response: how often it was woken.
+struct Reader(AtomicBool);
+
+impl Wake for Reader {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn work_ends_with_its_slot() {
+    explore("revocable: watch and end", |_| {
+        let (slot, revocable, alive) = response();
+        let cell = revocable.cell.clone();
+        let ending = spawn(0, move || slot.end(&cell));
+        revocable.watch();
+        join(ending);
+        assert_eq!(alive.strong_count(), 0, "nobody polls it");
+    });
+}
+
+#[test]
+fn work_that_is_being_polled_ends_right_after() {
+    explore("revocable: poll and end", |_| {
+        let (slot, revocable, alive) = response();
+        let cell = revocable.cell.clone();
+        let reader = Arc::new(Reader(AtomicBool::new(false)));
+        let ending = spawn(0, move || slot.end(&cell));
+        let polled = poll(&revocable, &reader.clone().into());
+        join(ending);
+        assert_eq!(alive.strong_count(), 0);
+        if polled.is_pending() {
+            assert!(reader.0.load(Ordering::Acquire), "it would wait for ever");
+            let polled = poll(&revocable, Waker::noop());
+            assert_eq!(polled, Poll::Ready(Err(LostErrorKind::Idle)));
+        }
+    });
+}
+
+#[test]
+fn work_is_its_owners_or_gone() {
+    explore("revocable: free and end", |_| {
+        let (slot, revocable, alive) = response();
+        revocable.watch();
+        let cell = revocable.cell.clone();
+        let ending = spawn(0, move || slot.end(&cell));
+        let freed = revocable.free();
+        join(ending);
+        assert_eq!(alive.strong_count(), usize::from(freed.is_some()));
+    });
+}
+
+/// Two wake-ups, as by a loss that does not count before a bound that does.
+#[test]
+fn wake_ups_that_meet_are_not_missed() {
+    explore("revocable: two wake-ups", |_| {
+        let (slot, revocable, alive) = response();
+        revocable.watch();
+        let (cell, other) = (revocable.cell.clone(), revocable.cell.clone());
+        let early = spawn(0, move || {
+            other.woken.store(true, Ordering::Release);
+            other.look(&other.clone().into());
+        });
+        let ending = spawn(1, move || slot.end(&cell));
+        join(early);
+        join(ending);
+        assert_eq!(alive.strong_count(), 0);
+    });
+}
