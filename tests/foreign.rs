@@ -163,7 +163,7 @@ fn poll_once<F: Future>(future: F) -> bool {
 }
 
 async fn request(layer: &LimitLayer, path: &str) -> Response<Bytes> {
-    let service = service_fn(async |request: Request<()>| {
+    let service = service_fn(|request: Request<()>| async move {
         if let Some(slot) = request.extensions().get::<Slot>() {
             scene().slots.push(slot.clone());
             scene().holds.extend(slot.hold().map(Arc::new));
@@ -533,7 +533,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         let bounded = bounded
             .max_hold(Duration::from_millis(50))
             .on_lost(OnLost::Abort);
-        let service = service_fn(async |_: Request<()>| {
+        let service = service_fn(|_: Request<()>| async move {
             let stream = http_body_util::StreamBody::new(futures_util::stream::pending::<
                 Result<http_body::Frame<Bytes>, Infallible>,
             >());

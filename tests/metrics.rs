@@ -42,7 +42,7 @@ fn value(handle: &PrometheusHandle, metric: &str) -> f64 {
 }
 
 async fn response(layer: LimitLayer) -> Response<impl http_body::Body> {
-    let service = service_fn(async |_: Request<()>| {
+    let service = service_fn(|_: Request<()>| async move {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("all")))
     });
     layer

@@ -321,7 +321,7 @@ fn bounds_out_of_range_are_refused() {
 async fn client_that_stops_reading_makes_room() {
     let idle = Duration::from_millis(200);
     let limiter = Limiter::in_memory();
-    let flood = service_fn(async |_| {
+    let flood = service_fn(|_| async move {
         let frame = || Ok::<_, BoxError>(Frame::data(vec![0; 65_536].into()));
         Ok(Response::new(StreamBody::new(stream::repeat_with(frame))))
     });

@@ -88,7 +88,8 @@ async fn shutdown_is_unavailable() {
 #[tokio::test]
 async fn loss_before_the_answer_is_unavailable() {
     let limiter = Limiter::in_memory();
-    let silent = service_fn(async |_: Request<tonic::body::Body>| pending::<Served>().await);
+    let silent =
+        service_fn(|_: Request<tonic::body::Body>| async move { pending::<Served>().await });
     let service = limiter.layer(ONE).on_lost(OnLost::Abort).layer(silent);
     let mut client = HealthClient::new(service);
     let mut answer = task::spawn(client.check(HealthCheckRequest::default()));
@@ -103,10 +104,10 @@ async fn loss_before_the_answer_is_unavailable() {
 #[tokio::test]
 async fn a_layer_on_the_client_refuses_alike() {
     let limiter = Limiter::in_memory();
-    let unsent = service_fn(async |_: Request<tonic::body::Body>| -> Served {
+    async fn unsent(_: Request<tonic::body::Body>) -> Served {
         panic!("the request is not sent")
-    });
-    let mut client = HealthClient::new(limiter.layer(ONE).layer(unsent));
+    }
+    let mut client = HealthClient::new(limiter.layer(ONE).layer(service_fn(unsent)));
     let _permit = take(&limiter).await;
     let status = client.check(HealthCheckRequest::default()).await;
     assert_eq!(status.unwrap_err().code(), Code::ResourceExhausted);

@@ -27,7 +27,7 @@ async fn lose_all(limiter: &Limiter) {
 #[tokio::test]
 async fn continue_goes_on_and_tells() {
     let limiter = Limiter::in_memory();
-    let echo = service_fn(async |request: Request<()>| {
+    let echo = service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Script::of(["a", "b"]));
         let slot = request.extensions().get::<Slot>().cloned();
         response.extensions_mut().insert(slot.expect("a slot"));

@@ -141,7 +141,7 @@ async fn scope_without_a_key_is_left_out() {
         limit.by_key(move |head| head.uri.path().contains(key).then_some("key"))
     };
     let layer = limiter.layer([keyed(EACH, "each"), keyed(GLOBAL, "global")]);
-    let service = layer.layer(service_fn(async |request: Request<()>| {
+    let service = layer.layer(service_fn(|request: Request<()>| async move {
         assert!(request.extensions().get::<Slot>().is_some());
         Ok::<_, Infallible>(Response::new(endless()))
     }));
@@ -323,7 +323,7 @@ async fn request_that_is_dropped_in_line_gives_back_what_it_has() {
 fn shows_slot()
 -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
 {
-    service_fn(async |request: Request<()>| {
+    service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Full::from("body"));
         let slot = request.extensions().get::<Slot>().expect("a slot").clone();
         response.extensions_mut().insert(slot);
@@ -388,7 +388,7 @@ async fn abort_wakes_and_ends_what_is_under_several_limits() {
         .into_body();
     let mut frame = task::spawn(body.frame());
     assert_pending!(frame.poll());
-    let hangs = service_fn(async |_: Request<()>| {
+    let hangs = service_fn(|_: Request<()>| async move {
         pending::<Result<Response<Full<Bytes>>, Infallible>>().await
     });
     let mut call = task::spawn(layer.layer(hangs).oneshot(with_key("b")));

@@ -257,7 +257,8 @@ async fn request_whose_body_fails_is_refused() {
 #[tokio::test]
 async fn client_that_asks_is_told_to_continue_only_if_it_waits() {
     let (limiter, permit, layer) = busy().await;
-    let deaf = service_fn(async |_: Request<_>| Ok(Response::new(Full::<Bytes>::from("served"))));
+    let deaf =
+        service_fn(|_: Request<_>| async move { Ok(Response::new(Full::<Bytes>::from("served"))) });
     let address = server(layer, deaf).await;
     let ask = b"POST / HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n";
     let mut permit = Some(permit);

@@ -111,7 +111,7 @@ async fn response_head_releases_if_so_set() {
 #[tokio::test]
 async fn service_error_releases() {
     let limiter = Limiter::in_memory();
-    let fails = service_fn(async |_: Request<()>| Err::<Response<Full<Bytes>>, _>("no"));
+    let fails = service_fn(|_: Request<()>| async move { Err::<Response<Full<Bytes>>, _>("no") });
     let service = limiter.layer(ONE).layer(fails);
     let mut call = pin!(service.oneshot(get("/")));
     assert_eq!(call.as_mut().await.unwrap_err(), "no");
@@ -121,12 +121,10 @@ async fn service_error_releases() {
 #[tokio::test]
 async fn panic_in_handler_releases() {
     let limiter = Limiter::in_memory();
-    let panics = service_fn(
-        async |_: Request<()>| -> Result<Response<Full<Bytes>>, Infallible> {
-            panic!("a handler's bug")
-        },
-    );
-    let service = limiter.layer(ONE).layer(panics);
+    async fn panics(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+        panic!("a handler's bug")
+    }
+    let service = limiter.layer(ONE).layer(service_fn(panics));
     let call = AssertUnwindSafe(service.oneshot(get("/"))).catch_unwind();
     assert!(call.await.is_err());
     assert_eq!(held(&limiter), 0);

@@ -210,7 +210,10 @@ async fn nothing_is_read_ahead_before_a_wait() {
     assert_eq!(taken.load(Ordering::Relaxed), 0);
 
     drop(permit);
-    let deaf = service_fn(async |_: Request<_>| Ok::<_, Infallible>(Response::new(String::new())));
+    let deaf =
+        service_fn(
+            |_: Request<_>| async move { Ok::<_, Infallible>(Response::new(String::new())) },
+        );
     let service = limiter.layer(ONE).read_ahead().layer(deaf);
     let (upload, taken) = Upload::of(["a"]);
     let mut call = task::spawn(service.oneshot(Request::new(upload)));

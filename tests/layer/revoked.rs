@@ -504,3 +504,33 @@ async fn body_that_has_ended_is_left_alone() {
     assert!(body.is_end_stream());
     assert!(body.frame().await.is_none());
 }
+
+/// G1 holds for the work behind the layer: the next request starts when it has ended.
+#[tokio::test]
+async fn slot_is_given_back_after_its_work() {
+    let plain: Setting = |layer| layer;
+    for setting in ENDS.map(|(setting, _)| setting).into_iter().chain([plain]) {
+        let limiter = Limiter::in_memory();
+        let (seen, held_at_drop) = mpsc::channel();
+        let watched = limiter.clone();
+        let on_drop = move || seen.send(held(&watched)).unwrap();
+        // A body.
+        let response = with_drop(setting(limiter.layer(ONE)), on_drop.clone()).await;
+        drop(response);
+        assert_eq!(held_at_drop.recv(), Ok(1));
+        assert_eq!(held(&limiter), 0);
+        // A call.
+        let service = service_fn(move |_: Request<()>| {
+            let work = OnDrop(on_drop.clone());
+            async move {
+                let _work = work;
+                pending::<Result<Response<Full<Bytes>>, Infallible>>().await
+            }
+        });
+        let mut call = task::spawn(setting(limiter.layer(ONE)).layer(service).oneshot(get("/")));
+        assert_pending!(call.poll());
+        drop(call);
+        assert_eq!(held_at_drop.recv(), Ok(1));
+        assert_eq!(held(&limiter), 0);
+    }
+}

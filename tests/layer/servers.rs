@@ -272,7 +272,7 @@ async fn upgraded(address: SocketAddr) -> TcpStream {
 #[tokio::test]
 async fn upgrade_with_hold_keeps_its_slot_until_it_closes() {
     let limiter = Limiter::in_memory();
-    let service = service_fn(async |request| Ok(echo(request, true).await));
+    let service = service_fn(|request| async move { Ok(echo(request, true).await) });
     let address = server(limiter.layer(ONE), service).await;
     let stream = upgraded(address).await;
     assert_eq!(held(&limiter), 1);
@@ -283,7 +283,7 @@ async fn upgrade_with_hold_keeps_its_slot_until_it_closes() {
 #[tokio::test]
 async fn upgrade_without_hold_releases_at_its_head() {
     let limiter = Limiter::in_memory();
-    let service = service_fn(async |request| Ok(echo(request, false).await));
+    let service = service_fn(|request| async move { Ok(echo(request, false).await) });
     let address = server(limiter.layer(ONE), service).await;
     let _stream = upgraded(address).await;
     freed(&limiter).await;

@@ -15,7 +15,7 @@ use crate::support::{ONE, get, held, send, soon};
 fn shows_slot()
 -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
 {
-    service_fn(async |mut request: Request<()>| {
+    service_fn(|mut request: Request<()>| async move {
         let mut response = Response::new(Full::from("body"));
         response
             .extensions_mut()
@@ -75,7 +75,7 @@ async fn hold_that_ends_first_leaves_the_slot_to_the_response() {
 async fn hold_outlives_a_release_at_the_head() {
     let limiter = Limiter::in_memory();
     let layer = limiter.layer(ONE).release_at(ReleaseAt::Head);
-    let holds = service_fn(async |request: Request<()>| {
+    let holds = service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Full::<Bytes>::default());
         let hold = request.extensions().get::<Slot>().and_then(Slot::hold);
         response

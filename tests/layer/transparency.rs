@@ -90,7 +90,7 @@ async fn frames_after_the_told_end_pass() {
 #[tokio::test]
 async fn head_and_extensions_pass() {
     let limiter = Limiter::in_memory();
-    let echo = service_fn(async |request: Request<Full<Bytes>>| {
+    let echo = service_fn(|request: Request<Full<Bytes>>| async move {
         let (head, body) = request.into_parts();
         let mut response = Response::new(body);
         *response.headers_mut() = head.headers;

@@ -74,7 +74,7 @@ fn hostile_keys_have_one_slot_each() {
         let raw = |head: &http::request::Parts| head.extensions.get::<Vec<u8>>().cloned();
         let by_key = limiter.layer(Limit::concurrent("by key", 1).by_key(raw));
         let by_header = limiter.layer(Limit::concurrent("by header", 1).by_header("x-api-key"));
-        let service = service_fn(async |_: Request<()>| {
+        let service = service_fn(|_: Request<()>| async move {
             Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello")))
         });
         // Its slot is held as long as the body is not read.

@@ -26,7 +26,7 @@ pub(crate) async fn serve_two(told: &mut Told, limiter: &Limiter, limit: Limit) 
     let layer = limiter.layer(limit.clone().by_header("authorization"));
     told.debug(&layer);
     told.debug(&limit.by_header("authorization").values([(TOKEN, 1)]));
-    let service = layer.layer(service_fn(async |_: Request<()>| {
+    let service = layer.layer(service_fn(|_: Request<()>| async move {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
     }));
     told.debug(&service);

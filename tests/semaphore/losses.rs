@@ -59,7 +59,7 @@ async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
 
     let permit = limiter.semaphore(&MANY, "key").acquire();
     let permit = permit.await.expect("a free slot");
-    let service = limiter.layer(MANY).layer(service_fn(async |request| {
+    let service = limiter.layer(MANY).layer(service_fn(|request| async move {
         let request: Request<()> = request;
         let slot = request.extensions().get::<Slot>().cloned();
         let mut response = Response::new(Full::<bytes::Bytes>::from("it is not read"));

@@ -233,22 +233,20 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {
         let runtime = multi_thread(1);
-        server.pause();
+        // Scripts have to wait, and the server tells how many do.
+        server.cli(&["CLIENT", "PAUSE", "60000", "WRITE"]);
         let request = runtime.spawn(semaphore.acquire());
         let begin = Instant::now();
-        // The task is woken to send it, and waits for an answer then.
-        while limiter.status().waiting == 0 {
+        while !server
+            .cli(&["INFO", "clients"])
+            .contains("blocked_clients:1")
+        {
             assert!(begin.elapsed() < PATIENT, "it asks");
             thread::yield_now();
         }
-        on(&runtime, async {
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-        });
-        runtime.shutdown_background();
+        runtime.shutdown_timeout(PATIENT);
         drop(request);
-        server.resume();
+        server.cli(&["CLIENT", "UNPAUSE"]);
         assert!(limiter.status().store_up);
     }
     let runtime = current_thread();

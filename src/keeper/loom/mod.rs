@@ -28,12 +28,14 @@ use tokio::time::Instant;
 use super::{Lease, Pool};
 use crate::sync;
 
-/// Explores all interleavings, or those with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits. Prints how many
+/// Explores the interleavings with at most `LOOM_MAX_PREEMPTIONS` switches where no thread waits, or two. Prints how many
 /// there were.
 pub(crate) fn explore(name: &str, model: impl Fn(&Clock) + Sync + Send + 'static) {
     let count = Arc::new(AtomicU64::new(0));
     let counted = count.clone();
-    Builder::new().check(move || {
+    let mut builder = Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         model(&Clock(Instant::now()));
     });

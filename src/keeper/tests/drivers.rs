@@ -96,4 +96,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
         }
     });
     assert_eq!(store.exchanges[0].load(Relaxed), 0, "nor does it now");
+    // Whatever it would do or say.
+    assert!(shared.next_step(1).is_none());
+    shared.on_news(1, |_, _| panic!("it was replaced"));
 }
