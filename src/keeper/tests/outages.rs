@@ -362,6 +362,21 @@ fn a_request_that_comes_too_late_for_its_adoption_is_answered() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
+/// A connection that was cut is not an outage: the question is asked again.
+#[test]
+fn an_inquiry_outlives_its_connection() {
+    let mut world = World::new(1, &STRICT);
+    let _holder = world.grant(PATIENT);
+    let now = world.local();
+    let (inquiry, mut told) = Inquiry::new();
+    world.keepers[0].inquire(0, &Key::SHARED, inquiry, now);
+    let sent = world.send(0);
+    world.fail(0, &sent, false);
+    world.settle();
+    world.keepers[0].run_effects();
+    assert_eq!(told.try_recv().expect("an answer").in_use, 1);
+}
+
 /// G8: a question about usage does not outlast the store.
 #[test]
 fn an_inquiry_ends_with_the_store() {
