@@ -191,7 +191,8 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// If a setting is out of range, the URL cannot be used, the store refuses the credentials or the namespace, or there is
-    /// no Tokio runtime with timers and IO (with [`dedicated_thread`](Self::dedicated_thread) none is needed). A command that the store's user may not run shows at the first request: it is refused, whatever the policy.
+    /// no Tokio runtime with timers and IO (with [`dedicated_thread`](Self::dedicated_thread) none is needed). A command
+    /// that the store's user may not run shows at the first request: it is refused, whatever the policy.
     pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
         if url == MEMORY {
             return self.in_memory();

@@ -52,7 +52,9 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         keys.map(|key| limiter.semaphore(limit, key)).collect()
     };
     let settings = Limiter::builder().lease(LEASE).store_timeout(STORE_TIMEOUT);
-    let shared = settings.connect(&server.url()).await.expect("up");
+    let shared = settings.clone().connect(&server.url()).await.expect("up");
+    let apart = settings.dedicated_thread().connect(&server.url()).await;
+    let apart = apart.expect("up");
     let tokio = (0..work.keys).map(|_| tokio::sync::Semaphore::new(LIMIT as usize));
     let tower = (0..work.keys).map(|_| ConcurrencyLimit::new(Nothing, LIMIT as usize));
     let baseline = async |name, script| Baseline::new(server, work.keys, name, script).await;
@@ -66,6 +68,10 @@ pub(crate) async fn all(server: &RedisServer, work: &Work) -> Vec<(&'static str,
         (
             "the same with reuse",
             Contestant::Ours(shared.clone(), semaphores(&shared, &REUSED)),
+        ),
+        (
+            "with a thread of its own",
+            Contestant::Ours(apart.clone(), semaphores(&apart, &HOT)),
         ),
         (
             "its script, a call for each step",

@@ -122,9 +122,9 @@ impl LiveConfig {
     ///
     /// # Errors
     ///
-    /// If it has faults, takes away all limits without [saying so](super::Config::unlimited), or differs in what cannot change: the section `[store]`, and of a limit whether it is a rate, and
-    /// its [`class`](super::LimitConfig::class), which is another one for keys by route. Then nothing changes. A limit
-    /// of another name can be anything.
+    /// If it has faults, takes away all limits without [saying so](super::Config::unlimited), or differs in what cannot
+    /// change: the section `[store]`, and of a limit whether it is a rate, and its [`class`](super::LimitConfig::class),
+    /// which is another one for keys by route. Then nothing changes. A limit of another name can be anything.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         self.0.reload(config)
     }

@@ -220,8 +220,8 @@ pub struct Config {
     /// configuration that limits nothing is an error.
     pub unlimited: bool,
     /// The last line of the file, a comment such as `# end`, so that a file that was cut short is noticed. It stands before
-    /// everything else. Default: any line will do. It is checked by [`from_toml`](Self::from_toml) and [`from_file`](Self::from_file): other formats do
-    /// not know of lines.
+    /// everything else. Default: any line will do. It is checked by [`from_toml`](Self::from_toml) and
+    /// [`from_file`](Self::from_file): other formats do not know of lines.
     pub last_line: Option<String>,
 }
 

@@ -144,8 +144,8 @@ impl Scope {
     /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
     ///
     /// A key with a value of 0 is refused always. Of a rate there is no such value: one in the table is an error when
-    /// the layer is made, one that is found [for a request](Self::values_by) counts as 1. The value goes with a key's requests:
-    /// if they differ, as while a value changes, the latest one counts. An IPv6 address is counted by its network
+    /// the layer is made, one that is found [for a request](Self::values_by) counts as 1. The value goes with a key's
+    /// requests: if they differ, as while a value changes, the latest one counts. An IPv6 address is counted by its network
     /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
     ///
     /// ```
