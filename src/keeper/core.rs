@@ -148,12 +148,16 @@ impl Core {
         self.in_flight.iter().map(|flight| flight.number).collect()
     }
 
-    /// The driver is gone with its runtime. Whoever is left and gets polled starts another one.
-    pub(crate) fn abandon(&mut self, now: Instant) {
-        self.ctx.now = now;
+    fn abandon_exchanges(&mut self) {
         for number in self.unanswered() {
             self.abandon_exchange(number);
         }
+    }
+
+    /// The driver is gone with its runtime. Whoever is left and gets polled starts another one.
+    pub(crate) fn abandon(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.abandon_exchanges();
         // Who took what lies idle would start none.
         if self.ctx.shared {
             self.recall_all();
@@ -176,8 +180,9 @@ impl Core {
 
     /// The driver has not run in time, and another one takes its place.
     pub(super) fn on_replaced_driver(&mut self, now: Instant) {
+        self.ctx.now = now;
         self.ctx.effects.report(Report::DriverReplaced);
-        self.abandon(now);
+        self.abandon_exchanges();
     }
 
     /// The driver has not run in time, and may not be replaced: those who wait for the store go by the fallbacks of their
@@ -186,9 +191,7 @@ impl Core {
         self.ctx.now = now;
         if self.ctx.shared && self.store_is_up() {
             self.note_stall();
-            for number in self.unanswered() {
-                self.abandon_exchange(number);
-            }
+            self.abandon_exchanges();
         }
         self.on_time(now);
     }
@@ -204,6 +207,10 @@ impl Core {
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
             || self.alarm.is_some()
+            || self
+                .ready
+                .iter()
+                .any(|line| self.lines[*line].has_inquiries())
     }
 
     /// Nobody is left to ask for more.

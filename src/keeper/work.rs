@@ -42,6 +42,11 @@ impl Line {
         self.waiters().next().is_some()
     }
 
+    /// Whether somebody asks how it stands, and the store has not been asked yet.
+    pub(super) fn has_inquiries(&self) -> bool {
+        (self.work.as_ref()).is_some_and(|work| !work.inquiries.is_empty())
+    }
+
     /// Those that wait in the store's ledger, by ticket.
     pub(super) fn waiters(&self) -> impl Iterator<Item = &(i64, Seq)> {
         self.queue.iter().flat_map(|queue| &queue.waiters)

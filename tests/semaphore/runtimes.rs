@@ -2,8 +2,10 @@
 //! the others are served, and nobody takes it for a failure of the store.
 
 use std::{
-    future::Future,
+    convert::Infallible,
+    future::{Future, ready},
     panic,
+    pin::Pin,
     sync::{
         LazyLock,
         atomic::{AtomicUsize, Ordering},
@@ -13,7 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response};
+use http_body_util::Empty;
 use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Permit, Semaphore,
 };
@@ -346,4 +353,116 @@ fn a_wait_ends_in_time_although_nobody_drives_the_runtime_with_the_task() {
     assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
     assert!(begin.elapsed() < PATIENT / 10, "{:?}", begin.elapsed());
     drop(held);
+}
+
+/// What becomes of the runtime that the limiter was connected on, and used on first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum First {
+    Same,
+    Ended,
+    EndedInTheMiddle,
+    Undriven,
+}
+
+impl First {
+    const ALL: [Self; 4] = [
+        Self::Same,
+        Self::Ended,
+        Self::EndedInTheMiddle,
+        Self::Undriven,
+    ];
+
+    /// A limiter with a namespace of its own that was used on `runtime` or on another one, which is to be kept.
+    fn limiter(self, runtime: &Runtime, url: &str, cell: usize) -> (Limiter, Option<Runtime>) {
+        let other = (self != Self::Same).then(current_thread);
+        let first = other.as_ref().unwrap_or(runtime);
+        let builder = builder().namespace(format!("cell-{cell}"));
+        let limiter = on(first, builder.connect(url)).unwrap();
+        let semaphore = limiter.semaphore(&ONE, "first");
+        drop(on(first, semaphore.acquire()).unwrap());
+        if self == Self::EndedInTheMiddle {
+            first.block_on(async { start(&mut semaphore.acquire()) });
+        }
+        (limiter, other.filter(|_| self == Self::Undriven))
+    }
+}
+
+/// What somebody does with a limiter; an error: what they are told.
+type Entry = fn(Limiter) -> Pin<Box<dyn Future<Output = Result<(), String>>>>;
+
+fn told<T>(result: Result<T, impl ToString>) -> Result<(), String> {
+    result.map(drop).map_err(|error| error.to_string())
+}
+
+/// The ways into the library that are futures.
+const ENTRIES: [(&str, Entry); 8] = [
+    ("connect", |_| {
+        async { told(builder().connect("redis://127.0.0.1:1").await) }.boxed_local()
+    }),
+    ("acquire", |limiter| {
+        async move { told(waiting(&limiter).acquire().await) }.boxed_local()
+    }),
+    ("try_acquire", |limiter| {
+        async move { told(limiter.semaphore(&ONE, "key").try_acquire().await) }.boxed_local()
+    }),
+    ("acquire several", |limiter| {
+        let rate = Limit::rate("rate", 9, Duration::from_secs(1));
+        let both = waiting(&limiter).and(&rate, "key");
+        async move { told(both.acquire().await) }.boxed_local()
+    }),
+    ("usage", |limiter| {
+        async move { told(limiter.semaphore(&ONE, "key").usage().await) }.boxed_local()
+    }),
+    ("call", |limiter| {
+        let serve = |_| ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())));
+        let service = limiter.layer(ONE).layer(service_fn(serve));
+        async move {
+            let response = service.oneshot(Request::new(())).await.unwrap();
+            let status = response.status();
+            match status.is_success() {
+                true => Ok(()),
+                false => Err(status.to_string()),
+            }
+        }
+        .boxed_local()
+    }),
+    ("lost", |limiter| {
+        async move {
+            let permit = waiting(&limiter).acquire().await;
+            let permit = permit.map_err(|error| error.to_string())?;
+            assert!(permit.lost().now_or_never().is_none());
+            Ok(())
+        }
+        .boxed_local()
+    }),
+    ("shutdown", |limiter| {
+        async move {
+            assert_eq!(limiter.shutdown(PATIENT).await.lost, 0);
+            Ok(())
+        }
+        .boxed_local()
+    }),
+];
+
+/// Each way in, on each kind of runtime, whatever has become of the one that was used first.
+#[test]
+fn every_entry_works_from_every_runtime() {
+    let server = RedisServer::start();
+    let mut cells = 0;
+    for runtime in [current_thread(), multi_thread(2)] {
+        for first in First::ALL {
+            for (name, entry) in ENTRIES {
+                let (limiter, _undriven) = first.limiter(&runtime, &server.url(), cells);
+                let begin = Instant::now();
+                let outcome = on(&runtime, entry(limiter.clone()));
+                let flavor = runtime.handle().runtime_flavor();
+                let cell = format!("{name}, {flavor:?}, {first:?}");
+                assert!(begin.elapsed() < 2 * STORE_TIMEOUT, "{cell}: {outcome:?}");
+                assert_eq!(outcome, Ok(()), "{cell}");
+                assert!(limiter.status().store_up, "{cell}");
+                cells += 1;
+            }
+        }
+    }
+    println!("{cells} cells");
 }
