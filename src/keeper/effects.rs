@@ -27,8 +27,8 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Effects(SmallVec<[Effect; USUAL]>);
 
-/// What a request or a release under two limits is measured by: these allocate nothing.
-const USUAL: usize = 8;
+/// What a request or a release under two limits leads to: with metrics what they are measured by, else an answer.
+const USUAL: usize = if cfg!(feature = "metrics") { 8 } else { 1 };
 
 pub(crate) enum Effect {
     /// A request has its answer, or has to look after itself.

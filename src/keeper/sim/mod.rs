@@ -25,8 +25,8 @@
 //! | `inside` | what is looked at inside of a keeper |
 //! | `runs` | which seeds are run |
 //!
-//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEED=n` a single one, which is logged if it fails;
-//! otherwise the first 2,000 are run:
+//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..2000` these ones (as `.ci/test` does),
+//! `TURNSTILE_SIM_SEED=n` a single one, which is logged if it fails; otherwise the first 200 are run:
 //!
 //! ```text
 //! TURNSTILE_SIM_SEEDS=10000 cargo test --release --lib keeper::sim -- --nocapture
