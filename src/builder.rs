@@ -8,7 +8,8 @@ use tokio::runtime::Handle;
 
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::{Home, Keepers, Part, Place, Settings, Shared},
+    home::{Home, Place},
+    keeper::{Keeper, Keepers, Part, Settings},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
 };
@@ -156,7 +157,7 @@ impl LimiterBuilder {
     /// If a setting is out of range.
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
         let settings = self.settings(None)?;
-        let keeper = Shared::new(settings, None, &self.home()?);
+        let keeper = Keeper::new(settings, None, &self.home()?);
         Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
 
@@ -236,7 +237,7 @@ impl LimiterBuilder {
         for (part, target) in target.parts() {
             let settings = self.settings(part)?;
             let store = RedisStore::new(target, &settings.namespace, settings.replica);
-            let keeper = Shared::new(settings, Some(Arc::new(store)), &home);
+            let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
         }
         // The others will be heard when there is something to ask them.

@@ -276,9 +276,11 @@ mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod home;
 mod keeper;
 mod key;
 pub mod layer;
+mod leases;
 mod ledger;
 mod limit;
 mod limiter;
@@ -286,6 +288,7 @@ mod permit;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;
+mod repoll;
 mod semaphore;
 mod small_map;
 mod status;

@@ -141,7 +141,7 @@ impl Limiter {
 
     /// Asks for a permit.
     pub(crate) fn request(&self, demand: Demand) -> Request {
-        self.0.request(demand)
+        Request::new(self.0.clone(), demand)
     }
 
     pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {

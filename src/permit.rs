@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{Bounds, Granted, Keepers, Leases, Notes, Taken},
+    keeper::{Bounds, Granted, Keepers, Notes, Taken},
+    leases::Leases,
     limit::Limit,
     status::Quota,
 };
@@ -127,7 +128,7 @@ impl Share {
         self.keepers.bound(&self.leases, bounds);
     }
 
-    /// As [`Lease::set_unread`](crate::keeper::Lease::set_unread).
+    /// As [`Lease::set_unread`](crate::leases::Lease::set_unread).
     pub(crate) fn set_unread(&self, since: Option<Instant>) {
         self.leases.set_unread(since);
     }

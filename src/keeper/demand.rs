@@ -1,18 +1,14 @@
-//! What a request wants, and what it gets.
+//! What a request asks for, and what it gets.
 
-use std::{future::pending, slice, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::future::select_all;
 use tokio::time::Instant;
 
-use super::{
-    Lease,
-    rates::Fee,
-    tenure::{Owners, Tenure},
-};
 use crate::{
-    error::{AcquireErrorKind, LostErrorKind},
+    error::AcquireErrorKind,
     key::Key,
+    leases::{Lease, Leases},
+    ledger::{Charge, Rate, Tat},
     limit::Limit,
     status::Quota,
 };
@@ -48,13 +44,37 @@ impl Demand {
     }
 }
 
-/// A request under way.
+/// A request that was submitted.
 #[derive(Clone)]
-pub(crate) enum Asked {
+pub(crate) enum Ticket {
     /// For one slot.
     Slot(Arc<Lease>),
-    /// For several, or for times at rates.
+    /// For several slots, or a charge at a rate.
     Claim(u64),
+}
+
+/// What a claim is charged at one rate.
+pub(super) struct Fee {
+    /// The number of its keeper.
+    pub(super) keeper: usize,
+    /// The limit's number.
+    pub(super) limit: usize,
+    pub(super) key: Key,
+    /// The limit's value for the key.
+    pub(super) max: u32,
+    pub(super) charge: Charge,
+    pub(super) paid: Paid,
+    /// When the rate lets it go on.
+    pub(super) begins: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Paid {
+    Not,
+    InStore(Tat),
+    Here(Rate, Tat),
+    /// There is nothing to refund.
+    Free,
 }
 
 /// How a request came by its permit.
@@ -79,7 +99,7 @@ pub(crate) struct Notes {
 }
 
 impl Taken {
-    /// Both, as one after the other.
+    /// Combines two results that were acquired in sequence.
     pub(super) fn and(mut self, next: Self) -> Self {
         let leases = self.leases.all().iter().chain(next.leases.all());
         self.leases = Leases::many(leases.cloned().collect());
@@ -97,106 +117,5 @@ impl Taken {
     /// Limits that would have refused it, and only look on.
     pub(super) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
-    }
-}
-
-/// The slots of a permit. A clone does not own them: owners are counted.
-#[derive(Clone)]
-pub(crate) enum Leases {
-    One(Tenure),
-    /// These go to no later permit, so a watcher may go on for ever.
-    Many(Arc<Together>),
-}
-
-/// Several slots, or none, with the same owners.
-pub(crate) struct Together {
-    leases: Vec<Arc<Lease>>,
-    owners: Owners,
-}
-
-impl Default for Leases {
-    fn default() -> Self {
-        Self::many(Vec::new())
-    }
-}
-
-impl Leases {
-    pub(super) fn many(leases: Vec<Arc<Lease>>) -> Self {
-        let owners = Owners::one();
-        Self::Many(Arc::new(Together { leases, owners }))
-    }
-
-    pub(crate) fn all(&self) -> &[Arc<Lease>] {
-        match self {
-            Self::One(tenure) => slice::from_ref(tenure.lease()),
-            Self::Many(together) => &together.leases,
-        }
-    }
-
-    /// Adds an owner, if they have one.
-    pub(crate) fn join(&self) -> bool {
-        match self {
-            Self::One(tenure) => tenure.join(),
-            Self::Many(together) => together.owners.join(0),
-        }
-    }
-
-    /// Takes an owner away. Returns whether it was the last, who has to give them back.
-    pub(crate) fn leave(&self) -> bool {
-        match self {
-            Self::One(tenure) => tenure.leave(),
-            Self::Many(together) => together.owners.leave(),
-        }
-    }
-
-    /// Whether one of them is lost.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
-    }
-
-    /// Whether one of them is over, and why.
-    pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        let over = self.all().iter().find_map(|lease| lease.over());
-        over.filter(|_| self.are_current())
-    }
-
-    /// Whether no later permit has them. To be asked after what may be due to a later one was seen.
-    fn are_current(&self) -> bool {
-        match self {
-            Self::One(tenure) => tenure.is_current(),
-            Self::Many(_) => true,
-        }
-    }
-
-    /// Returns the slots to a pool, if they may go there. Otherwise they have to be released.
-    pub(crate) fn end(&self) -> bool {
-        match self {
-            Self::One(tenure) => tenure.end(),
-            Self::Many(_) => false,
-        }
-    }
-
-    /// As [`Lease::set_unread`], for all.
-    pub(crate) fn set_unread(&self, since: Option<Instant>) {
-        self.all().iter().for_each(|lease| lease.set_unread(since));
-    }
-
-    /// Completes when one of them is over for a reason that `counts`.
-    pub(crate) async fn ended(
-        &self,
-        attend: impl Fn(),
-        counts: impl Fn(LostErrorKind) -> bool,
-    ) -> LostErrorKind {
-        let counts = |kind| counts(kind) && self.are_current();
-        match self.all() {
-            [] => pending().await,
-            [lease] => lease.ended(attend, counts).await,
-            leases => {
-                let ended = leases
-                    .iter()
-                    .map(|lease| Box::pin(lease.ended(&attend, &counts)));
-                select_all(ended).await.0
-            }
-        }
     }
 }

@@ -15,11 +15,12 @@ use std::{
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::Lease;
 use crate::{
     error::LostErrorKind,
+    leases::Lease,
     limit::Limit,
     status::Usage,
+    sync::assert_unlocked,
     telemetry::{History, LimitMeter, Measure, StoreMeter, StoreState},
 };
 
@@ -92,10 +93,6 @@ impl Effects {
 
     pub(super) fn drop_waker(&mut self, waker: Option<StoredWaker>) {
         self.0.extend(waker.map(Effect::Drop));
-    }
-
-    pub(super) fn report(&mut self, report: Report) {
-        self.0.push(Effect::Report(report));
     }
 
     #[inline]
@@ -282,62 +279,6 @@ impl Drop for Inquiry {
     }
 }
 
-pub(super) use self::marker::{Locked, assert_unlocked};
-
-/// In debug builds each thread knows whether it holds a lock under which no foreign code may run.
-#[cfg(debug_assertions)]
-mod marker {
-    use std::{cell::Cell, thread};
-
-    thread_local! {
-        /// How many locks it holds.
-        static LOCKED: Cell<u32> = const { Cell::new(0) };
-    }
-
-    /// As long as it lives, this thread runs no foreign code.
-    pub(in crate::keeper) struct Locked(());
-
-    impl Locked {
-        pub(in crate::keeper) fn new() -> Self {
-            change(|locked| locked + 1);
-            Self(())
-        }
-    }
-
-    impl Drop for Locked {
-        fn drop(&mut self) {
-            change(|locked| locked - 1);
-        }
-    }
-
-    /// A thread that ends may drop permits when its own values are gone.
-    fn change(by: impl FnOnce(u32) -> u32) {
-        let _ = LOCKED.try_with(|cell| cell.set(by(cell.get())));
-    }
-
-    #[track_caller]
-    pub(in crate::keeper) fn assert_unlocked() {
-        let locked = LOCKED.try_with(Cell::get).unwrap_or(0);
-        assert!(
-            locked == 0 || thread::panicking(),
-            "foreign code under the lock of a keeper"
-        );
-    }
-}
-
-#[cfg(not(debug_assertions))]
-mod marker {
-    pub(in crate::keeper) struct Locked(());
-
-    impl Locked {
-        pub(in crate::keeper) fn new() -> Self {
-            Self(())
-        }
-    }
-
-    pub(in crate::keeper) fn assert_unlocked() {}
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -346,6 +287,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::sync::LockMarker;
 
     /// Counts how often it wakes, and panics if it is told to.
     struct Counting {
@@ -381,7 +323,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn foreign_code_under_a_lock_is_noticed() {
-        let _locked = Locked::new();
+        let _locked = LockMarker::new();
         let clone = || drop(StoredWaker::of(Waker::noop()));
         assert!(catch_unwind(clone).is_err());
     }

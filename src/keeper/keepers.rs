@@ -1,137 +1,151 @@
-//! All keepers of a limiter: one, or one for each part of a cluster.
+//! All keepers of a limiter: one, or one for each part of a cluster. What limiters, semaphores and permits call.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
 use std::{
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::{
-    BoundPool, Bounds, Demand, Lease, Leases, Leg, Request, Shared,
-    demand::Taken,
-    effects::Locked,
+    core::{Bounds, Core},
+    demand::{Leg, Taken},
+    effects::Inquiry,
+    lock::{Afterwards, Keeper},
     part::{PARTS, Part},
-    shared::Afterwards,
-    step::Step,
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
-    limit::Limit,
+    leases::{Lease, Leases, Pool, Tenure},
+    limit::{Limit, MAX_WAIT},
     status::{Quota, ShutdownReport, Status, Usage},
+    sync::LockMarker,
     telemetry::LimitMeter,
 };
 
 /// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
 pub(crate) struct Keepers {
-    all: Box<[Arc<Shared>]>,
-    /// Held while they are told of limits: the numbers depend on the order.
-    telling: Mutex<()>,
+    all: Box<[Arc<Keeper>]>,
+    /// Held while limits are registered or changed: the numbers depend on the order.
+    changing: Mutex<()>,
+}
+
+/// What a permit is made of.
+pub(crate) struct Granted {
+    pub(crate) keepers: Arc<Keepers>,
+    pub(crate) taken: Taken,
 }
 
 impl Keepers {
-    pub(crate) fn new(all: Vec<Arc<Shared>>) -> Arc<Self> {
+    pub(crate) fn new(all: Vec<Arc<Keeper>>) -> Arc<Self> {
         debug_assert!(matches!(all.len(), 1 | PARTS));
         Arc::new(Self {
             all: all.into(),
-            telling: Mutex::default(),
+            changing: Mutex::default(),
         })
     }
 
     /// The keeper that has all ledgers, if there is one.
-    pub(super) fn only(&self) -> Option<&Arc<Shared>> {
+    pub(super) fn only(&self) -> Option<&Arc<Keeper>> {
         match &*self.all {
             [only] => Some(only),
             _ => None,
         }
     }
 
-    /// Asks for a permit when it is first polled.
-    pub(crate) fn request(self: &Arc<Self>, demand: Demand) -> Request {
-        Request::new(self.clone(), demand)
+    /// The keeper of a part.
+    pub(super) fn of(&self, part: Part) -> &Arc<Keeper> {
+        &self.all[part.number()]
     }
 
-    /// The legs of a demand as they are taken, from the last to the first.
-    pub(super) fn in_order(&self, demand: Demand) -> Vec<(Part, Leg)> {
-        let legs = match demand {
-            Demand::One(leg) => vec![leg],
-            Demand::All(legs) => legs,
-        };
-        self.first().in_order(legs)
-    }
-
-    /// The step for one of these legs.
-    pub(super) fn step(&self, (part, leg): &(Part, Leg)) -> Step {
-        let keeper = self.all[part.number()].clone();
-        Step::new(keeper, Demand::One(leg.clone()))
-    }
-
-    /// Counts a request that got all it wanted.
-    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
-        self.first().note_admissions(legs, taken);
-    }
-
-    pub(super) fn is_rate(&self, limit: usize) -> bool {
-        self.first().is_rate(limit)
-    }
-
-    /// Bounds a held permit. Without a runtime nobody sees to it.
-    pub(crate) fn bound(&self, leases: &Leases, bounds: Bounds) {
-        self.each_of(leases, |keeper, leases| keeper.bound(leases, bounds));
-    }
-
-    /// The pool of a key, if its limit has one.
-    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
-        let keeper = match self.only() {
+    fn of_key(&self, limit: usize, key: &Key) -> &Arc<Keeper> {
+        match self.only() {
             Some(keeper) => keeper,
-            None => &self.all[self.first().part_of(limit, key).number()],
-        };
-        keeper.bind(limit, key.clone())
-    }
-
-    pub(crate) fn release(&self, leases: &Leases) {
-        match leases {
-            Leases::One(_) => self.each_of(leases, |keeper, leases| keeper.release(leases)),
-            Leases::Many(_) => self.each_of(leases, |keeper, leases| keeper.part(leases)),
+            None => self.of(self.first().lock().core.part_of(limit, key)),
         }
     }
 
-    /// Releases slots as if they had not been taken.
-    pub(super) fn untake(&self, leases: &Leases) {
-        self.each_of(leases, |keeper, leases| keeper.untake(leases));
+    /// Any keeper, for what all know.
+    pub(super) fn first(&self) -> &Arc<Keeper> {
+        &self.all[0]
     }
 
-    /// As if it had not been taken. Tells how its rates stand then.
+    fn each_of(&self, leases: &Leases, visit: impl Fn(&Arc<Keeper>, &[Arc<Lease>])) {
+        let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
+        for leases in leases.all().chunk_by(of_one) {
+            visit(&self.all[leases[0].keeper], leases);
+        }
+    }
+
+    fn each_lease(&self, leases: &Leases, step: impl Fn(&mut Core, &Arc<Lease>, Instant)) {
+        self.each_of(leases, |keeper, leases| {
+            keeper.with(|core, now| leases.iter().for_each(|lease| step(core, lease, now)));
+        });
+    }
+}
+
+/// Permits.
+impl Keepers {
+    /// Bounds a held permit. Without a runtime nothing ends it.
+    pub(crate) fn bound(&self, leases: &Leases, bounds: Bounds) {
+        self.each_of(leases, |keeper, leases| {
+            keeper.with(|core, now| {
+                leases
+                    .iter()
+                    .for_each(|lease| core.bound(lease, bounds, now));
+            });
+            let _ = keeper.start_driver();
+        });
+    }
+
+    pub(crate) fn release(&self, leases: &Leases) {
+        self.each_lease(leases, |core, lease, now| match leases {
+            Leases::One(_) => core.release(lease, now),
+            Leases::Many(_) => core.part(lease, now),
+        });
+    }
+
+    /// Releases slots as if they had not been acquired.
+    pub(super) fn untake(&self, leases: &Leases) {
+        self.each_lease(leases, Core::untake);
+    }
+
+    /// As if it had not been acquired. Returns how its rates stand then.
     pub(super) fn give_back(&self, taken: Taken) -> Vec<Quota> {
         self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| self.all[fee.keeper].refund(fee))
+        fees.filter_map(|fee| self.all[fee.keeper].with(|core, now| core.refund_at(fee, now)))
             .collect()
     }
 
-    /// Sees to it that the leases are looked after.
+    /// Sees to it that the leases are renewed.
     pub(crate) fn attend(&self, leases: &Leases) {
         self.each_of(leases, |keeper, _| {
-            // Without a runtime nobody does; the deadline holds all the same.
+            // Without a runtime nothing does; the deadline holds all the same.
             let _ = keeper.start_driver();
         });
     }
+}
 
+/// Limits.
+impl Keepers {
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
     pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.first().check(limit)
+        self.first().lock().core.check(limit).map(drop)
     }
 
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         let meter = self.meter_for(limit);
-        self.tell(|keeper| keeper.register(limit, &meter))
+        self.change(|keeper| keeper.lock().core.register(limit, &meter))
     }
 
     /// All of them or none.
@@ -139,8 +153,8 @@ impl Keepers {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
         let mut afterwards = Vec::with_capacity(self.all.len());
-        let updated = self.tell(|keeper| {
-            let (updated, rest) = keeper.update(&limits);
+        let updated = self.change(|keeper| {
+            let (updated, rest) = keeper.step(|core, _, now| core.update(&limits, now));
             afterwards.push(rest);
             updated
         });
@@ -148,31 +162,49 @@ impl Keepers {
         updated
     }
 
+    /// Makes the same change in all keepers. They know the same, so if one takes it, all do.
+    fn change<'a, R>(
+        &'a self,
+        mut change: impl FnMut(&'a Keeper) -> Result<R, ConfigError>,
+    ) -> Result<R, ConfigError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _marker = LockMarker::new();
+        let changed = change(self.first())?;
+        self.all[1..]
+            .iter()
+            .try_for_each(|keeper| change(keeper).map(drop))?;
+        Ok(changed)
+    }
+
     /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
-        let known = first.meter_of(limit.name());
+        let known = first.lock().core.meter_of(limit.name());
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
+    }
+
+    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
+        self.first().lock().core.meter(limit)
     }
 
     #[cfg(feature = "config")]
     pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
-        self.all
-            .iter()
-            .for_each(|keeper| keeper.set_values(limit_name, values));
+        for keeper in &self.all {
+            keeper.with(|core, now| core.set_values(limit_name, values, now));
+        }
     }
+}
 
-    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
-        self.first().meter(limit)
-    }
-
+/// The limiter.
+impl Keepers {
     pub(crate) fn status(&self) -> Status {
         let mut all = Status {
             held: 0,
             waiting: 0,
             store_up: true,
         };
-        for status in self.all.iter().map(|keeper| keeper.status()) {
+        for keeper in &self.all {
+            let status = keeper.lock().core.status();
             all.held += status.held;
             all.waiting += status.waiting;
             all.store_up &= status.store_up;
@@ -181,15 +213,16 @@ impl Keepers {
     }
 
     pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
-        let keeper = match self.only() {
-            Some(keeper) => keeper,
-            None => &self.all[self.first().part_of(limit, &key).number()],
-        };
-        keeper.usage(limit, key).await
+        let keeper = self.of_key(limit, &key);
+        let (inquiry, answer) = Inquiry::new();
+        keeper.with(|core, now| core.inquire(limit, &key, inquiry, now));
+        keeper.start_driver()?;
+        keeper.watch_driver();
+        answer.await.map_err(|_| AcquireErrorKind::Unavailable)
     }
 
     pub(crate) async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        let reports = self.all.iter().map(|keeper| keeper.shutdown(deadline));
+        let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
         let mut all = ShutdownReport {
             refused: 0,
             returned: 0,
@@ -202,36 +235,117 @@ impl Keepers {
         }
         all
     }
+}
 
-    fn first(&self) -> &Arc<Shared> {
-        &self.all[0]
+async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
+    let (refused, held) = keeper.with(|core, now| (core.close(now), core.status().held));
+    let until = Instant::now() + deadline.min(MAX_WAIT);
+    wait_for(keeper, until, Core::holds_nothing).await;
+    let lost = keeper.with(|core, now| core.lose_all(now));
+    let store_timeout = keeper.lock().core.settings().store_timeout;
+    wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
+    ShutdownReport {
+        refused,
+        returned: held.saturating_sub(lost),
+        lost,
     }
+}
 
-    /// Tells all the same. They know the same, so if one takes it, all do.
-    fn tell<'a, R>(
-        &'a self,
-        mut tell: impl FnMut(&'a Shared) -> Result<R, ConfigError>,
-    ) -> Result<R, ConfigError> {
-        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        let _marker = Locked::new();
-        let told = tell(self.first())?;
-        self.all[1..]
-            .iter()
-            .try_for_each(|keeper| tell(keeper).map(drop))?;
-        Ok(told)
+/// Waits by the driver's timer, since the caller's runtime may have none. Without a driver nothing can be waited for: then
+/// leases have to end by themselves.
+async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> bool) {
+    keeper.with(|core, _| core.set_alarm(Some(until)));
+    let is_driven = keeper.start_driver().is_ok();
+    keeper.watch_driver();
+    loop {
+        let changed = keeper.changed();
+        if !is_driven || Instant::now() >= until || done(&keeper.lock().core) {
+            break;
+        }
+        changed.await;
     }
+    keeper.with(|core, _| core.set_alarm(None));
+}
 
-    fn each_of(&self, leases: &Leases, visit: impl Fn(&Arc<Shared>, &[Arc<Lease>])) {
-        let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
-        for leases in leases.all().chunk_by(of_one) {
-            visit(&self.all[leases[0].keeper], leases);
+/// The limiter is dropped: the drivers end when all is sent to the store.
+impl Drop for Keepers {
+    fn drop(&mut self) {
+        for keeper in &self.all {
+            keeper.with(|core, _| core.orphan());
         }
     }
 }
 
-/// Nobody is left who could ask for anything: the drivers end when all is told to the store.
-impl Drop for Keepers {
+/// The pool of one key, for a semaphore that is bound to it. The queue stays for as long as this does.
+pub(crate) struct BoundPool {
+    keeper: Arc<Keeper>,
+    /// The index of its queue there.
+    queue: usize,
+    pool: Arc<Pool>,
+}
+
+impl Keepers {
+    /// The pool of a key, if its limit reuses slots.
+    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
+        let keeper = self.of_key(limit, key).clone();
+        let (queue, pool) = keeper.with(|core, now| core.bind(limit, key, now))?;
+        Some(Arc::new(BoundPool {
+            keeper,
+            queue,
+            pool,
+        }))
+    }
+}
+
+impl BoundPool {
+    /// What a permit is made of, if there is an idle slot that may be used now. Not for a request that brings another value
+    /// of the limit than the latest one.
+    pub(crate) fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
+        let lease = self.pool.take_unseen(own_max)?;
+        let taken = Taken {
+            leases: Leases::One(Tenure::of(lease)),
+            waited: Duration::ZERO,
+            place: 0,
+            notes: None,
+        };
+        Some(Granted {
+            keepers: keepers.clone(),
+            taken,
+        })
+    }
+
+    /// To be called once that has become a permit.
+    pub(crate) fn record_take(&self) {
+        self.pool.record_take();
+    }
+}
+
+impl fmt::Debug for BoundPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BoundPool")
+    }
+}
+
+impl Drop for BoundPool {
     fn drop(&mut self) {
-        self.all.iter().for_each(|keeper| keeper.orphan());
+        self.keeper
+            .with(|core, _| core.unbind(self.queue, &self.pool));
+    }
+}
+
+/// The legs of a demand on a cluster, as they are acquired, from the last to the first.
+impl Keepers {
+    pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+        self.first().lock().core.in_order(legs)
+    }
+
+    /// Counts a request that got all it wanted.
+    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
+        self.first()
+            .with(|core, _| core.note_admissions(legs, taken));
+    }
+
+    pub(super) fn is_rate(&self, limit: usize) -> bool {
+        self.first().lock().core.is_rate(limit)
     }
 }

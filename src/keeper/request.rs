@@ -3,14 +3,18 @@
 use std::{
     mem,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
+use tokio::time::Instant;
+
 use super::{
-    Keepers,
-    demand::{Demand, Leg, Taken},
+    core::Core,
+    demand::{Demand, Leg, Taken, Ticket},
+    effects::StoredWaker,
+    keepers::{Granted, Keepers},
+    lock::Keeper,
     part::Part,
-    step::Step,
 };
 use crate::error::AcquireError;
 
@@ -32,20 +36,18 @@ pub(crate) struct Request {
     tells: bool,
 }
 
-/// What a permit is made of.
-pub(crate) struct Granted {
-    pub(crate) keepers: Arc<Keepers>,
-    pub(crate) taken: Taken,
-}
-
 impl Request {
-    pub(super) fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
+    pub(crate) fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
         let (first, legs) = match keepers.only() {
             Some(keeper) => (Step::new(keeper.clone(), demand), Vec::new()),
             None => {
-                let legs = keepers.in_order(demand);
+                let legs = match demand {
+                    Demand::One(leg) => vec![leg],
+                    Demand::All(legs) => legs,
+                };
+                let legs = keepers.in_order(legs);
                 let first = legs.last().expect("a demand has a leg");
-                (keepers.step(first), legs)
+                (Step::of_leg(&keepers, first), legs)
             }
         };
         Self {
@@ -93,7 +95,7 @@ impl Request {
                 self.keepers.note_admissions(&self.legs, &taken);
                 return Poll::Ready(Ok(self.granted(taken)));
             };
-            self.step = self.keepers.step(&self.legs[left]);
+            self.step = Step::of_leg(&self.keepers, &self.legs[left]);
             self.left = left;
             self.taken = Some(Box::new(taken));
         }
@@ -146,6 +148,177 @@ impl Drop for Request {
     fn drop(&mut self) {
         if let Some(before) = self.taken.take() {
             drop(self.keepers.give_back(*before));
+        }
+    }
+}
+
+/// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
+struct Step {
+    keeper: Arc<Keeper>,
+    /// The number of its first limit.
+    limit: usize,
+    stage: StepStage,
+}
+
+enum StepStage {
+    New(Demand),
+    Submitted(Ticket),
+    Answered,
+}
+
+/// What came of looking for an answer.
+type Looked = Result<Option<Taken>, AcquireError>;
+
+impl Step {
+    fn of_leg(keepers: &Keepers, (part, leg): &(Part, Leg)) -> Self {
+        Self::new(keepers.of(*part).clone(), Demand::One(leg.clone()))
+    }
+
+    fn new(keeper: Arc<Keeper>, demand: Demand) -> Self {
+        Self {
+            keeper,
+            limit: demand.first_limit(),
+            stage: StepStage::New(demand),
+        }
+    }
+
+    fn place(&self) -> Option<u32> {
+        match &self.stage {
+            StepStage::Submitted(ticket) => self.keeper.with(|core, _| core.place(ticket)),
+            _ => None,
+        }
+    }
+
+    /// What it took; and, if it `tells`, how its limits stand.
+    #[inline]
+    fn poll(&mut self, tells: bool, cx: &mut Context<'_>) -> Poll<Result<Taken, AcquireError>> {
+        let (looked, is_watched) = match &self.stage {
+            StepStage::New(_) => (self.ask(tells), false),
+            StepStage::Submitted(ticket) => self.look(ticket, tells, cx.waker()),
+            StepStage::Answered => panic!("`Acquire` polled after completion"),
+        };
+        let looked = match looked {
+            Ok(None) if !is_watched => self.watch(tells, cx.waker()),
+            looked => looked,
+        };
+        match looked.transpose() {
+            Some(answer) => {
+                self.stage = StepStage::Answered;
+                Poll::Ready(answer)
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
+    #[inline]
+    fn ask(&mut self, tells: bool) -> Looked {
+        let StepStage::New(demand) = &self.stage else {
+            return Ok(None);
+        };
+        let ((ticket, looked), needs_driver) = self.keeper.with_need(|core, now| {
+            let ticket = match core.submit(demand, now) {
+                Ok(ticket) => ticket,
+                Err(error) => return (None, Err(noted(core, error))),
+            };
+            let looked = look(core, &ticket, tells, now);
+            (Some(ticket), looked)
+        });
+        match (ticket, looked) {
+            (Some(ticket), Ok(None)) => self.stage = StepStage::Submitted(ticket),
+            (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
+            (_, looked) => return looked,
+        }
+        match needs_driver {
+            true => self.start_driver(None),
+            false => Ok(None),
+        }
+    }
+
+    /// Tells also whether this task is woken when there is an answer.
+    fn look(&self, ticket: &Ticket, tells: bool, waker: &Waker) -> (Looked, bool) {
+        let ((looked, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
+            let looked = look(core, ticket, tells, now);
+            (looked, core.is_watched_by(ticket, waker))
+        });
+        match looked {
+            Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
+            looked => (looked, is_watched),
+        }
+    }
+
+    /// Sees to it that this task is woken when there is an answer, unless there is one now.
+    fn watch(&self, tells: bool, waker: &Waker) -> Looked {
+        let StepStage::Submitted(ticket) = &self.stage else {
+            return Ok(None);
+        };
+        self.keeper.watch_driver();
+        // Without the lock: to clone a waker runs foreign code.
+        let waker = StoredWaker::of(waker);
+        self.keeper.with(|core, now| {
+            let looked = look(core, ticket, tells, now);
+            match looked {
+                Ok(None) => core.watch(ticket, waker),
+                _ => core.drop_waker(waker),
+            }
+            looked
+        })
+    }
+
+    /// Without the driver nobody would see to what was taken or asked for.
+    #[cold]
+    fn start_driver(&self, taken: Option<Taken>) -> Looked {
+        let Err(kind) = self.keeper.start_driver() else {
+            return Ok(taken);
+        };
+        match (taken, &self.stage) {
+            (Some(taken), _) => give_back(&self.keeper, taken),
+            (None, StepStage::Submitted(ticket)) => {
+                self.keeper.with(|core, now| core.cancel(ticket, now))
+            }
+            (None, _) => {}
+        }
+        self.keeper.with(|core, _| {
+            let error = core.refusal(self.limit, kind);
+            Err(noted(core, error))
+        })
+    }
+}
+
+fn look(core: &mut Core, ticket: &Ticket, tells: bool, now: Instant) -> Looked {
+    // A claim is gone once it is collected.
+    let quotas = tells.then(|| core.quotas(ticket));
+    match core.collect(ticket, now).transpose() {
+        Ok(taken) => Ok(taken.map(|mut taken| {
+            if let Some(quotas) = quotas {
+                taken.notes.get_or_insert_default().quotas = quotas;
+            }
+            taken
+        })),
+        Err(error) => Err(noted(core, error)),
+    }
+}
+
+fn noted(core: &mut Core, error: AcquireError) -> AcquireError {
+    core.note_refusal(&error);
+    error
+}
+
+fn give_back(keeper: &Keeper, taken: Taken) {
+    keeper.with(|core, now| {
+        let leases = taken.leases.all();
+        leases.iter().for_each(|lease| core.untake(lease, now));
+        let fees = taken.notes.map(|notes| notes.fees);
+        for fee in fees.into_iter().flatten().rev() {
+            core.refund_at(fee, now);
+        }
+    });
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if let StepStage::Submitted(ticket) = &self.stage {
+            self.keeper.with(|core, now| core.cancel(ticket, now));
         }
     }
 }

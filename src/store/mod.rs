@@ -4,6 +4,7 @@
 //! knows nothing of permits, time limits or retries: those are the keeper's. The in-process ledger needs no store: the
 //! keeper runs it itself.
 
+pub(crate) mod in_flight;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod server_error;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
-    keeper::{Lease, pool::RIGHT},
+    leases::{Lease, RIGHT},
     ledger::{Batch, Exchange, Ledger, PermitId, Reply, Seq, Standing},
 };
 

@@ -9,16 +9,17 @@ use super::{
 };
 use crate::{
     keeper::{
-        Demand, Leases, Leg,
-        demand::{Asked, Taken},
+        Demand, Leg,
+        demand::{Taken, Ticket},
     },
     key::Key,
+    leases::Leases,
 };
 
 pub(super) struct Client {
     pub(super) replica: usize,
     pub(super) life: u32,
-    pub(super) asked: Option<Asked>,
+    pub(super) asked: Option<Ticket>,
     pub(super) holds: Option<Leases>,
     /// Its permit was seen to be over.
     pub(super) over: bool,
@@ -70,7 +71,7 @@ impl World {
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
         let now = self.local();
         let asked = self.replicas[replica].core.submit(&demand, now);
-        if let Ok(Asked::Slot(lease)) = &asked
+        if let Ok(Ticket::Slot(lease)) = &asked
             && lease.is_reused()
         {
             self.totals.reused += 1;

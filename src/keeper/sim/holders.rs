@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::world::World;
-use crate::{keeper::Lease, ledger::PermitId};
+use crate::{leases::Lease, ledger::PermitId};
 
 /// Those who hold slots of one ledger.
 #[derive(Default)]

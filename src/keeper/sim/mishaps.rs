@@ -59,7 +59,7 @@ impl World {
             let key = match self.rng.u8(0..3) {
                 0 => settings.ledger_name(&key, "sim"),
                 1 => settings.ledger_name(&Key::SHARED, "wide"),
-                _ => settings.rate_name(&key, "rate"),
+                _ => settings.ledger_name(&key, "rate") + ":rate",
             };
             self.note(|| format!("{key} is broken for {length:?}"));
             self.poisoned = Some((key, self.now + length));

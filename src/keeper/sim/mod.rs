@@ -22,7 +22,6 @@
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
 //! | `names`, `end` | those over some time; those in the end |
 //! | `excuses` | what excuses a guarantee, for whom and for how long |
-//! | `inside` | what is looked at inside of a keeper |
 //! | `runs` | which seeds are run |
 //!
 //! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..2000` these ones (as `.ci/test` does),
@@ -39,7 +38,6 @@ mod end;
 mod excuses;
 mod faults;
 mod holders;
-mod inside;
 mod mishaps;
 mod names;
 mod network;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{LATEST, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
-use crate::{keeper::demand::Asked, ledger::PermitId};
+use crate::{keeper::demand::Ticket, ledger::PermitId};
 
 impl World {
     /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
@@ -26,7 +26,7 @@ impl World {
                 }
                 let expected = replica.core.expects(id.seq);
                 if !expected && let Some(release) = replica.core.release_of(id.seq) {
-                    given_up_at.insert(id, release.forget_at);
+                    given_up_at.insert(id, release.forget_at());
                 } else if !expected {
                     if self.given_up_at.get(&id).is_some_and(|at| *at <= now) {
                         given_up.push(id);
@@ -53,7 +53,7 @@ impl World {
     /// Whether a client has come for its answer, and waits for this slot alone.
     fn is_awaited(&self, replica: usize, id: PermitId) -> bool {
         let awaits = |client: &Client| match &client.asked {
-            Some(Asked::Slot(lease)) => {
+            Some(Ticket::Slot(lease)) => {
                 client.replica == replica
                     && client.holds.is_none()
                     && lease.seq() == id.seq

@@ -8,9 +8,8 @@ use super::{
     world::World,
 };
 use crate::{
-    keeper::send::Outgoing,
     ledger::{ReplicaId, Reply, Wake},
-    store::StoreErrorKind,
+    store::{StoreErrorKind, in_flight::Outgoing},
 };
 
 impl World {

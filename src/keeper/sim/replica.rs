@@ -10,10 +10,10 @@ use super::{
     world::{Values, World},
 };
 use crate::{
-    keeper::{Core, Settings, ctx::FORGET_AFTER},
+    keeper::{Settings, core::Core, queue::FORGET_AFTER},
     ledger::{PermitId, ReplicaId},
     limit::{Limit, Mode},
-    store::{StoreError, StoreErrorKind},
+    store::{Event as StoreEvent, StoreError, StoreErrorKind},
 };
 
 pub(super) struct Replica {
@@ -131,7 +131,7 @@ impl World {
                     .log
                     .as_ref()
                     .map(|_| format!("r{replica} hears {number}: {reply:?}"));
-                let is_new = core.unanswered().contains(&number);
+                let is_new = core.numbers_in_flight().contains(&number);
                 core.on_reply(number, reply, now);
                 line.into_iter().for_each(|line| self.note(|| line));
                 if is_new {
@@ -142,7 +142,7 @@ impl World {
                 }
             }
             Event::TimesOut(number) => {
-                let is_open = core.unanswered().contains(&number);
+                let is_open = core.numbers_in_flight().contains(&number);
                 self.fails(replica, number, StoreErrorKind::Outage, true);
                 // A connection that does not answer is not used again.
                 self.replicas[replica].connected &= !is_open;
@@ -152,16 +152,16 @@ impl World {
             }
             Event::Fails(number, kind) => self.fails(replica, number, kind, false),
             Event::Wakes(wake) => {
-                core.on_wake(&wake, now);
+                core.on_event(&StoreEvent::Wake(wake.clone()), now);
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
             }
             Event::Cut => {
                 // That is told as well, before or after it, but for an event that was one too many.
                 let told = self.rng.u8(0..8);
                 if told < 4 {
-                    core.on_disconnected(now);
+                    core.on_event(&StoreEvent::Disconnected, now);
                 }
-                for number in core.unanswered() {
+                for number in core.numbers_in_flight() {
                     self.fails(replica, number, StoreErrorKind::Outage, false);
                 }
                 let Replica {
@@ -169,10 +169,10 @@ impl World {
                 } = &mut self.replicas[replica];
                 *connected = false;
                 if (4..7).contains(&told) {
-                    core.on_disconnected(now);
+                    core.on_event(&StoreEvent::Disconnected, now);
                 }
             }
-            Event::Connects => core.on_connected(now),
+            Event::Connects => core.on_event(&StoreEvent::Connected, now),
             Event::Ticks => self.replicas[replica].ticks_at = None,
             Event::Looks => {}
         }

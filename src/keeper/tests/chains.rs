@@ -15,7 +15,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::{
-    keeper::{Granted, Home, Keepers, Part, Shared},
+    home::Home,
+    keeper::{Granted, Keeper, Keepers, Part, Request},
     ledger::Exchange,
     permit::Permit,
     store::{Event, Session, Store},
@@ -91,7 +92,7 @@ fn replica(number: u128, store: impl Fn(Part) -> Option<Arc<dyn Store>>) -> Arc<
             waiter_ttl: Duration::from_secs(5),
             seed: 0,
         };
-        Shared::new(settings, store(part), &Home::Caller)
+        Keeper::new(settings, store(part), &Home::Caller)
     };
     let keepers = Keepers::new(Part::all().map(keeper).collect());
     for limit in [&NARROW, &WIDE, &RATE, &OTHER_RATE] {
@@ -121,7 +122,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 /// Asks in the background.
 fn ask(keepers: &Arc<Keepers>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
     let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
-    let mut request = keepers.request(Demand::All(legs)).telling();
+    let mut request = Request::new(keepers.clone(), Demand::All(legs)).telling();
     poll_fn(move |cx| request.poll(cx)).boxed()
 }
 
@@ -205,7 +206,7 @@ fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
     let keepers = in_memory();
     let order = |limits: [usize; 4]| {
         let legs = limits.map(|limit| leg(limit, PATIENT)).into();
-        let ordered = keepers.in_order(Demand::All(legs));
+        let ordered = keepers.in_order(legs);
         let limits = ordered.iter().rev().map(|(_, leg)| leg.limit);
         limits.collect::<Vec<_>>()
     };

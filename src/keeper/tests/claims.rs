@@ -1,7 +1,10 @@
 //! Requests for slots under several limits and times at rates.
 
 use super::*;
-use crate::ledger::{Exchange, Seq};
+use crate::{
+    ledger::{Exchange, Seq},
+    store::Event,
+};
 
 const NARROW: Limit = Limit::concurrent("narrow", 1);
 const WIDE: Limit = Limit::concurrent("wide", 1);
@@ -26,33 +29,33 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Asked {
+    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Ticket {
         let now = self.local();
         let asked = self.keepers[keeper].submit(&Demand::All(legs), now);
         asked.expect("open")
     }
 
     /// A slot of each limit and a time at the rate.
-    fn claim_all(&mut self, wait: Duration) -> Asked {
+    fn claim_all(&mut self, wait: Duration) -> Ticket {
         self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
     }
 
     fn hold(&mut self, limit: usize) -> Arc<Lease> {
         let now = self.local();
         let demand = Demand::One(leg(limit, PATIENT));
-        let Ok(Asked::Slot(lease)) = self.keepers[0].submit(&demand, now) else {
+        let Ok(Ticket::Slot(lease)) = self.keepers[0].submit(&demand, now) else {
             panic!("it is for one slot");
         };
         self.settle();
         lease
     }
 
-    fn look(&mut self, asked: &Asked) -> Collected {
+    fn look(&mut self, asked: &Ticket) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, now)
     }
 
-    fn cancel(&mut self, asked: &Asked) {
+    fn cancel(&mut self, asked: &Ticket) {
         let now = self.local();
         self.keepers[0].cancel(asked, now);
     }
@@ -157,7 +160,7 @@ fn a_claim_dropped_at_any_point_gives_everything_back() {
         reach(&mut world);
         world.settle();
         assert_eq!(world.ledger(), (0, 0), "{point}");
-        assert!(world.keepers[0].claims.is_empty(), "{point}");
+        assert!(world.keepers[0].claim_count() == 0, "{point}");
         assert!(world.rate_is_free(), "{point}");
     }
 }
@@ -195,9 +198,9 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     let wide = WIDE.on_unavailable(OnUnavailable::Reject);
     let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
     let now = world.local();
-    world.keepers[0].on_connected(now);
+    world.keepers[0].on_event(&Event::Connected, now);
     let _holder = world.hold(1);
-    world.keepers[0].on_connected(now);
+    world.keepers[0].on_event(&Event::Connected, now);
     let hello = world.send(0);
     world.complete(0, &hello);
     let asked = world.claim_all(PATIENT);
@@ -224,7 +227,7 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     world.now += LEASE + Duration::from_secs(1);
     let now = world.local();
     let other = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
-    let Ok(Asked::Slot(other)) = other else {
+    let Ok(Ticket::Slot(other)) = other else {
         panic!("it is for one slot");
     };
     let sent = world.send(1);
@@ -318,7 +321,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         let slot = |world: &mut World| {
             let now = world.local();
             let asked = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
-            let Ok(Asked::Slot(lease)) = asked else {
+            let Ok(Ticket::Slot(lease)) = asked else {
                 panic!("it is for one slot");
             };
             let sent = world.send(1);
@@ -353,7 +356,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         world.pass(Duration::from_secs(2));
         world.settle();
         assert_eq!(world.ledger(), (0, 0));
-        assert!(world.keepers[0].lines.is_empty() && world.keepers[0].claims.is_empty());
+        assert!(world.keepers[0].queue_count() == 0 && world.keepers[0].claim_count() == 0);
     }
 }
 

@@ -16,7 +16,8 @@ use tokio::{
 
 use super::*;
 use crate::{
-    keeper::{Home, Shared},
+    home::Home,
+    keeper::Keeper,
     ledger::Exchange,
     store::{Event, Session, Store},
 };
@@ -67,16 +68,15 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
         store_timeout: Duration::from_millis(20),
         ..settings(0)
     };
-    let shared = Shared::new(settings, Some(store.clone()), &Home::Caller);
-    shared
-        .register(&ONE, &Arc::new(LimitMeter::new("test", "a")))
-        .unwrap();
+    let keeper = Keeper::new(settings, Some(store.clone()), &Home::Caller);
+    let meter = Arc::new(LimitMeter::new("test", "a"));
+    keeper.lock().core.register(&ONE, &meter).unwrap();
     let (late, other) = (runtime(), runtime());
-    late.block_on(async { assert_eq!(shared.start_driver(), Ok(())) });
+    late.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
     other.block_on(async {
         let sent = || store.exchanges.each_ref().map(|count| count.load(Relaxed));
         while sent() == [0, 0] {
-            assert_eq!(shared.start_driver(), Ok(()));
+            assert_eq!(keeper.start_driver(), Ok(()));
             tokio::time::sleep(Duration::from_millis(1)).await;
             let now = Instant::now();
             let leg = Leg {
@@ -86,7 +86,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
                 max: None,
                 cost: 1,
             };
-            shared.with(|core, _| drop(core.submit(&Demand::One(leg), now)));
+            keeper.with(|core, _| drop(core.submit(&Demand::One(leg), now)));
         }
         assert_eq!(sent()[0], 0, "the late one did not run");
     });
@@ -97,6 +97,9 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
     });
     assert_eq!(store.exchanges[0].load(Relaxed), 0, "nor does it now");
     // Whatever it would do or say.
-    assert!(shared.next_step(1).is_none());
-    shared.on_news(1, |_, _| panic!("it was replaced"));
+    let now = Instant::now();
+    keeper.with_driver(|core, driver, _| {
+        assert!(!driver.is_present(1));
+        assert!(driver.next_step(core, 1, now).is_none());
+    });
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    keeper::MAX_SPARED,
+    keeper::core::MAX_CACHED,
     ledger::{LedgerError, Standing},
     limit::Mode,
 };
@@ -23,14 +23,14 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Asked {
+    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Ticket {
         let now = self.local();
         self.keepers[keeper]
             .submit(&Demand::All(legs), now)
             .expect("open")
     }
 
-    fn see(&mut self, asked: &Asked) -> Collected {
+    fn see(&mut self, asked: &Ticket) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, now)
     }
@@ -42,7 +42,7 @@ impl World {
 
     fn store_goes_down(&mut self) {
         let now = self.local();
-        self.keepers[0].note_failure(Failure::TimedOut, now, "test");
+        self.keepers[0].fail(now);
     }
 }
 
@@ -131,7 +131,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let slot = |world: &mut World, keeper: usize, limit| {
         let now = world.local();
         match world.keepers[keeper].submit(&Demand::One(leg(limit, hour)), now) {
-            Ok(Asked::Slot(lease)) => {
+            Ok(Ticket::Slot(lease)) => {
                 world.settle();
                 lease
             }
@@ -154,7 +154,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     assert!(world.see(&asked).is_none(), "waits for `wide`, here");
     let now = world.local();
     let other = world.keepers[0].submit(&Demand::One(leg(0, hour)), now);
-    let Ok(Asked::Slot(other)) = other else {
+    let Ok(Ticket::Slot(other)) = other else {
         panic!()
     };
     assert!(world.collect(0, &other).is_none());
@@ -269,7 +269,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
 fn refunds_are_sent_in_chunks() {
     let rate = Limit::rate("rate", 1_000, Duration::from_secs(1)).max_waiters(100_000);
     let mut world = World::under(1, &[&rate]);
-    let asked: Vec<Asked> = (0..5_000u64)
+    let asked: Vec<Ticket> = (0..5_000u64)
         .map(|key| {
             let key = Key::from(key);
             world.all(
@@ -288,7 +288,7 @@ fn refunds_are_sent_in_chunks() {
     }
     let sent = world.send(0);
     assert!(
-        sent.exchange.refunds.len() <= crate::keeper::MAX_REFUNDS,
+        sent.exchange.refunds.len() <= crate::keeper::core::MAX_REFUNDS,
         "{} refunds in one call",
         sent.exchange.refunds.len()
     );
@@ -442,14 +442,14 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
     for number in 1..1_000 {
         let asked = ask(&mut core, 1 + number % 500);
         core.cancel(&asked, now);
-        assert!(core.lines.len() <= MAX_SPARED + 1, "after {number}");
+        assert!(core.queue_count() <= MAX_CACHED + 1, "after {number}");
     }
-    assert_eq!(core.lines.len(), MAX_SPARED + 1);
+    assert_eq!(core.queue_count(), MAX_CACHED + 1);
     core.orphan();
-    assert_eq!(core.lines.len(), 1);
+    assert_eq!(core.queue_count(), 1);
     assert!(!core.is_over());
     core.cancel(&stays, now);
-    assert!(core.lines.is_empty() && core.is_over());
+    assert!(core.queue_count() == 0 && core.is_over());
 }
 
 /// A ticket is used twice if the store has forgotten one who waits, and its clock was stepped back.

@@ -69,7 +69,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
         let status = world.keepers[0].status();
         assert_eq!((status.held, status.waiting), (0, 0), "dropped {point}");
         assert!(
-            world.keepers.iter().all(|keeper| keeper.lines.is_empty()),
+            world.keepers.iter().all(|keeper| keeper.queue_count() == 0),
             "dropped {point}"
         );
     }

@@ -6,7 +6,7 @@ use tokio::time::advance;
 use tokio_test::{assert_pending, assert_ready, task::spawn};
 
 use super::*;
-use crate::keeper::{Leases, tenure::Tenure};
+use crate::leases::{Leases, Tenure};
 
 /// G2: a deadline counts from the sending, and keeps a distance.
 #[test]

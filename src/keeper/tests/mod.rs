@@ -16,18 +16,18 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Bounds, Core, Demand, Lease, Leg, Settings,
-    breaker::Failure,
-    demand::{Asked, Taken},
+    Bounds, Demand, Leg, Settings,
+    core::Core,
+    demand::{Taken, Ticket},
     effects::Inquiry,
-    send::Outgoing,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
     key::Key,
+    leases::Lease,
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Limit, OnUnavailable},
-    store::{StoreError, StoreErrorKind},
+    store::{Event, StoreError, StoreErrorKind, in_flight::Outgoing},
     telemetry::{LimitMeter, StoreMeter},
 };
 
@@ -135,13 +135,13 @@ impl World {
         };
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
         match asked.expect("open") {
-            Asked::Slot(lease) => lease,
-            Asked::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Slot(lease) => lease,
+            Ticket::Claim(id) => panic!("{id} is a claim"),
         }
     }
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
-        let (now, asked) = (self.local(), Asked::Slot(lease.clone()));
+        let (now, asked) = (self.local(), Ticket::Slot(lease.clone()));
         self.keepers[keeper].collect(&asked, now)
     }
 
@@ -256,7 +256,7 @@ impl World {
     fn deliver_wakes(&mut self) {
         let now = self.local();
         for (keeper, wake) in std::mem::take(&mut self.wakes) {
-            self.keepers[keeper].on_wake(&wake, now);
+            self.keepers[keeper].on_event(&Event::Wake(wake), now);
         }
     }
 

@@ -150,7 +150,7 @@ fn an_old_waiter_that_queues_again_does_not_hurry_the_store() {
     world.pass(Duration::from_millis(900));
     world.ledgers.clear();
     let now = world.local();
-    world.keepers[0].on_connected(now);
+    world.keepers[0].on_event(&Event::Connected, now);
     for _ in 0..4 {
         let outgoing = world.send(0);
         assert_eq!(outgoing.deadline, now + STORE_TIMEOUT);
@@ -170,10 +170,10 @@ fn an_ended_connection_is_followed_by_questions() {
         let mut world = World::new(2, &STRICT);
         let (_holder, _waiter) = world.holder_and_waiter();
         let now = world.local();
-        world.keepers[keeper].on_disconnected(now);
+        world.keepers[keeper].on_event(&Event::Disconnected, now);
         world.pass(Duration::ZERO);
         let hello = world.send(keeper);
-        world.keepers[keeper].on_connected(now);
+        world.keepers[keeper].on_event(&Event::Connected, now);
         world.complete(keeper, &hello);
         if pause > 0 {
             world.pass(Duration::from_millis(pause - 1));
@@ -207,7 +207,7 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
     let mut asked = 0;
     for _ in 0..20 {
         let now = world.local();
-        world.keepers[0].on_connected(now);
+        world.keepers[0].on_event(&Event::Connected, now);
         while let Some(outgoing) = world.keepers[0].next_exchange(now) {
             let batches = outgoing.exchange.batches.iter();
             asked += batches.map(|batch| batch.renew.len()).sum::<usize>();
@@ -223,13 +223,13 @@ fn a_waiter_is_asked_for_while_connections_come_and_go() {
 fn a_last_answer_does_not_stand_for_a_new_connection() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_connected(now);
+    world.keepers[0].on_event(&Event::Connected, now);
     let lease = world.ask(0, PATIENT);
     world.settle();
     world.pass(LEASE / 2);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_disconnected(now);
+    world.keepers[0].on_event(&Event::Disconnected, now);
     world.pass(Duration::ZERO);
     world.complete(0, &sent);
     let next = world.send(0);
@@ -251,7 +251,7 @@ fn a_store_that_cuts_whatever_works_is_down() {
         world.fail(0, &sent, false);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_connected(now);
+        world.keepers[0].on_event(&Event::Connected, now);
         if world.may_send(0) {
             let hello = world.send(0);
             world.complete(0, &hello);
@@ -270,7 +270,7 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
         let sent = world.send(0);
         world.pass(Duration::from_millis(1));
         let now = world.local();
-        world.keepers[0].on_connected(now);
+        world.keepers[0].on_event(&Event::Connected, now);
         world.fail(0, &sent, false);
     }
     world.settle();
@@ -282,14 +282,14 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
 fn connections_that_end_are_not_made_anew_in_a_hurry() {
     let mut world = World::new(1, &STRICT);
     let now = world.local();
-    world.keepers[0].on_disconnected(now);
+    world.keepers[0].on_event(&Event::Disconnected, now);
     world.pass(Duration::from_secs(1));
     assert!(!world.may_send(0), "nothing to ask");
     let _lease = world.grant(PATIENT);
     let now = world.local();
-    world.keepers[0].on_connected(now);
+    world.keepers[0].on_event(&Event::Connected, now);
     world.settle();
-    world.keepers[0].on_disconnected(now);
+    world.keepers[0].on_event(&Event::Disconnected, now);
     world.pass(Duration::from_millis(49));
     assert!(!world.may_send(0), "too soon");
     world.pass(Duration::from_millis(1));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{Asked, Demand, LEASE, Lease, Leg, World, lasts};
+use super::{Demand, LEASE, Lease, Leg, Ticket, World, lasts};
 use crate::{key::Key, ledger::Seq, limit::Limit};
 
 const KEYS: u64 = 1_000;
@@ -22,8 +22,8 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             .submit(&Demand::One(leg), now)
             .expect("open")
         {
-            Asked::Slot(lease) => lease,
-            Asked::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Slot(lease) => lease,
+            Ticket::Claim(id) => panic!("{id} is a claim"),
         }
     };
     let leases: Vec<_> = (0..keys).map(&mut submit).collect();

@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Asked, Bounds, Core, Demand, Key, Leg, PATIENT, STORE_TIMEOUT, World, held, settings};
+use super::{
+    Bounds, Core, Demand, Key, Leg, PATIENT, STORE_TIMEOUT, Ticket, World, held, settings,
+};
 use crate::{
-    keeper::{Lease, Leases, pool::RIGHT, tenure::Tenure},
+    leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
     store::Event,
 };
@@ -259,7 +261,7 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     world.release(0, &other);
     let lease = take(&mut world, 0);
     assert!(lease.is_reused());
-    let quotas = world.keepers[0].quotas(&Asked::Slot(lease));
+    let quotas = world.keepers[0].quotas(&Ticket::Slot(lease));
     assert_eq!(quotas[0].remaining, 1);
 }
 
@@ -300,21 +302,21 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         };
         let now = world.local();
         let ask = |_| world.keepers[0].submit(&demand, now).expect("open");
-        let asked: Vec<Asked> = (0..requests).map(ask).collect();
+        let asked: Vec<Ticket> = (0..requests).map(ask).collect();
         leases.iter().for_each(|lease| world.release(0, lease));
-        assert_eq!(world.keepers[0].idle(), 2, "they were not sent yet");
+        assert_eq!(world.keepers[0].idle_count(), 2, "they were not sent yet");
 
         let sent = world.send(0);
         let batch = &sent.exchange.batches[0];
         assert_eq!(batch.release.len(), requests, "the others stay");
-        assert_eq!(world.keepers[0].idle(), 2 - requests);
+        assert_eq!(world.keepers[0].idle_count(), 2 - requests);
         world.complete(0, &sent);
         for asked in asked {
             let collected = world.keepers[0].collect(&asked, now);
             assert!(held(collected));
         }
         // The right goes on.
-        assert_eq!(world.keepers[0].take_kept(0).is_some(), requests == 1);
+        assert_eq!(world.keepers[0].take_idle(0).is_some(), requests == 1);
         world.keepers[0].audit().expect("its books agree");
     }
 }
@@ -322,7 +324,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
 #[test]
 fn a_slot_that_was_lost_serves_nobody() {
     let (mut world, kept) = keeping(1);
-    let pool = world.keepers[0].lines[kept.line].pool.clone();
+    let pool = world.keepers[0].pool_of(&kept);
     let pool = pool.expect("its limit has one");
     world.lose_all();
     assert!(pool.take(world.local()).is_none());

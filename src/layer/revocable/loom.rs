@@ -8,7 +8,7 @@ use std::{
 
 use super::{Cell, LostErrorKind, Revocable, tests::revocable};
 use crate::{
-    keeper::loom::{explore, join, spawn},
+    leases::loom::{explore, join, spawn},
     sync::{AtomicBool, AtomicWaker, Ordering},
 };
 

@@ -1,0 +1,277 @@
+//! What all queues of a keeper share: its settings, the time, timers, counts, and the effects of a step.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
+    part::Part,
+};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    key::Key,
+    leases::Lease,
+    ledger::{Batch, Exchange, ReplicaId, Seq},
+    telemetry::{History, LimitMeter, Measure},
+};
+
+/// Moments in a lease at which renewals are sent. With more of them fewer renewals share an exchange, with fewer the
+/// exchanges are longer.
+const MOMENTS: u32 = 1_000;
+
+/// What a keeper is configured with, once.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) replica: ReplicaId,
+    pub(crate) namespace: String,
+    /// The part of a cluster that it keeps, if the store is one.
+    pub(crate) part: Option<Part>,
+    pub(crate) lease: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) poll_interval: Duration,
+    pub(crate) waiter_ttl: Duration,
+    /// Seed of the jitter.
+    pub(crate) seed: u64,
+}
+
+impl Settings {
+    /// The name of a key's ledger in the store.
+    pub(super) fn ledger_name(&self, key: &Key, limit_name: &str) -> String {
+        match self.part {
+            None => key.ledger_name(&self.namespace, limit_name),
+            Some(part) => {
+                let prefix = part.prefix(&self.namespace);
+                format!("{prefix}{:032x}", key.digest(limit_name))
+            }
+        }
+    }
+}
+
+/// Which side decides on requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Availability {
+    /// The store.
+    Up,
+    /// The fallback of each limit: the store does not answer, or does not do its work.
+    Down,
+    /// No side: the store refuses to work, for a reason that an operator has to mend. All requests are refused.
+    Refused,
+}
+
+/// What all queues of a keeper share.
+pub(super) struct Context {
+    pub(super) settings: Settings,
+    /// Whether there is a store that other replicas share.
+    pub(super) shared: bool,
+    /// The time of the current step.
+    pub(super) now: Instant,
+    pub(super) availability: Availability,
+    /// The limiter is shut down or dropped: no slot goes to a pool any more.
+    pub(super) ending: bool,
+    pub(super) effects: Effects,
+    pub(super) counts: Counts,
+    /// Claims of which a leg was granted, refused or lost since they were last advanced.
+    pub(super) moved: BTreeSet<u64>,
+    /// Ends of waits, by queue and name.
+    pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    /// When to renew permits that are no longer [young](super::queue::Queue::list).
+    pub(super) renewals: BTreeSet<(Instant, usize, Seq)>,
+    /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
+    pub(super) local: Exchange,
+    epoch: Instant,
+    rng: fastrand::Rng,
+    last_seq: Seq,
+    /// By the limits' numbers.
+    meters: Vec<Arc<LimitMeter>>,
+    history: History,
+    /// Mean seconds for which slots were held lately, by the number of the limit.
+    holds: Vec<Option<f64>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) held: usize,
+    pub(super) waiting: usize,
+    pub(super) lost: u64,
+}
+
+impl Context {
+    pub(super) fn new(settings: Settings, shared: bool, now: Instant) -> Self {
+        let replica = settings.replica;
+        Self {
+            shared,
+            now,
+            availability: Availability::Up,
+            ending: false,
+            effects: Effects::default(),
+            counts: Counts::default(),
+            moved: BTreeSet::new(),
+            expiries: BTreeSet::new(),
+            renewals: BTreeSet::new(),
+            local: Exchange {
+                replica,
+                lease_ms: 1,
+                promote_ms: 1,
+                alive_ms: 1,
+                not_after_us: 0,
+                batches: vec![Batch::default()],
+                claims: Vec::new(),
+                refunds: Vec::new(),
+            },
+            epoch: now,
+            rng: fastrand::Rng::with_seed(settings.seed),
+            last_seq: 0,
+            meters: Vec::new(),
+            history: History::new(replica, now),
+            holds: Vec::new(),
+            settings,
+        }
+    }
+
+    /// Makes a limit known; returns its number.
+    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> usize {
+        self.meters.push(meter);
+        self.holds.push(None);
+        self.meters.len() - 1
+    }
+
+    pub(super) fn meter(&self, limit: usize) -> &Arc<LimitMeter> {
+        &self.meters[limit]
+    }
+
+    pub(super) fn next_seq(&mut self) -> Seq {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    /// A new lease, for a queue with this index.
+    pub(super) fn new_lease(
+        &mut self,
+        queue: usize,
+        pool: Option<Arc<crate::leases::Pool>>,
+    ) -> Arc<Lease> {
+        let seq = self.next_seq();
+        let pool = pool.map(|pool| pool as _);
+        Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
+    }
+
+    /// The first name that was not given yet.
+    pub(super) fn seq_bound(&self) -> Seq {
+        self.last_seq + 1
+    }
+
+    /// The number of this keeper among those of its limiter.
+    pub(super) fn keeper(&self) -> usize {
+        self.settings.part.map_or(0, Part::number)
+    }
+
+    /// This process's own clock, for rates without a store.
+    pub(super) fn local_us(&self) -> u64 {
+        let elapsed = self.now.saturating_duration_since(self.epoch);
+        elapsed.as_micros() as u64
+    }
+
+    pub(super) fn rng(&mut self) -> &mut fastrand::Rng {
+        &mut self.rng
+    }
+
+    pub(super) fn jittered(&mut self, length: Duration) -> Duration {
+        jittered(length, &mut self.rng)
+    }
+
+    /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many queues share
+    /// exchanges.
+    pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
+        let at = sent + self.jittered(until.saturating_duration_since(sent) / 3);
+        let moment = self.settings.lease / MOMENTS;
+        let since = at.saturating_duration_since(self.epoch);
+        let late = since.as_nanos() as u64 % moment.as_nanos() as u64;
+        at - Duration::from_nanos(late)
+    }
+
+    /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
+    /// all of it again.
+    pub(super) fn patience(&self, since: Instant) -> Instant {
+        let timeout = self.settings.store_timeout;
+        (since + timeout).max(self.now + timeout / 8)
+    }
+}
+
+/// Effects.
+impl Context {
+    /// Measured once the lock is free.
+    #[inline]
+    pub(super) fn measure(&mut self, limit: usize, measure: Measure) {
+        if cfg!(feature = "metrics") {
+            let meter = self.meters[limit].clone();
+            self.effects.push(Effect::Measure(meter, measure));
+        }
+    }
+
+    /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it: then
+    /// [`Core::note_admissions`](super::core::Core::note_admissions) counts it.
+    pub(super) fn note_admission(&mut self, limit: usize, waited: Duration) {
+        if self.settings.part.is_none() {
+            self.measure(limit, Measure::Admitted(waited));
+        }
+    }
+
+    /// Counts a request that goes on although this limit would have refused it.
+    pub(super) fn note_pass(&mut self, limit: usize, kind: AcquireErrorKind) {
+        self.measure(limit, Measure::RefusedInShadow(kind));
+    }
+
+    /// Learns how long slots of a limit are held: the recent ones count more.
+    pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+        self.measure(limit, Measure::Hold(held));
+        let (mean, held) = (&mut self.holds[limit], held.as_secs_f64());
+        *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
+    }
+
+    /// How many seconds slots of a limit are held lately.
+    pub(super) fn mean_hold(&self, limit: usize) -> Option<f64> {
+        self.holds[limit]
+    }
+
+    /// Writes an event of the history, if there is a subscriber for it.
+    pub(super) fn record(&mut self, event: impl FnOnce(&mut History, Instant) -> Option<String>) {
+        if let Some(event) = event(&mut self.history, self.now) {
+            self.effects.push(Effect::Record(event));
+        }
+    }
+
+    pub(super) fn set_history_wanted(&mut self, wanted: bool) {
+        self.history.set_wanted(wanted);
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        self.effects.push(Effect::Report(report));
+    }
+
+    pub(super) fn wake(&mut self, waker: Option<StoredWaker>) {
+        self.effects.wake(waker);
+    }
+
+    /// Drops inquiries without an answer.
+    pub(super) fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
+        for inquiry in inquiries.drain(..) {
+            self.effects.push(Effect::Dismiss(inquiry));
+        }
+    }
+
+    /// Ends a lease. Its watchers are woken once the lock is free.
+    pub(super) fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
+        lease.end(kind);
+        self.effects.push(Effect::Tell(lease.clone()));
+    }
+}
+
+/// A little less, so that replicas which started together drift apart.
+pub(super) fn jittered(length: Duration, rng: &mut fastrand::Rng) -> Duration {
+    length.mul_f64(0.9 + 0.1 * rng.f64())
+}
+
+pub(super) fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}

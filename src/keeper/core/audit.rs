@@ -1,0 +1,309 @@
+//! For tests: whether a keeper's own books agree, and what a simulation wants to know of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use tokio::time::Instant;
+
+use super::{ClaimStage, Core, breaker::Failure, index::Index};
+use crate::{
+    keeper::{
+        demand::Paid,
+        queue::{
+            LegState, Release,
+            audit::{Books, hold},
+        },
+    },
+    leases::{Lease, Pool},
+    ledger::{PermitId, ReplicaId, Seq},
+};
+
+/// A claim that waits for a slot.
+#[derive(Debug)]
+pub(in crate::keeper) struct WaitingClaim {
+    pub(in crate::keeper) id: u64,
+    /// The ledger, and how many slots it has for this keeper.
+    pub(in crate::keeper) waits_for: String,
+    pub(in crate::keeper) limit: u32,
+    /// What it holds meanwhile.
+    pub(in crate::keeper) holds: Vec<PermitId>,
+}
+
+impl Core {
+    /// Says what does not agree. To be called between steps.
+    pub(in crate::keeper) fn audit(&mut self) -> Result<(), String> {
+        hold!(
+            self.ctx.moved.is_empty(),
+            "claims were moved and not advanced: {:?}",
+            self.ctx.moved
+        );
+        let mut books = Books::default();
+        for (id, claim) in &self.claims {
+            for lease in &claim.legs {
+                books.owners.insert(lease.seq(), *id);
+            }
+        }
+        let mut in_flight: BTreeMap<usize, u16> = BTreeMap::new();
+        for sent in &self.in_flight {
+            let exchange = &sent.exchange;
+            for (batch, note) in exchange.batches.iter().zip(&sent.notes) {
+                *in_flight.entry(note.queue).or_default() += 1;
+                books.entering.extend(batch.adopt.iter().copied());
+                let acquired = batch.acquire.iter().map(|ask| ask.seq);
+                books.entering.extend(acquired);
+                books.renewing.extend(batch.renew.iter().copied());
+            }
+            let mut queues: Vec<_> = sent.notes.iter().map(|note| note.queue).collect();
+            queues.sort_unstable();
+            queues.dedup();
+            hold!(
+                queues.len() == sent.notes.len(),
+                "two batches for one ledger"
+            );
+            let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
+            books.entering.extend(asks.map(|ask| ask.seq));
+        }
+        let availability = self.breaker.availability();
+        hold!(
+            availability == self.ctx.availability,
+            "breaker and context differ"
+        );
+        let mut ready: Vec<_> = self.ready.iter().copied().collect();
+        ready.sort_unstable();
+        let (mut listed, mut due) = (Vec::new(), BTreeSet::new());
+        let shared = self.ctx.shared;
+        for (index, member) in &mut self.queues {
+            let queue = &mut member.queue;
+            let at = format!("queue {index} ({})", queue.limit().name());
+            hold!(
+                self.by_key[queue.number()].get(queue.key()) == Some(index),
+                "{at}: lost its key"
+            );
+            if shared {
+                hold!(
+                    self.by_ledger.get(queue.ledger()) == Some(&index),
+                    "{at}: lost its ledger"
+                );
+            }
+            if member.ready {
+                listed.push(index);
+            }
+            let idle = !member.ready && queue.is_idle();
+            hold!(!idle || member.cached, "{at}: is idle and there");
+            hold!(
+                member.ready || !queue.has_work(),
+                "{at}: has work and is not listed"
+            );
+            let next = if idle { None } else { queue.next_due() };
+            hold!(
+                member.due == next,
+                "{at}: due {:?}, not {next:?}",
+                member.due
+            );
+            due.extend(member.due.map(|at| (at, index)));
+            let batches = in_flight.get(&index).copied().unwrap_or(0);
+            queue.audit(&self.ctx, &mut books, batches)?;
+        }
+        listed.sort_unstable();
+        hold!(listed == ready, "listed {listed:?}, ready {ready:?}");
+        let keys: usize = self.by_key.iter().map(Index::len).sum();
+        hold!(keys == self.queues.len(), "keys without queues");
+        hold!(
+            !shared || self.by_ledger.len() == self.queues.len(),
+            "ledgers without queues"
+        );
+        hold!(due == self.due, "due {:?}, not {due:?}", self.due);
+        hold!(
+            books.expiries == self.ctx.expiries,
+            "expiries {:?}, not {:?}",
+            self.ctx.expiries,
+            books.expiries
+        );
+        hold!(
+            books.renewals == self.ctx.renewals.len(),
+            "renewals of nobody: {:?}",
+            self.ctx.renewals
+        );
+        let (counts, seen) = (self.ctx.counts, books.counts);
+        hold!(
+            (seen.held, seen.waiting) == (counts.held, counts.waiting),
+            "counts {counts:?}, not {seen:?}"
+        );
+        self.audit_claims()
+    }
+
+    fn audit_claims(&self) -> Result<(), String> {
+        let mut sleepers = BTreeSet::new();
+        for (id, claim) in &self.claims {
+            let at = format!("claim {id}");
+            let (mut waits, mut waits_in_queues, mut busy) = (0, 0, false);
+            for lease in &claim.legs {
+                let Some(member) = self.queues.get(lease.queue) else {
+                    return Err(format!("{at}: its queue is gone"));
+                };
+                let (queue, seq) = (&member.queue, lease.seq());
+                let Some(state) = queue.leg_state(seq, self.ctx.now) else {
+                    return Err(format!("{at}: its leg {seq} is gone"));
+                };
+                let of = queue.claim_of(seq);
+                hold!(of == Some(*id), "{at}: a leg of {of:?}");
+                waits += usize::from(matches!(state, LegState::Pending));
+                waits_in_queues += usize::from(queue.waits_in_queue(seq));
+                busy |= queue.is_open(seq);
+            }
+            let sent = self.in_flight.iter();
+            let sent = sent.filter(|sent| sent.claims.contains(id)).count();
+            hold!(sent <= 1, "{at}: sent twice");
+            match &claim.stage {
+                ClaimStage::Listed => {
+                    let there = self.asking.contains(id) || self.held_back.contains(id);
+                    hold!(there, "{at}: to be sent, and nobody will");
+                    hold!(
+                        self.asks_store(),
+                        "{at}: to be sent to a store that is not asked"
+                    );
+                }
+                ClaimStage::Sent => hold!(sent == 1, "{at}: sent, and not in flight"),
+                ClaimStage::Sleeping(until) => drop(sleepers.insert((*until, *id))),
+                ClaimStage::Granted => {
+                    let owes = claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+                    hold!(!owes, "{at}: granted, and owes");
+                }
+                ClaimStage::Refused(_) => {
+                    hold!(claim.legs.is_empty(), "{at}: refused, and has legs");
+                }
+                ClaimStage::Open => {
+                    hold!(waits > 0 || busy, "{at}: waits for nothing");
+                    hold!(
+                        waits_in_queues <= 1,
+                        "{at}: waits in {waits_in_queues} queues"
+                    );
+                }
+            }
+        }
+        let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
+        hold!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
+        Ok(())
+    }
+
+    /// Whether nothing is left of anybody.
+    pub(in crate::keeper) fn leftovers(&self) -> Vec<&'static str> {
+        let parts = [
+            ("queues", !self.queues.is_empty()),
+            ("claims", !self.claims.is_empty()),
+            ("asking", !self.asking.is_empty()),
+            ("held back", !self.held_back.is_empty()),
+            ("sleepers", !self.sleepers.is_empty()),
+            ("refunds", !self.refunds.is_empty()),
+            ("in flight", !self.in_flight.is_empty()),
+            ("expiries", !self.ctx.expiries.is_empty()),
+            ("renewals", !self.ctx.renewals.is_empty()),
+            ("due", !self.due.is_empty()),
+            ("ready", !self.ready.is_empty()),
+        ];
+        parts
+            .iter()
+            .filter(|(_, left)| *left)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+
+    /// As if an exchange had timed out.
+    pub(in crate::keeper) fn fail(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.note_failure(Failure::TimedOut, now, "test");
+        self.advance_moved();
+    }
+
+    pub(in crate::keeper) fn idle_count(&self) -> usize {
+        let queues = self.queues.iter();
+        queues.map(|(_, member)| member.queue.idle()).sum()
+    }
+
+    pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
+        self.queues[index].queue.take_idle(&mut self.ctx)
+    }
+
+    pub(in crate::keeper) fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
+    pub(in crate::keeper) fn claim_count(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// The numbers of the exchanges in flight.
+    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<u64> {
+        self.in_flight.iter().map(|sent| sent.number).collect()
+    }
+
+    pub(in crate::keeper) fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
+        self.queues[lease.queue].queue.pool().cloned()
+    }
+
+    /// Whether a name is anywhere in here.
+    pub(in crate::keeper) fn knows(&self, seq: Seq) -> bool {
+        self.expects(seq) || self.release_of(seq).is_some()
+    }
+
+    /// Whether there is an entry of a name that may be in the store.
+    pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
+        let mut queues = self.queues.iter();
+        queues.any(|(_, member)| member.queue.expects(seq))
+    }
+
+    /// A release that has not been acknowledged.
+    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+        let mut queues = self.queues.iter();
+        let waiting = queues.find_map(|(_, member)| member.queue.release_of(seq));
+        let notes = self.in_flight.iter().flat_map(|sent| &sent.notes);
+        waiting.or_else(|| { notes }.find_map(|note| note.release_of(seq)))
+    }
+
+    pub(in crate::keeper) fn waiting_claims(
+        &self,
+        replica: ReplicaId,
+    ) -> impl Iterator<Item = WaitingClaim> {
+        self.claims.iter().filter_map(move |(id, claim)| {
+            let (mut waits, mut holds) = (None, Vec::new());
+            for lease in &claim.legs {
+                let (queue, seq) = (&self.queues[lease.queue].queue, lease.seq());
+                match queue.leg_state(seq, self.ctx.now) {
+                    Some(LegState::Held { .. }) => holds.push(PermitId { replica, seq }),
+                    Some(LegState::Pending) if queue.waits_in_store(seq) => waits = Some(queue),
+                    _ => {}
+                }
+            }
+            waits.map(|queue| WaitingClaim {
+                id: *id,
+                waits_for: queue.ledger().to_string(),
+                limit: queue.limit_of_key(),
+                holds,
+            })
+        })
+    }
+
+    /// The ledger of a permit.
+    pub(in crate::keeper) fn ledger_of(&self, lease: &Lease) -> &str {
+        self.queues[lease.queue].queue.ledger()
+    }
+
+    /// What is idle and not over, by ledger.
+    pub(in crate::keeper) fn idle_seqs(
+        &self,
+        now: Instant,
+    ) -> impl Iterator<Item = (String, Vec<Seq>)> {
+        let queues = self.queues.iter();
+        queues.filter_map(move |(_, member)| {
+            let idle = member.queue.idle_seqs(now)?;
+            Some((member.queue.ledger().to_string(), idle))
+        })
+    }
+
+    /// How many permits were lost.
+    pub(in crate::keeper) fn lost(&self) -> u64 {
+        self.ctx.counts.lost
+    }
+}

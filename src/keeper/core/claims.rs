@@ -1,0 +1,494 @@
+//! Claims: requests for slots under several limits and charges at rates, all or nothing.
+//!
+//! Its legs are entries of their queues and go the same way as a request for a single slot. They are acquired in one
+//! order on all replicas, narrow limits first, so that claims never wait for each other in a circle. A leg whose turn has
+//! not come is *parked*. A claim that has to wait for one leg keeps those before it: giving them back to queue for them
+//! again could go on for ever.
+//!
+//! Rates come first, and are charged once. The charge is refunded if the claim is refused after all.
+
+use std::{cmp::Ordering, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Claim, ClaimStage, Core, rates::harsher};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    keeper::{
+        demand::{Fee, Leg, Notes, Paid, Taken},
+        queue::LegState,
+    },
+    leases::{Lease, Leases},
+    limit::Mode,
+    status::Quota,
+    telemetry::Measure,
+};
+
+/// How far a claim has come.
+enum Progress {
+    Complete,
+    /// It is this leg's turn.
+    Turn(usize),
+    /// The store, or a queue, decides next.
+    Waits,
+    Refused(usize, AcquireErrorKind),
+    Passed(usize, AcquireErrorKind),
+    /// A leg before this one was lost, or this one itself.
+    Stray(usize),
+}
+
+impl Core {
+    /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
+    /// [`drop_claim`](Self::drop_claim).
+    pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> u64 {
+        let id = self.ctx.next_seq();
+        let (mut ordered, mut fees) = (Vec::new(), Vec::new());
+        for leg in legs {
+            let limit = self.limits[leg.limit].clone();
+            let shadow = match limit.current_mode() {
+                Mode::Off => continue,
+                mode => mode == Mode::Shadow,
+            };
+            if let Some(fee) = self.fee(leg, &limit, shadow) {
+                fees.push(fee);
+                continue;
+            }
+            let class = limit.class_of(&leg.key);
+            let index = self.queue(leg.limit, &leg.key);
+            let queue = &mut self.queues[index].queue;
+            queue.set_own_max(&mut self.ctx, leg.max);
+            let wait = match leg.max {
+                // It would wait for nothing.
+                Some(0) => Duration::ZERO,
+                _ if shadow => Duration::ZERO,
+                _ => leg.wait,
+            };
+            ordered.push((class, queue.submit_leg(&mut self.ctx, wait, id, shadow)));
+        }
+        ordered.sort_by(|(class, lease), (other, other_lease)| {
+            class
+                .cmp(other)
+                .then_with(|| self.by_ledger_order(lease, other_lease))
+        });
+        let legs: Vec<_> = ordered.into_iter().map(|(_, lease)| lease).collect();
+        let queues: Vec<usize> = legs.iter().map(|lease| lease.queue).collect();
+        let claim = Claim {
+            legs,
+            fees,
+            stage: ClaimStage::Open,
+            asked: self.ctx.now,
+            asking_since: None,
+            passed: Vec::new(),
+            waker: None,
+        };
+        self.claims.insert(id, claim);
+        self.advance(id);
+        // A value of its own may have changed one.
+        for index in queues {
+            if self.queues.contains(index) {
+                self.settle(index);
+            }
+        }
+        id
+    }
+
+    /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
+    fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
+        let (one, other) = (
+            &self.queues[one.queue].queue,
+            &self.queues[other.queue].queue,
+        );
+        (one.ledger().cmp(other.ledger()))
+            .then_with(|| one.number().cmp(&other.number()))
+            .then_with(|| one.key().cmp(other.key()))
+    }
+
+    /// Takes all claims further of which a leg was decided on. To be called at the end of each step: what one claim does
+    /// may move others.
+    pub(super) fn advance_moved(&mut self) {
+        while let Some(id) = self.ctx.moved.pop_first() {
+            self.advance(id);
+        }
+    }
+
+    /// Takes a claim as far as it gets without an answer of the store.
+    fn advance(&mut self, id: u64) {
+        while let Some(claim) = self.claims.get_mut(&id)
+            && let ClaimStage::Open = claim.stage
+        {
+            match self.progress(id) {
+                Progress::Waits => return,
+                Progress::Refused(leg, kind) => {
+                    let error = self.leg_error(id, leg, kind);
+                    return self.refuse_claim(id, error);
+                }
+                Progress::Passed(leg, kind) => self.pass_leg(id, leg, kind),
+                Progress::Stray(leg) => self.park_leg(id, leg),
+                Progress::Complete if !self.owes(id) => return self.grant_claim(id),
+                Progress::Complete | Progress::Turn(_) if self.asks_store() => {
+                    return self.list_claim(id);
+                }
+                _ if self.owes(id) => self.pay_here(id),
+                Progress::Complete => {}
+                Progress::Turn(leg) => self.begin_leg(id, leg),
+            }
+        }
+    }
+
+    /// After an exchange was answered or failed: its claims go on from where their legs are.
+    pub(super) fn reopen_all(&mut self, claims: impl IntoIterator<Item = u64>) {
+        for id in claims {
+            if let Some(claim) = self.claims.get_mut(&id)
+                && let ClaimStage::Listed | ClaimStage::Sent = claim.stage
+            {
+                claim.stage = ClaimStage::Open;
+                self.advance(id);
+            }
+        }
+    }
+
+    fn progress(&self, id: u64) -> Progress {
+        let mut turn = None;
+        for (number, lease) in self.claims[&id].legs.iter().enumerate() {
+            let queue = &self.queues[lease.queue].queue;
+            let Some(state) = queue.leg_state(lease.seq(), self.ctx.now) else {
+                continue;
+            };
+            match state {
+                LegState::Held { over, busy } if turn.is_some() || over => {
+                    // What may bring it back into the store has to be answered first.
+                    return match busy {
+                        true => Progress::Waits,
+                        false => Progress::Stray(number),
+                    };
+                }
+                LegState::Held { .. } => {}
+                LegState::Parked => turn = turn.or(Some(number)),
+                LegState::Refused(kind) => return Progress::Refused(number, kind),
+                LegState::Passed(kind) => return Progress::Passed(number, kind),
+                LegState::Pending => return Progress::Waits,
+            }
+        }
+        turn.map_or(Progress::Complete, Progress::Turn)
+    }
+
+    fn list_claim(&mut self, id: u64) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            claim.stage = ClaimStage::Listed;
+            self.asking.insert(id);
+        }
+    }
+
+    /// Without the store legs are acquired one after the other: nobody sees anything of it before the lock is free.
+    fn begin_leg(&mut self, id: u64, leg: usize) {
+        let lease = self.claims[&id].legs[leg].clone();
+        let queue = &mut self.queues[lease.queue].queue;
+        queue.begin_leg(&mut self.ctx, lease.seq());
+        self.settle(lease.queue);
+    }
+
+    fn park_leg(&mut self, id: u64, leg: usize) {
+        let lease = self.claims[&id].legs[leg].clone();
+        let queue = &mut self.queues[lease.queue].queue;
+        queue.park_leg(&mut self.ctx, lease.seq());
+        self.settle(lease.queue);
+    }
+
+    fn pass_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let lease = claim.legs.remove(leg);
+        let queue = &mut self.queues[lease.queue].queue;
+        claim.passed.push((queue.limit().clone(), kind));
+        self.ctx.note_pass(queue.number(), kind);
+        queue.give_up(&mut self.ctx, lease.seq());
+        self.settle(lease.queue);
+    }
+
+    fn grant_claim(&mut self, id: u64) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            claim.stage = ClaimStage::Granted;
+            self.ctx.wake(claim.waker.take());
+        }
+    }
+
+    /// Gives back what it has, and refunds what it was charged.
+    fn refuse_claim(&mut self, id: u64, mut error: AcquireError) {
+        if let Some(mut claim) = self.claims.remove(&id) {
+            let refused = error.limit_name.clone();
+            let slots = self.slots_of(&claim);
+            let rates = claim.fees.iter().filter_map(|fee| self.quota_without(fee));
+            let others = slots.chain(rates);
+            let others = others.filter(|quota| quota.limit.name() != refused);
+            error.quotas.extend(others.collect::<Vec<_>>());
+            self.let_go(id, &mut claim);
+            self.ctx.wake(claim.waker.take());
+            claim.stage = ClaimStage::Refused(error);
+            self.claims.insert(id, claim);
+        }
+    }
+
+    fn let_go(&mut self, id: u64, claim: &mut Claim) {
+        if let ClaimStage::Sleeping(until) = claim.stage {
+            self.end_sleep(until, id);
+        }
+        for lease in claim.legs.drain(..) {
+            let queue = &mut self.queues[lease.queue].queue;
+            queue.give_up(&mut self.ctx, lease.seq());
+            self.settle(lease.queue);
+        }
+        for fee in claim.fees.drain(..) {
+            self.refund(fee);
+        }
+    }
+
+    /// The answer, once there is one. A refused claim is gone then; of a granted one the permit has its slots.
+    pub(super) fn collect_claim(&mut self, id: u64) -> Option<Result<Taken, AcquireError>> {
+        let claim = self.claims.get_mut(&id)?;
+        if let ClaimStage::Granted = claim.stage {
+            // If nobody came for it in time, a leg may be lost.
+            claim.stage = ClaimStage::Open;
+            self.advance(id);
+        }
+        let claim = self.claims.get_mut(&id)?;
+        if !matches!(claim.stage, ClaimStage::Granted | ClaimStage::Refused(_)) {
+            return None;
+        }
+        let claim = self.claims.remove(&id)?;
+        self.ctx.effects.drop_waker(claim.waker);
+        if let ClaimStage::Refused(error) = claim.stage {
+            return Some(Err(error));
+        }
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        for fee in &claim.fees {
+            self.ctx.note_admission(fee.limit, waited);
+        }
+        let mut place = 0;
+        for lease in &claim.legs {
+            let queue = &mut self.queues[lease.queue].queue;
+            self.ctx.note_admission(queue.number(), waited);
+            place = place.max(queue.take_as_leg(&mut self.ctx, lease));
+        }
+        let has_notes = !claim.passed.is_empty() || !claim.fees.is_empty();
+        let notes = Notes {
+            passed: claim.passed,
+            fees: claim.fees,
+            quotas: Vec::new(),
+        };
+        Some(Ok(Taken {
+            leases: Leases::many(claim.legs),
+            waited,
+            place,
+            notes: has_notes.then(|| Box::new(notes)),
+        }))
+    }
+
+    /// Drops a claim that is no longer wanted.
+    pub(super) fn drop_claim(&mut self, id: u64) {
+        if let Some(mut claim) = self.claims.remove(&id) {
+            self.let_go(id, &mut claim);
+            self.ctx.effects.drop_waker(claim.waker);
+        }
+    }
+
+    /// Refuses all that nobody has collected yet. Returns how many.
+    pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
+        let undecided = |claim: &Claim| !matches!(claim.stage, ClaimStage::Refused(_));
+        let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
+        let ids: Vec<u64> = claims.map(|(id, _)| *id).collect();
+        // From the end, so that the times that rates have reserved for them can be taken back.
+        for id in ids.iter().rev() {
+            let error = self.claim_error(*id, kind);
+            self.refuse_claim(*id, error);
+        }
+        ids.len()
+    }
+
+    /// The place of the leg that waits, when it joined its queue.
+    pub(super) fn place_of_claim(&self, id: u64) -> Option<u32> {
+        let claim = self.claims.get(&id)?;
+        claim.legs.iter().find_map(|lease| self.place_of(lease))
+    }
+
+    pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
+        let queue = &self.queues.get(lease.queue)?.queue;
+        queue.waiting_place(lease.seq())
+    }
+
+    /// How its limits stand, as far as that is known.
+    pub(super) fn quotas_of(&self, claim: &Claim) -> Vec<Quota> {
+        let slots = self.slots_of(claim);
+        let rates = claim.fees.iter().filter_map(|fee| self.quota_of(fee));
+        slots.chain(rates).collect()
+    }
+
+    fn slots_of(&self, claim: &Claim) -> impl Iterator<Item = Quota> {
+        let legs = claim.legs.iter();
+        legs.filter_map(|lease| self.queues[lease.queue].queue.quota(&self.ctx))
+    }
+
+    /// A refusal that no limit is to blame for. It names the one that the claim waits for, or else its first.
+    fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
+        let claim = &self.claims[&id];
+        let mut legs = claim.legs.iter();
+        if let Some(leg) = legs.position(|lease| self.place_of(lease).is_some()) {
+            return self.leg_error(id, leg, kind);
+        }
+        let first = claim.legs.first();
+        let first = first.map(|lease| self.queues[lease.queue].queue.number());
+        let limit = first
+            .or(claim.fees.first().map(|fee| fee.limit))
+            .unwrap_or(0);
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        AcquireError {
+            waited,
+            ..self.refusal(limit, kind)
+        }
+    }
+
+    /// A refusal by the limit of one leg.
+    fn leg_error(&self, id: u64, leg: usize, kind: AcquireErrorKind) -> AcquireError {
+        let claim = &self.claims[&id];
+        let waited = self.ctx.now.saturating_duration_since(claim.asked);
+        let lease = &claim.legs[leg];
+        let queue = &self.queues[lease.queue].queue;
+        queue.error(&self.ctx, kind, queue.place(lease.seq()), waited)
+    }
+}
+
+/// Charges at rates.
+impl Core {
+    fn owes(&self, id: u64) -> bool {
+        let owed = |claim: &Claim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+        self.claims.get(&id).is_some_and(owed)
+    }
+
+    /// Charges a claim in this process, as the limits' policies say; all that it owes, or nothing.
+    fn pay_here(&mut self, id: u64) {
+        let (mut paid, mut passed, mut refusal) = (Vec::new(), Vec::new(), None);
+        let fees = self.claims[&id].fees.iter().enumerate();
+        for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
+            match self.charge_here(fee) {
+                Ok((how, rest_us)) => paid.push((number, how, rest_us)),
+                Err(error) if fee.charge.shadow => passed.push((number, error.kind())),
+                Err(error) => refusal = Some(harsher(refusal, error)),
+            }
+        }
+        if let Some(error) = refusal {
+            return self.refuse_claim(id, error);
+        }
+        for (number, kind) in passed {
+            self.pass_fee(id, number, kind);
+        }
+        for (number, how, rest_us) in paid {
+            self.pay(id, number, how, rest_us);
+        }
+        self.sleep(id);
+    }
+
+    /// A fee was charged, and the rate lets the claim go on this much later.
+    pub(super) fn pay(&mut self, id: u64, number: usize, paid: Paid, rest_us: u64) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let fee = &mut claim.fees[number];
+        fee.paid = paid;
+        fee.begins = self.ctx.now + Duration::from_micros(rest_us);
+        if let Paid::Here(_, tat) = paid {
+            let (limit, key) = (fee.limit, fee.key.clone());
+            self.keep_rate(limit, key, tat);
+        }
+    }
+
+    /// The rate is in shadow mode: the claim goes on.
+    pub(super) fn pass_fee(&mut self, id: u64, number: usize, kind: AcquireErrorKind) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            let fee = &mut claim.fees[number];
+            fee.paid = Paid::Free;
+            claim.passed.push((self.limits[fee.limit].clone(), kind));
+            self.ctx.note_pass(fee.limit, kind);
+        }
+    }
+
+    /// The rates have refused a claim, or have charged it.
+    pub(super) fn settle_fees(&mut self, id: u64, refusal: Option<AcquireError>) {
+        match refusal {
+            Some(error) => self.refuse_claim(id, error),
+            None => self.sleep(id),
+        }
+    }
+
+    /// The store cannot charge the claim.
+    pub(super) fn refuse_unpaid(&mut self, id: u64) {
+        let kind = AcquireErrorKind::Misconfigured;
+        let unpaid = |fee: &Fee| fee.paid == Paid::Not;
+        let fees = self
+            .claims
+            .get(&id)
+            .into_iter()
+            .flat_map(|claim| &claim.fees);
+        let enforced = fees.clone().find(|fee| unpaid(fee) && !fee.charge.shadow);
+        if let Some(fee) = enforced {
+            let error = self.refusal(fee.limit, kind);
+            return self.refuse_claim(id, error);
+        }
+        let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
+        for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
+            self.pass_fee(id, number, kind);
+        }
+    }
+
+    /// Leaves a claim alone until all its rates let it go on.
+    fn sleep(&mut self, id: u64) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let last = claim.fees.iter().max_by_key(|fee| fee.begins);
+        if let Some(fee) = last.filter(|fee| fee.begins > self.ctx.now) {
+            self.ctx.measure(fee.limit, Measure::Waiting(1.0));
+            self.sleepers.insert((fee.begins, id), fee.limit);
+            claim.stage = ClaimStage::Sleeping(fee.begins);
+        }
+    }
+
+    fn end_sleep(&mut self, until: Instant, id: u64) {
+        if let Some(limit) = self.sleepers.remove(&(until, id)) {
+            self.ctx.measure(limit, Measure::Waiting(-1.0));
+        }
+    }
+
+    /// A rate does not make requests wait any more: those that do go on, and are not charged.
+    pub(super) fn release_sleepers(&mut self, limit: usize) {
+        let now = self.ctx.now;
+        for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
+            let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
+            let Some(claim) = self.claims.get_mut(&id) else {
+                continue;
+            };
+            let Some(fee) = claim.fees.extract_if(.., waits).next() else {
+                continue;
+            };
+            let kind = AcquireErrorKind::TooSoon;
+            claim.passed.push((self.limits[limit].clone(), kind));
+            claim.stage = ClaimStage::Open;
+            self.end_sleep(at, id);
+            self.refund(fee);
+            self.sleep(id);
+            self.advance(id);
+        }
+    }
+
+    /// Claims that their rates let go on by now.
+    pub(super) fn wake_sleepers(&mut self) {
+        while let Some((&(at, id), _)) = self.sleepers.first_key_value()
+            && at <= self.ctx.now
+        {
+            self.end_sleep(at, id);
+            if let Some(claim) = self.claims.get_mut(&id) {
+                claim.stage = ClaimStage::Open;
+                self.advance(id);
+            }
+        }
+    }
+}

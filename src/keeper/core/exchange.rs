@@ -1,0 +1,287 @@
+//! Group commit: the work of many queues, and claims, batched into one exchange.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{ClaimStage, Core, Sent};
+use crate::{
+    keeper::{
+        demand::Paid,
+        queue::{LegState, Note},
+    },
+    leases::Lease,
+    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want},
+    store::in_flight::Outgoing,
+};
+
+/// Exchanges in flight: two may be on their way while the next one fills.
+const MAX_IN_FLIGHT: usize = 2;
+/// The same in a cluster, where each is about one ledger or one rate.
+const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
+/// Names in one exchange: about two milliseconds of the store's time.
+const MAX_NAMES: usize = 1_000;
+// The last claim may go over it by its legs.
+const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
+/// Refunds in one exchange: about a millisecond.
+pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
+/// Ledgers in one exchange: about a millisecond.
+const MAX_BATCHES: usize = 64;
+
+/// An exchange in the making.
+struct Draft {
+    batches: Vec<Batch>,
+    notes: Vec<Note>,
+    /// By the order in which they came: the keeper's name of each, and what is asked.
+    claims: BTreeMap<u64, (u64, Claim)>,
+    refunds: Vec<Refund>,
+    /// Names that there is room for.
+    room: usize,
+    deadline: Instant,
+}
+
+impl Core {
+    /// Whether [`next_exchange`](Self::next_exchange) would give something.
+    pub(crate) fn may_send(&self, now: Instant) -> bool {
+        match self.breaker.probe_at() {
+            _ if !self.ctx.shared => false,
+            Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
+            None => {
+                let most = match (&self.clock, self.ctx.settings.part) {
+                    (None, _) => 1,
+                    (Some(_), None) => MAX_IN_FLIGHT,
+                    (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
+                };
+                let work =
+                    !self.ready.is_empty() || !self.asking.is_empty() || !self.refunds.is_empty();
+                (work || self.connection.is_wanted) && self.in_flight.len() < most
+            }
+        }
+    }
+
+    /// The next exchange, if one may be sent. It must be answered by [`on_reply`](Self::on_reply) or
+    /// [`on_failure`](Self::on_failure).
+    pub(crate) fn next_exchange(&mut self, now: Instant) -> Option<Outgoing> {
+        if !self.may_send(now) {
+            return None;
+        }
+        self.ctx.now = now;
+        let mut draft = Draft::new(now + self.ctx.settings.store_timeout);
+        // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
+        if self.store_is_up() && self.clock.is_some() {
+            match self.ctx.settings.part {
+                None => self.draft_all(&mut draft),
+                Some(_) => self.draft_one_key(&mut draft),
+            }
+            if draft.is_empty() {
+                return None;
+            }
+        }
+        Some(self.send(draft))
+    }
+
+    /// An exchange that asks for nothing but the time.
+    pub(crate) fn hello(&mut self, now: Instant) -> Outgoing {
+        self.ctx.now = now;
+        let draft = Draft::new(now + self.ctx.settings.store_timeout);
+        self.send(draft)
+    }
+
+    /// As much of everything as there is room for.
+    fn draft_all(&mut self, draft: &mut Draft) {
+        self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
+        self.draft_queues(draft, MAX_BATCHES);
+        draft.join();
+        let count = self.refunds.len().min(MAX_REFUNDS);
+        draft.refunds.extend(self.refunds.drain(..count));
+    }
+
+    /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
+    /// node one by one. Refunds go before claims, which may profit from them; queues have every second turn.
+    fn draft_one_key(&mut self, draft: &mut Draft) {
+        let queues_first = self.exchanges.is_multiple_of(2);
+        if queues_first {
+            self.draft_queues(draft, 1);
+        }
+        if draft.is_empty() {
+            self.draft_refunds_of_one_key(draft);
+        }
+        if draft.is_empty() {
+            self.draft_claims(draft, |draft| draft.claims.is_empty());
+        }
+        if draft.is_empty() && !queues_first {
+            self.draft_queues(draft, 1);
+        }
+        draft.join();
+    }
+
+    fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
+        if let Some(key) = self.refunds.first().map(|refund| refund.key.clone()) {
+            let same = self.refunds.extract_if(.., |refund| refund.key == key);
+            draft.refunds.extend(same.take(MAX_REFUNDS));
+        }
+    }
+
+    fn draft_queues(&mut self, draft: &mut Draft, most: usize) {
+        for _ in 0..self.ready.len() {
+            if draft.room == 0 || draft.batches.len() == most {
+                break;
+            }
+            let Some(index) = self.ready.pop_front() else {
+                break;
+            };
+            self.queues[index].ready = false;
+            self.draft_batch(draft, index);
+            self.settle(index);
+        }
+    }
+
+    fn draft_batch(&mut self, draft: &mut Draft, index: usize) {
+        let queue = &mut self.queues[index].queue;
+        let (room, deadline) = (&mut draft.room, &mut draft.deadline);
+        if let Some((batch, note)) = queue.take_batch(&mut self.ctx, room, deadline) {
+            draft.batches.push(batch);
+            draft.notes.push(note);
+        }
+    }
+
+    /// Claims take no more than half of the room: queues have work too.
+    fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
+        while draft.room > MAX_NAMES / 2 && more(draft) {
+            let Some(id) = self.asking.pop_first() else {
+                break;
+            };
+            let is_listed = |claim: &&mut super::Claim| matches!(claim.stage, ClaimStage::Listed);
+            let Some(claim) = self.claims.get_mut(&id).filter(is_listed) else {
+                continue;
+            };
+            let queues = &mut self.queues;
+            let mut legs = claim.legs.iter();
+            if legs.any(|lease| queues[lease.queue].queue.is_introducing()) {
+                self.held_back.insert(id);
+                continue;
+            }
+            claim.stage = ClaimStage::Sent;
+            let since = *claim.asking_since.get_or_insert(self.ctx.now);
+            draft.deadline = self.ctx.patience(since).min(draft.deadline);
+            let legs = claim.legs.clone();
+            let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
+            let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
+            draft.room = draft.room.saturating_sub(charges.len());
+            let asks = legs
+                .iter()
+                .filter_map(|lease| self.draft_leg(draft, lease))
+                .collect();
+            draft.claims.insert(id, (id, Claim { charges, asks }));
+        }
+    }
+
+    /// A leg that the claim does not have yet; its queue gets a batch if it has none.
+    fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
+        let (index, seq) = (lease.queue, lease.seq());
+        let queue = &mut self.queues[index].queue;
+        let Some(LegState::Parked) = queue.leg_state(seq, self.ctx.now) else {
+            return None;
+        };
+        let makes_room = queue.make_room(&mut self.ctx, 1);
+        let batch = match draft.notes.iter().position(|note| note.queue == index) {
+            Some(number) => {
+                let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
+                queue.take_releases(batch, note, &mut draft.room);
+                number
+            }
+            None => {
+                queue.touch();
+                self.draft_batch(draft, index);
+                draft.batches.len() - 1
+            }
+        };
+        let want = self.queues[index].queue.take_leg(&mut self.ctx, seq);
+        draft.batches[batch].waits |= want == Want::Wait;
+        draft.room = draft.room.saturating_sub(1);
+        if makes_room {
+            self.settle(index);
+        }
+        Some(ClaimAsk { batch, seq, want })
+    }
+
+    fn send(&mut self, draft: Draft) -> Outgoing {
+        let Draft {
+            batches,
+            notes,
+            claims,
+            refunds,
+            deadline,
+            ..
+        } = draft;
+        let (ids, claims) = claims.into_values().unzip();
+        let settings = &self.ctx.settings;
+        self.exchanges += 1;
+        self.connection.is_wanted = false;
+        let exchange = Arc::new(Exchange {
+            replica: settings.replica,
+            lease_ms: ms(settings.lease),
+            promote_ms: ms(settings.lease.min(settings.waiter_ttl * 9 / 10)),
+            alive_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
+            not_after_us: self.clock.map_or(0, |clock| clock.at(deadline)),
+            batches,
+            claims,
+            refunds,
+        });
+        let number = self.exchanges;
+        self.ctx
+            .record(|history, now| history.sent(number, &exchange, now));
+        self.in_flight.push(Sent {
+            number,
+            at: self.ctx.now,
+            deadline,
+            exchange: exchange.clone(),
+            notes,
+            claims: ids,
+        });
+        Outgoing {
+            number,
+            exchange,
+            deadline,
+        }
+    }
+}
+
+impl Draft {
+    fn new(deadline: Instant) -> Self {
+        Self {
+            batches: Vec::new(),
+            notes: Vec::new(),
+            claims: BTreeMap::new(),
+            refunds: Vec::new(),
+            room: MAX_NAMES,
+            deadline,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
+    fn join(&mut self) {
+        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
+        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
+        for batch in touched {
+            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
+                let want = if wait { Want::Wait } else { Want::Now };
+                let asks = vec![ClaimAsk { batch, seq, want }];
+                let charges = Vec::new();
+                self.claims.insert(seq, (0, Claim { charges, asks }));
+            }
+        }
+    }
+}
+
+fn ms(length: Duration) -> u64 {
+    length.as_millis() as u64
+}

@@ -1,0 +1,408 @@
+//! What the store says: replies, events, or nothing at all.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    ClaimStage, Core, Sent,
+    breaker::{Failure, Work},
+    rates::harsher,
+};
+use crate::{
+    error::AcquireErrorKind,
+    keeper::{
+        context::Availability,
+        demand::Paid,
+        effects::Report,
+        queue::{Note, Seen},
+    },
+    leases::StoreClock,
+    ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Standing, Wake},
+    limit::Limit,
+    store::{Event, StoreError},
+};
+
+/// Time between two reports that a key cannot be used, however many requests it refuses.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A claim as it was sent.
+struct SentClaim<'a> {
+    id: u64,
+    claim: &'a Claim,
+    notes: &'a [Note],
+    /// Which of the batches failed.
+    failed: &'a [bool],
+}
+
+impl Core {
+    /// An exchange was answered.
+    pub(crate) fn on_reply(&mut self, number: u64, reply: Reply, now: Instant) {
+        self.ctx.now = now;
+        if let Some(sent) = self.take_sent(number) {
+            self.answered(sent, reply);
+            self.advance_moved();
+        }
+    }
+
+    fn answered(&mut self, sent: Sent, reply: Reply) {
+        let Sent {
+            number,
+            at,
+            exchange,
+            mut notes,
+            claims,
+            ..
+        } = sent;
+        self.ctx
+            .record(|history, now| history.answered(number, &reply, now));
+        self.asking.append(&mut self.held_back);
+        let seen = Seen {
+            store_us: reply.now_us,
+            sent: at,
+        };
+        // One that came with the end of its connection says nothing of the next: that is still to be made.
+        if !self.connection.is_wanted {
+            self.clock = Some(StoreClock {
+                now_us: reply.now_us,
+                sent: at,
+            });
+        }
+        let (mut outage, work) = (None, work_of(&reply));
+        let (mut failed, mut nearest) = (Vec::new(), Vec::new());
+        for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
+            let queue = &mut self.queues[note.queue].queue;
+            if reply.more {
+                queue.touch();
+            }
+            failed.push(result.is_err());
+            nearest.push(result.as_ref().ok().and_then(|answer| answer.nearest_ms));
+            match result {
+                Ok(answer) => queue.on_answer(&mut self.ctx, batch, note, answer, seen),
+                Err(error) => {
+                    let error = StoreError::from(&error);
+                    let limit = queue.limit().clone();
+                    queue.on_failure(&mut self.ctx, batch, note, 0, availability_of(&error));
+                    self.complain(&limit, &error);
+                    outage = outage.or(error.is_outage().then_some(error));
+                }
+            }
+        }
+        self.uncount_legs(&exchange, &notes, &reply.claims);
+        let mut stale = Vec::new();
+        for ((&id, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
+            let (notes, failed) = (&notes, &failed);
+            let sent = SentClaim {
+                id,
+                claim,
+                notes,
+                failed,
+            };
+            match result {
+                Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, seen)),
+                Err(error) => {
+                    let error = StoreError::from(&error);
+                    if let Some(limit) = self.limit_of(&sent) {
+                        self.complain(&limit, &error);
+                    }
+                    self.claim_unusable(&sent, availability_of(&error));
+                    outage = outage.or(error.is_outage().then_some(error));
+                }
+            }
+        }
+        for (index, seq) in stale.into_iter().rev() {
+            self.queues[index].queue.resend(&mut self.ctx, seq);
+        }
+        for (note, nearest_ms) in notes.iter().zip(nearest) {
+            let queue = &mut self.queues[note.queue].queue;
+            queue.on_answered(&mut self.ctx, nearest_ms, seen);
+            self.settle(note.queue);
+        }
+        match outage {
+            Some(error) => self.note_refused_write(&error.message),
+            None => self.note_success(work),
+        }
+        self.reopen_all(claims);
+    }
+
+    /// An exchange has no answer, and it is not known whether it ran.
+    pub(crate) fn on_failure(
+        &mut self,
+        number: u64,
+        error: &StoreError,
+        timed_out: bool,
+        now: Instant,
+    ) {
+        self.ctx.now = now;
+        let Some(sent) = self.take_sent(number) else {
+            return;
+        };
+        let failure = match timed_out {
+            _ if !error.is_outage() => Failure::Refused,
+            true => Failure::TimedOut,
+            false => Failure::Cut,
+        };
+        self.note_failure(failure, sent.at, &error.message);
+        self.unanswered(sent);
+        self.advance_moved();
+    }
+
+    /// The driver has gone with its runtime. Requests that are polled start another one.
+    pub(crate) fn abandon(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.abandon_exchanges();
+        // A request served from the pool would not restart the driver, so the pool is emptied.
+        if self.ctx.shared {
+            self.each_queue(|queue, ctx| queue.recall(ctx));
+        }
+        self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
+        for claim in self.claims.values_mut() {
+            self.ctx.wake(claim.waker.take());
+        }
+        self.advance_moved();
+    }
+
+    /// The driver has not run in time, and another one takes its place.
+    pub(crate) fn on_replaced_driver(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.ctx.report(Report::DriverReplaced);
+        self.abandon_exchanges();
+        self.advance_moved();
+    }
+
+    /// The driver that has sent them will not see the answers. This says nothing of the store.
+    pub(super) fn abandon_exchanges(&mut self) {
+        for sent in std::mem::take(&mut self.in_flight) {
+            self.unanswered(sent);
+        }
+    }
+
+    fn unanswered(&mut self, sent: Sent) {
+        let Sent {
+            number,
+            exchange,
+            mut notes,
+            claims,
+            ..
+        } = sent;
+        self.ctx.record(|history, now| history.failed(number, now));
+        self.asking.append(&mut self.held_back);
+        let availability = self.ctx.availability;
+        let not_after_us = exchange.not_after_us;
+        for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
+            let queue = &mut self.queues[note.queue].queue;
+            queue.on_failure(&mut self.ctx, batch, note, not_after_us, availability);
+        }
+        for claim in exchange.claims.iter().rev() {
+            for ask in &claim.asks {
+                let queue = &mut self.queues[notes[ask.batch].queue].queue;
+                queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
+            }
+        }
+        for note in &notes {
+            self.queues[note.queue].queue.on_unanswered();
+            self.settle(note.queue);
+        }
+        self.reopen_all(claims);
+        if self.store_is_up() {
+            self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
+        }
+    }
+
+    fn take_sent(&mut self, number: u64) -> Option<Sent> {
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|sent| sent.number == number)?;
+        Some(self.in_flight.swap_remove(position))
+    }
+
+    /// Reports that a key cannot be used, so that its limit refuses all requests. An outage is reported elsewhere.
+    fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
+        let now = self.ctx.now;
+        let is_due = |at| now >= at + COMPLAINT_INTERVAL;
+        if !error.is_outage() && self.complained.is_none_or(is_due) {
+            self.complained = Some(now);
+            let (limit, error) = (limit.clone(), error.message.clone());
+            self.ctx.report(Report::LedgerUnusable { limit, error });
+        }
+    }
+}
+
+/// Events.
+impl Core {
+    pub(crate) fn on_event(&mut self, event: &Event, now: Instant) {
+        self.ctx.now = now;
+        match event {
+            Event::Connected => self.on_connected(),
+            Event::Disconnected => self.on_disconnected(),
+            Event::Wake(wake) => self.on_wake(wake),
+            Event::Missed => self.on_missed(),
+        }
+        self.advance_moved();
+    }
+
+    /// Wake-ups were dropped, of any queue: each asks for its waiters by name, and releases idle slots, since another
+    /// replica may have recalled them.
+    fn on_missed(&mut self) {
+        self.each_queue(|queue, ctx| {
+            queue.recall_since(ctx, ctx.now);
+            queue.call_roll();
+        });
+    }
+
+    /// Another replica's exchange has promoted waiters of this one, or wants idle slots.
+    fn on_wake(&mut self, wake: &Wake) {
+        // Of another key nothing is recorded: anybody can publish it.
+        let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
+            return;
+        };
+        self.ctx.record(|history, now| history.woken(wake, now));
+        let queue = &mut self.queues[index].queue;
+        if wake.seqs.is_empty() {
+            let now = self.ctx.now;
+            queue.recall_since(&mut self.ctx, now);
+        }
+        for seq in &wake.seqs {
+            queue.on_wake(&mut self.ctx, *seq, wake);
+        }
+        self.settle(index);
+    }
+}
+
+/// Claims.
+impl Core {
+    /// Before an exchange's claims have their standings: their queues look as they were without them.
+    fn uncount_legs(
+        &mut self,
+        exchange: &Exchange,
+        notes: &[Note],
+        answers: &[Result<ClaimReply, LedgerError>],
+    ) {
+        for (claim, answer) in exchange.claims.iter().zip(answers) {
+            let standings = answer.iter().flat_map(|answer| &answer.standings);
+            for (ask, standing) in claim.asks.iter().zip(standings) {
+                let queue = &mut self.queues[notes[ask.batch].queue].queue;
+                queue.uncount_leg(standing);
+            }
+        }
+    }
+
+    /// The store has answered a claim. Returns a request for a single slot that came too late.
+    fn claim_answered(
+        &mut self,
+        sent: &SentClaim<'_>,
+        answer: &ClaimReply,
+        at: Seen,
+    ) -> Option<(usize, Seq)> {
+        let mut stale = None;
+        for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
+            let index = sent.notes[ask.batch].queue;
+            let queue = &mut self.queues[index].queue;
+            if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
+                stale = Some((index, ask.seq));
+            }
+        }
+        if let Some(claim) = self.claims.get_mut(&sent.id) {
+            claim.asking_since = None;
+        }
+        self.charged(sent, &answer.charged, at.store_us);
+        stale
+    }
+
+    /// One of its ledgers cannot be used, or the state of a rate.
+    fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
+        let mut is_rate = true;
+        for ask in &sent.claim.asks {
+            let failed = sent.failed[ask.batch];
+            is_rate &= !failed;
+            // The others ask again, if the claim goes on without this one.
+            let availability = if failed {
+                availability
+            } else {
+                Availability::Up
+            };
+            let queue = &mut self.queues[sent.notes[ask.batch].queue].queue;
+            queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
+        }
+        if is_rate && availability == Availability::Refused {
+            self.refuse_unpaid(sent.id);
+        }
+    }
+
+    /// The first of its limits.
+    fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
+        if let Some(ask) = sent.claim.asks.first() {
+            let queue = &self.queues[sent.notes[ask.batch].queue].queue;
+            return Some(queue.limit().clone());
+        }
+        let fee = self.claims.get(&sent.id)?.fees.first()?;
+        Some(self.limits[fee.limit].clone())
+    }
+
+    /// What the store has charged, or would not.
+    fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
+        let is_sent = |claim: &super::Claim| matches!(claim.stage, ClaimStage::Sent);
+        if !self.claims.get(&sent.id).is_some_and(is_sent) {
+            return self.refund_unclaimed(sent, charged);
+        }
+        let mut refusal = None;
+        let numbers = 0..self.claims[&sent.id].fees.len();
+        let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
+        let owed: Vec<usize> = numbers.filter(owed).collect();
+        for (number, charged) in owed.into_iter().zip(charged) {
+            match *charged {
+                Charged::Until { tat, start_us } => {
+                    let rest_us = start_us.saturating_sub(now_us);
+                    self.pay(sent.id, number, Paid::InStore(tat), rest_us);
+                }
+                Charged::TooSoon { start_us } => {
+                    let fee = &self.claims[&sent.id].fees[number];
+                    if fee.charge.shadow {
+                        self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
+                    } else {
+                        let rest_us = start_us.saturating_sub(now_us);
+                        refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
+                    }
+                }
+                Charged::Not => {}
+            }
+        }
+        self.settle_fees(sent.id, refusal);
+    }
+
+    /// No request waits for the claim any more.
+    fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
+        for (charge, charged) in sent.claim.charges.iter().zip(charged) {
+            if let Charged::Until { tat, .. } = *charged {
+                self.push_refund(charge, tat);
+            }
+        }
+    }
+}
+
+/// What the requests of a batch that failed go by.
+fn availability_of(error: &StoreError) -> Availability {
+    match error.is_outage() {
+        true => Availability::Down,
+        false => Availability::Refused,
+    }
+}
+
+/// What an answer shows of the store's ability to work, if nothing in it has failed.
+fn work_of(reply: &Reply) -> Work {
+    let is_in =
+        |standing: &Standing| matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+    let is_charged = |charged: &Charged| matches!(charged, Charged::Until { .. });
+    let batches = reply.batches.iter().flatten();
+    let claims = reply.claims.iter().flatten();
+    let admitted = batches
+        .clone()
+        .any(|batch| batch.acquired.iter().any(is_in))
+        || claims
+            .clone()
+            .any(|claim| claim.standings.iter().any(is_in) || claim.charged.iter().any(is_charged));
+    match admitted {
+        true => Work::Admitted,
+        false if reply.batches.is_empty() && reply.claims.is_empty() => Work::None,
+        false => Work::Some,
+    }
+}

@@ -1,0 +1,289 @@
+//! Requests and permits: submitted, collected, cancelled, released; the shutdown.
+
+use std::{slice, sync::Arc, task::Waker, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Bounds, Core};
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    keeper::{
+        demand::{Demand, Fee, Leg, Taken, Ticket},
+        effects::{Inquiry, StoredWaker},
+    },
+    key::Key,
+    leases::{Lease, Pool},
+    status::{Quota, Status},
+    telemetry::Measure,
+};
+
+impl Core {
+    /// Asks for a permit. The request is there until [`collect`](Self::collect) has an answer, or
+    /// [`cancel`](Self::cancel).
+    pub(crate) fn submit(&mut self, demand: &Demand, now: Instant) -> Result<Ticket, AcquireError> {
+        self.ctx.now = now;
+        if self.ctx.ending {
+            return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
+        }
+        let legs = match demand {
+            Demand::One(leg) if self.limits[leg.limit].is_plain() => {
+                return Ok(Ticket::Slot(self.submit_slot(leg)));
+            }
+            Demand::One(leg) => slice::from_ref(leg),
+            Demand::All(legs) => legs,
+        };
+        let claim = self.submit_claim(legs);
+        self.advance_moved();
+        Ok(Ticket::Claim(claim))
+    }
+
+    fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
+        let index = self.queue(leg.limit, &leg.key);
+        let queue = &mut self.queues[index].queue;
+        queue.set_own_max(&mut self.ctx, leg.max);
+        // For a key that has no slots at all it would wait for nothing.
+        let wait = match leg.max {
+            Some(0) => Duration::ZERO,
+            _ => leg.wait,
+        };
+        let lease = match queue.take_idle(&mut self.ctx) {
+            Some(lease) => lease,
+            None => queue.submit(&mut self.ctx, wait),
+        };
+        self.settle(index);
+        self.advance_moved();
+        lease
+    }
+
+    /// Counts a refusal that is a request's answer.
+    pub(crate) fn note_refusal(&mut self, error: &AcquireError) {
+        if let Some(number) = self.number_of(error.limit_name()) {
+            self.ctx.measure(number, Measure::Refused(error.kind()));
+        }
+    }
+
+    /// The answer to a request, once there is one. A refused one is gone then; a granted one is for the permit to
+    /// release.
+    pub(crate) fn collect(
+        &mut self,
+        ticket: &Ticket,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        self.ctx.now = now;
+        let answer = match ticket {
+            Ticket::Slot(lease) => self.collect_slot(lease),
+            Ticket::Claim(id) => self.collect_claim(*id),
+        };
+        self.advance_moved();
+        answer
+    }
+
+    fn collect_slot(&mut self, lease: &Arc<Lease>) -> Option<Result<Taken, AcquireError>> {
+        let queue = &mut self.queues.get_mut(lease.queue)?.queue;
+        if let Some(taken) = queue.take(&mut self.ctx, lease) {
+            // Nothing that the queue is listed by has changed.
+            return Some(Ok(taken));
+        }
+        let answer = queue.collect(&mut self.ctx, lease);
+        self.settle(lease.queue);
+        answer
+    }
+
+    /// Whether this task is woken when a request has an answer.
+    pub(crate) fn is_watched_by(&self, ticket: &Ticket, waker: &Waker) -> bool {
+        let stored = match ticket {
+            Ticket::Slot(lease) => {
+                let member = self.queues.get(lease.queue);
+                member.and_then(|member| member.queue.waker(lease.seq()))
+            }
+            Ticket::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
+        };
+        stored.is_some_and(|stored| stored.will_wake(waker))
+    }
+
+    /// This task is to be woken then, in place of another one.
+    pub(crate) fn watch(&mut self, ticket: &Ticket, waker: StoredWaker) {
+        let old = match ticket {
+            Ticket::Slot(lease) => match self.queues.get_mut(lease.queue) {
+                Some(member) => member.queue.set_waker(lease.seq(), waker),
+                None => Some(waker),
+            },
+            Ticket::Claim(id) => match self.claims.get_mut(id) {
+                Some(claim) => claim.waker.replace(waker),
+                None => Some(waker),
+            },
+        };
+        self.ctx.effects.drop_waker(old);
+    }
+
+    pub(crate) fn drop_waker(&mut self, waker: StoredWaker) {
+        self.ctx.effects.drop_waker(Some(waker));
+    }
+
+    /// How the limits of a request stand.
+    pub(crate) fn quotas(&self, ticket: &Ticket) -> Vec<Quota> {
+        match ticket {
+            Ticket::Slot(lease) => {
+                let member = self.queues.get(lease.queue);
+                let quota = member.and_then(|member| member.queue.quota(&self.ctx));
+                quota.into_iter().collect()
+            }
+            Ticket::Claim(id) => {
+                let claim = self.claims.get(id);
+                claim.map_or_else(Vec::new, |claim| self.quotas_of(claim))
+            }
+        }
+    }
+
+    /// The place at which a waiting request has joined the queue.
+    pub(crate) fn place(&self, ticket: &Ticket) -> Option<u32> {
+        match ticket {
+            Ticket::Slot(lease) => self.place_of(lease),
+            Ticket::Claim(id) => self.place_of_claim(*id),
+        }
+    }
+
+    /// A request is no longer wanted.
+    pub(crate) fn cancel(&mut self, ticket: &Ticket, now: Instant) {
+        match ticket {
+            Ticket::Slot(lease) => self.release(lease, now),
+            Ticket::Claim(id) => {
+                self.ctx.now = now;
+                self.drop_claim(*id);
+                self.advance_moved();
+            }
+        }
+    }
+
+    /// A slot is no longer wanted.
+    pub(crate) fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
+        self.ctx.now = now;
+        self.bounded.forget(lease.seq());
+        if let Some(member) = self.queues.get_mut(lease.queue) {
+            if !member.queue.put_idle(&mut self.ctx, lease) {
+                lease.return_at(now);
+                member.queue.give_up(&mut self.ctx, lease.seq());
+            }
+            self.settle(lease.queue);
+            self.advance_moved();
+        } else {
+            lease.return_at(now);
+        }
+    }
+
+    /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
+    pub(crate) fn part(&mut self, lease: &Arc<Lease>, now: Instant) {
+        if let Some(member) = self.queues.get_mut(lease.queue) {
+            member.queue.set_apart(lease.seq());
+        }
+        self.release(lease, now);
+    }
+
+    /// A slot is not used after all.
+    pub(crate) fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
+        self.ctx.now = now;
+        self.bounded.forget(lease.seq());
+        lease.return_at(now);
+        if let Some(member) = self.queues.get_mut(lease.queue) {
+            member.queue.release_unused(&mut self.ctx, lease.seq());
+            self.settle(lease.queue);
+            self.advance_moved();
+        }
+    }
+
+    /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
+    pub(in crate::keeper) fn refund_at(&mut self, fee: Fee, now: Instant) -> Option<Quota> {
+        self.ctx.now = now;
+        let quota = self.quota_without(&fee);
+        self.refund(fee);
+        quota
+    }
+
+    /// Bounds a permit that its request has got. The bounds go when it is [released](Self::release).
+    pub(crate) fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
+        // The keeper has to see its end.
+        lease.set_reusable(false);
+        self.bounded.bound(lease, bounds, now);
+    }
+
+    /// Asks what all replicas together hold under a key.
+    pub(crate) fn inquire(&mut self, limit: usize, key: &Key, inquiry: Inquiry, now: Instant) {
+        self.ctx.now = now;
+        let index = self.queue(limit, key);
+        self.queues[index].queue.inquire(&mut self.ctx, inquiry);
+        self.settle(index);
+        self.advance_moved();
+    }
+
+    /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
+    pub(in crate::keeper) fn bind(
+        &mut self,
+        limit: usize,
+        key: &Key,
+        now: Instant,
+    ) -> Option<(usize, Arc<Pool>)> {
+        self.ctx.now = now;
+        if !self.limits[limit].is_reused() {
+            return None;
+        }
+        let index = self.queue(limit, key);
+        let pool = self.queues[index].queue.pool()?.clone();
+        pool.bind();
+        Some((index, pool))
+    }
+
+    pub(in crate::keeper) fn unbind(&mut self, queue: usize, pool: &Pool) {
+        pool.unbind();
+        self.settle(queue);
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let queues = self.queues.iter();
+        let idle: usize = queues.map(|(_, member)| member.queue.idle()).sum();
+        Status {
+            // One that was lost while it was idle is noticed there later.
+            held: self.ctx.counts.held.saturating_sub(idle),
+            waiting: self.ctx.counts.waiting + self.sleepers.len(),
+            store_up: self.breaker.is_well(),
+        }
+    }
+}
+
+/// The end.
+impl Core {
+    /// Refuses newcomers from now on, and all requests that wait. Returns how many waited.
+    pub(crate) fn close(&mut self, now: Instant) -> usize {
+        (self.ctx.now, self.ctx.ending) = (now, true);
+        self.recall_all();
+        let mut refused = self.refuse_claims(AcquireErrorKind::ShutDown);
+        self.each_queue(|queue, ctx| {
+            refused += queue.refuse_waiting(ctx, AcquireErrorKind::ShutDown);
+        });
+        self.advance_moved();
+        refused
+    }
+
+    /// Marks what is still held as lost, and releases it. Returns how many permits that were.
+    pub(crate) fn lose_all(&mut self, now: Instant) -> usize {
+        self.ctx.now = now;
+        let mut lost = 0;
+        self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
+        self.advance_moved();
+        lost
+    }
+
+    /// The limiter was dropped: no more requests will come.
+    pub(crate) fn orphan(&mut self) {
+        self.ctx.ending = true;
+        while !self.cached.is_empty() {
+            self.drop_oldest_cached();
+        }
+        self.orphaned = true;
+        self.recall_all();
+        self.advance_moved();
+    }
+
+    fn recall_all(&mut self) {
+        self.each_queue(|queue, ctx| queue.recall(ctx));
+    }
+}

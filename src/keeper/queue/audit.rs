@@ -1,0 +1,259 @@
+//! For tests: whether the books of a queue agree, and what a simulation wants to know of it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use tokio::time::Instant;
+
+use super::{Entry, Note, Outbox, Queue, Release, State, Waiters};
+use crate::{
+    keeper::context::{Availability, Context, Counts},
+    ledger::Seq,
+};
+
+/// What the core says of all queues, and what is found in them.
+#[derive(Default)]
+pub(in crate::keeper) struct Books {
+    /// Names that exchanges in flight may put into the ledger, and those that they renew.
+    pub(in crate::keeper) entering: BTreeSet<Seq>,
+    pub(in crate::keeper) renewing: BTreeSet<Seq>,
+    /// The claim of each leg.
+    pub(in crate::keeper) owners: HashMap<Seq, u64>,
+    pub(in crate::keeper) counts: Counts,
+    pub(in crate::keeper) expiries: BTreeSet<(Instant, usize, Seq)>,
+    pub(in crate::keeper) renewals: usize,
+}
+
+macro_rules! hold {
+    ($condition:expr, $($why:tt)*) => {
+        if !$condition {
+            return Err(format!($($why)*));
+        }
+    };
+}
+pub(in crate::keeper) use hold;
+
+impl Queue {
+    /// Says what does not agree. To be called between steps. `in_flight`: the batches of this queue.
+    pub(in crate::keeper) fn audit(
+        &mut self,
+        ctx: &Context,
+        books: &mut Books,
+        in_flight: u16,
+    ) -> Result<(), String> {
+        let at = format!("queue {} ({})", self.index, self.limit.name());
+        hold!(
+            self.in_flight == in_flight,
+            "{at}: {} in flight, not {in_flight}",
+            self.in_flight
+        );
+        for (seq, entry) in self.entries.iter() {
+            let at = format!("{at}, entry {seq}");
+            self.audit_entry(ctx, books, *seq, entry)
+                .map_err(|why| format!("{at}: {why}"))?;
+        }
+        let none = Waiters::default();
+        let waiters = self.waiters.as_deref().unwrap_or(&none);
+        for (ticket, seq) in &waiters.by_ticket {
+            let state = self.entries.get(seq).map(|entry| entry.state);
+            let same = matches!(state, Some(State::Waiting { ticket: own, .. }) if own == *ticket);
+            hold!(same, "{at}: {seq} queues and does not wait");
+        }
+        hold!(
+            !ctx.shared || ctx.availability != Availability::Up || self.local.is_none(),
+            "{at}: has a ledger of its own"
+        );
+        let has_work = self.has_work();
+        if ctx.shared && ctx.availability == Availability::Up && self.has_waiters() {
+            let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
+            let asked = poll.is_some() || self.in_flight > 0 || has_work;
+            hold!(asked, "{at}: waits, and never asks");
+        }
+        hold!(
+            !self.recheck_right || ctx.shared,
+            "{at}: the right to keep slots was not seen to"
+        );
+        self.audit_local(&at)?;
+        self.audit_pool(&at)
+    }
+
+    fn audit_entry(
+        &self,
+        ctx: &Context,
+        books: &mut Books,
+        seq: Seq,
+        entry: &Entry,
+    ) -> Result<(), String> {
+        let none = Outbox::default();
+        let outbox = self.outbox.as_deref().unwrap_or(&none);
+        let up = ctx.availability == Availability::Up;
+        hold!(entry.lease.seq() == seq, "its lease has another name");
+        hold!(entry.lease.queue == self.index, "in the wrong queue");
+        match entry.state {
+            State::Held { .. } => books.counts.held += 1,
+            State::Refused(_) | State::Passed(_) | State::Parked => {}
+            _ => books.counts.waiting += 1,
+        }
+        if matches!(entry.state, State::Waiting { .. } | State::WaitingHere) {
+            books.expiries.insert((entry.wait_until(), self.index, seq));
+        }
+        if let State::Held { look_at: Some(at) } = entry.state {
+            let young = seq >= self.young_from;
+            let listed = ctx.renewals.contains(&(at, self.index, seq));
+            books.renewals += usize::from(listed && !young);
+            let timed = young && self.young_at.is_some_and(|young| young <= at);
+            hold!(listed || timed || entry.open, "nobody renews it at {at:?}");
+        }
+        hold!(entry.wanted || entry.open, "nobody wants it, and it stays");
+        hold!(
+            entry.open == books.entering.contains(&seq),
+            "open {}",
+            entry.open
+        );
+        let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
+        hold!(!entry.renewing || asked, "renewing, and nobody asks");
+        hold!(!entry.taken || entry.claim.is_none(), "taken, and a leg");
+        if entry.wanted && entry.claim.is_some() {
+            hold!(
+                books.owners.get(&seq) == entry.claim.as_ref(),
+                "no claim {:?}",
+                entry.claim
+            );
+        }
+        match entry.state {
+            State::Asking(None) => {
+                let listed = outbox.acquire.contains(&seq);
+                hold!(listed && up, "wants to ask, and will not");
+            }
+            State::Asking(Some(_)) => hold!(entry.open, "asks, and nobody was asked"),
+            // If the question was lost, the exchange that it was open in is still to tell.
+            State::Checking => hold!(entry.renewing || entry.open, "is checked by nobody"),
+            State::WaitingHere => {
+                hold!(self.local.is_some(), "waits here, where no ledger is");
+            }
+            State::Waiting { ticket, .. } => {
+                let listed = self.waiters().any(|waiter| *waiter == (ticket, seq));
+                hold!(listed, "not among the waiters");
+            }
+            State::Parked => hold!(entry.claim.is_some(), "parked without a claim"),
+            State::Held { .. } | State::Refused(_) | State::Passed(_) => {}
+        }
+        Ok(())
+    }
+
+    /// What is idle is held, by nobody else, and is renewed.
+    fn audit_pool(&self, at: &str) -> Result<(), String> {
+        let Some(pool) = &self.pool else {
+            return Ok(());
+        };
+        let idle = pool.names();
+        for seq in &idle {
+            let held = |entry: &Entry| entry.is_held() && entry.taken && entry.wanted;
+            let entry = self.entries.get(seq);
+            hold!(
+                entry.is_none_or(held),
+                "{at}: {seq} is idle and is not held"
+            );
+        }
+        let names: BTreeSet<_> = idle.iter().collect();
+        hold!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
+        let tended = self.tend_at.is_some() || self.local.is_some();
+        hold!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
+        Ok(())
+    }
+
+    /// The ledger of this process has exactly those that the queue has.
+    fn audit_local(&self, at: &str) -> Result<(), String> {
+        let Some(ledger) = &self.local else {
+            return Ok(());
+        };
+        let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
+        let waiters: BTreeSet<Seq> = ledger.waiters().map(|(_, id)| id.seq).collect();
+        let held: BTreeSet<Seq> = self.those(Entry::is_held).into_iter().collect();
+        let waiting = self.those(|entry| matches!(entry.state, State::WaitingHere));
+        let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
+        let ghosts: Vec<_> = holders.difference(&held).copied().collect();
+        hold!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
+        let ghosts: Vec<_> = waiters.difference(&waiting).copied().collect();
+        hold!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} wait here");
+        let lost: Vec<_> = waiting.difference(&waiters).copied().collect();
+        hold!(
+            lost.is_empty(),
+            "{at}: {lost:?} wait here and are not in the ledger"
+        );
+        Ok(())
+    }
+
+    /// Whether there is an entry of a name that may be in the store.
+    pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
+        // One that was refused is released at once, and stays here until its client comes for the answer.
+        let may_be_there = |entry: &Entry| {
+            !entry.is_decided() || entry.open || entry.in_store || entry.not_after_us > 0
+        };
+        self.entries.get(&seq).is_some_and(may_be_there)
+    }
+
+    /// A release that is to be sent.
+    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+        let outbox = self.outbox.as_ref()?;
+        let mut releases = outbox.release.iter().chain(&outbox.later);
+        releases.find(|release| release.seq == seq).copied()
+    }
+
+    pub(in crate::keeper) fn waits_in_store(&self, seq: Seq) -> bool {
+        let waits = |entry: &Entry| matches!(entry.state, State::Waiting { .. });
+        self.entries.get(&seq).is_some_and(waits)
+    }
+
+    /// As [`waits_in_store`](Self::waits_in_store), or to be asked, or in this process.
+    pub(in crate::keeper) fn waits_in_queue(&self, seq: Seq) -> bool {
+        let waits = |entry: &Entry| {
+            matches!(
+                entry.state,
+                State::Waiting { .. } | State::WaitingHere | State::Asking(_)
+            )
+        };
+        self.entries.get(&seq).is_some_and(waits)
+    }
+
+    pub(in crate::keeper) fn is_open(&self, seq: Seq) -> bool {
+        self.entries.get(&seq).is_some_and(|entry| entry.open)
+    }
+
+    /// The claim of a leg that is wanted.
+    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<u64> {
+        let entry = self.entries.get(&seq)?;
+        entry.claim.filter(|_| entry.wanted)
+    }
+
+    pub(in crate::keeper) fn limit_of_key(&self) -> u32 {
+        self.max()
+    }
+
+    /// What is idle and not over.
+    pub(in crate::keeper) fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
+        let lasts = |seq: &Seq| {
+            let entry = self.entries.get(seq);
+            entry.is_some_and(|entry| !entry.lease.is_over(now))
+        };
+        let names = self.pool.as_ref()?.names();
+        Some(names.into_iter().filter(lasts).collect())
+    }
+}
+
+impl Note {
+    /// A release that is in flight.
+    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+        let mut releases = self.releases.iter();
+        releases.find(|release| release.seq == seq).copied()
+    }
+}
+
+impl Release {
+    pub(in crate::keeper) fn not_after_us(self) -> u64 {
+        self.not_after_us
+    }
+
+    pub(in crate::keeper) fn forget_at(self) -> Instant {
+        self.forget_at
+    }
+}

@@ -1,0 +1,220 @@
+//! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
+//!
+//! While the store is down only probes are sent to it. A limit's waiters move to where its policy says; its holders
+//! keep their own deadlines. When the store is back, waiters queue there again, and what was admitted meanwhile is
+//! adopted.
+
+use std::sync::Arc;
+
+use super::{Entry, Queue, State};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    keeper::context::{Availability, Context},
+    ledger::{Ask, One, Seq, Standing},
+    limit::{Limit, Mode, OnUnavailable},
+    telemetry::Measure,
+};
+
+impl Queue {
+    pub(super) fn acquire_here(&mut self, ctx: &mut Context, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let ask = Ask {
+            seq,
+            wait: entry.wait_until() > ctx.now,
+        };
+        let has_waited = !entry.wait.is_zero() && !ask.wait;
+        // Slots that come free from now on go by the ledger that is about to decide.
+        self.recall(ctx);
+        match self.run_here(ctx, One::Acquire(ask)) {
+            Some(Standing::Held { .. }) => self.admit(ctx, seq),
+            Some(Standing::Waiting { .. }) => {
+                if let Some(entry) = self.entries.get_mut(&seq) {
+                    entry.place = self.snapshot.waiting;
+                }
+                self.set(ctx, seq, State::WaitingHere);
+            }
+            Some(Standing::LineFull) => {
+                self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull));
+            }
+            _ if has_waited => self.set(ctx, seq, State::Refused(AcquireErrorKind::TimedOut)),
+            _ => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
+        }
+    }
+
+    /// Decides on a request by the limit's policy, since the store cannot be asked.
+    pub(super) fn fall_back(&mut self, ctx: &mut Context, seq: Seq, availability: Availability) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        if entry.open || entry.is_held() || entry.is_decided() {
+            return;
+        }
+        if availability == Availability::Refused {
+            return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
+        }
+        match self.limit.policy() {
+            // An outage admits nobody under a key without slots.
+            _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
+            OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
+            OnUnavailable::Allow => {
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.admit(ctx, new);
+                }
+            }
+            OnUnavailable::Local(_) => {
+                self.keep_ledger(ctx);
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.acquire_here(ctx, new);
+                }
+            }
+        }
+    }
+
+    /// Asks the store under a new name, at the end of its queue; or falls back, if the store is down.
+    pub(super) fn ask_again(&mut self, ctx: &mut Context, seq: Seq) {
+        match self.entries.get_mut(&seq) {
+            Some(entry) if !entry.wanted => {
+                entry.open = false;
+                return self.give_up(ctx, seq);
+            }
+            Some(entry) if entry.claim.is_some() => return self.park(ctx, seq),
+            _ => {}
+        }
+        let Some(new) = self.rename(ctx, seq) else {
+            return;
+        };
+        if let Some(entry) = self.entries.get_mut(&new) {
+            entry.since = ctx.now;
+        }
+        match ctx.availability {
+            Availability::Up => self.outbox().acquire.push_back(new),
+            down => self.fall_back(ctx, new, down),
+        }
+    }
+
+    /// Sends a request once more that reached the store too late: it keeps its name.
+    pub(in crate::keeper) fn resend(&mut self, ctx: &mut Context, seq: Seq) {
+        match ctx.availability {
+            Availability::Up => self.outbox().acquire.push_front(seq),
+            down => self.fall_back(ctx, seq, down),
+        }
+    }
+
+    /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
+    pub(in crate::keeper) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
+        match self.entries.get(&seq) {
+            Some(entry) if entry.taken => {
+                ctx.record(|history, now| history.lost(&self.ledger, seq, now));
+                ctx.end_lease(&entry.lease, LostErrorKind::Lost);
+                ctx.counts.lost += 1;
+                ctx.measure(self.number, Measure::Lost);
+                self.give_up(ctx, seq);
+            }
+            Some(entry) if !entry.open => {
+                self.release_here(ctx, seq);
+                self.ask_again(ctx, seq);
+            }
+            _ => {}
+        }
+    }
+
+    /// Loses all held slots. Returns how many.
+    pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
+        let mut lost = 0;
+        for seq in self.names() {
+            let held = |entry: &Entry| entry.wanted && entry.is_held();
+            if self.entries.get(&seq).is_some_and(held) {
+                self.lose(ctx, seq);
+                lost += 1;
+            }
+        }
+        lost
+    }
+
+    /// Has the policy decide on all waiters. Those that the store refuses are refused here too.
+    pub(in crate::keeper) fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
+        self.recall(ctx);
+        let refused = availability == Availability::Refused;
+        if refused {
+            self.local = None;
+        }
+        let mut waiters: Vec<Seq> = self.waiters().map(|(_, seq)| *seq).collect();
+        waiters.extend(self.those(|entry| match entry.state {
+            State::Checking => true,
+            State::WaitingHere => refused,
+            _ => false,
+        }));
+        if let Some(outbox) = &mut self.outbox {
+            ctx.dismiss(&mut outbox.inquiries);
+            waiters.extend(outbox.acquire.drain(..));
+        }
+        for seq in waiters {
+            self.fall_back(ctx, seq, availability);
+        }
+    }
+
+    /// Moves waiters back to the store.
+    pub(in crate::keeper) fn return_to_store(&mut self, ctx: &mut Context) {
+        self.local = None;
+        self.introduce(ctx);
+        for seq in self.those(|entry| matches!(entry.state, State::WaitingHere)) {
+            self.ask_again(ctx, seq);
+        }
+    }
+
+    /// Takes the limit's value for this key from a request.
+    pub(in crate::keeper) fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
+        if own_max == self.own_max {
+            return;
+        }
+        let before = self.max();
+        self.own_max = own_max;
+        if let Some(pool) = &self.pool {
+            pool.set_own_max(own_max);
+        }
+        if self.max() > before {
+            self.grow(ctx);
+        } else if self.max() < before {
+            self.recall(ctx);
+        }
+    }
+
+    /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
+    pub(in crate::keeper) fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>) {
+        self.limit = limit;
+        self.make_pool(ctx);
+        self.recall(ctx);
+        self.follow_policy(ctx);
+        self.grow(ctx);
+        if self.limit.current_mode() != Mode::Enforce {
+            let waits = |entry: &Entry| !entry.taken && !entry.is_held() && !entry.is_decided();
+            for seq in self.those(waits) {
+                if let Some(entry) = self.entries.get_mut(&seq) {
+                    entry.shadow = true;
+                }
+                self.refuse(ctx, seq, AcquireErrorKind::Full);
+            }
+        }
+    }
+
+    /// The policy may have changed during an outage: what waits here goes by the new one.
+    fn follow_policy(&mut self, ctx: &mut Context) {
+        let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
+        if keeps || !ctx.shared || self.local.take().is_none() {
+            return;
+        }
+        for seq in self.those(|entry| matches!(entry.state, State::WaitingHere)) {
+            self.fall_back(ctx, seq, Availability::Down);
+        }
+    }
+
+    /// There may be more slots: waiters get them.
+    fn grow(&mut self, ctx: &mut Context) {
+        self.touch |= self.has_waiters();
+        if self.local.is_some() {
+            self.run_here(ctx, One::Nothing);
+        }
+    }
+}

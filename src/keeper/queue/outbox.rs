@@ -1,0 +1,225 @@
+//! What to send next: renewals and roll calls, and the batch that takes it all.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Entry, Note, Outbox, Queue, Release, Seen, State};
+use crate::{
+    keeper::{
+        context::{Context, earliest},
+        effects::Inquiry,
+    },
+    ledger::{Ask, Batch, Seq, Want},
+};
+
+/// What a store has lost is told by holders, in this time, before waiters ask it for more.
+const HOLDERS_FIRST: Duration = Duration::from_millis(100);
+
+impl Queue {
+    /// Asks for every waiter by name.
+    pub(in crate::keeper) fn call_roll(&mut self) {
+        self.renew_all(|entry| matches!(entry.state, State::Waiting { .. } | State::Checking));
+    }
+
+    /// Asks for every waiter in a moment, and not before: if the store has lost its data, or is another, holders of other
+    /// replicas are there first.
+    pub(in crate::keeper) fn call_roll_soon(&mut self, ctx: &Context) {
+        if let Some(waiters) = &mut self.waiters {
+            let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
+            // Never put off, or connections that end again and again would do so for ever.
+            let at = waiters.roll_call_at.map_or(soon, |at| at.min(soon));
+            waiters.roll_call_at = Some(at);
+            waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
+            waiters.handover_at = waiters.handover_at.map(|handover| handover.max(at));
+        }
+        self.renew_all(|entry| matches!(entry.state, State::Checking));
+    }
+
+    /// Introduces the queue to a store that may be another, or have lost its data: asks for all entries, and holds back
+    /// newcomers until the answer. The store is not told to adopt at once: repeated late, that could bring back a permit
+    /// which was released meanwhile.
+    pub(in crate::keeper) fn introduce(&mut self, ctx: &Context) {
+        self.renew_all(Entry::is_held);
+        self.introducing = true;
+        self.call_roll_soon(ctx);
+    }
+
+    fn renew_all(&mut self, which: impl Fn(&Entry) -> bool) {
+        for seq in self.those(which) {
+            self.renew(seq);
+        }
+    }
+
+    /// Asks the store how the ledger stands.
+    pub(in crate::keeper) fn push_inquiry(&mut self, inquiry: Inquiry) {
+        self.outbox().inquiries.push(inquiry);
+    }
+
+    /// Sends a batch, even if it is empty.
+    pub(in crate::keeper) fn touch(&mut self) {
+        self.touch = true;
+    }
+
+    /// Releases a name once more after a pause.
+    pub(super) fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
+        let at = ctx.now + pause.min(ctx.settings.poll_interval);
+        let outbox = self.outbox();
+        outbox.later.push(release);
+        outbox.later_at = earliest(outbox.later_at, Some(at));
+    }
+
+    /// Drops releases that are not worth repeating any more.
+    pub(in crate::keeper) fn forget_releases(&mut self, now: Instant) {
+        if let Some(outbox) = &mut self.outbox {
+            outbox.release.retain(|release| release.forget_at > now);
+            outbox.later.retain(|release| release.forget_at > now);
+        }
+    }
+
+    /// As much of what is to be sent as there is room for.
+    pub(in crate::keeper) fn take_batch(
+        &mut self,
+        ctx: &mut Context,
+        room: &mut usize,
+        deadline: &mut Instant,
+    ) -> Option<(Batch, Note)> {
+        let mut batch = Batch {
+            key: self.ledger.clone(),
+            limit: self.max(),
+            max_waiters: self.limit.waiters(),
+            reuse: self.reuse(ctx),
+            ..Batch::default()
+        };
+        let mut note = Note {
+            queue: self.index,
+            releases: Vec::new(),
+            inquiries: Vec::new(),
+        };
+        let touch = std::mem::take(&mut self.touch);
+        if !self.is_introducing()
+            && let Some(outbox) = &self.outbox
+        {
+            let newcomers = outbox.acquire.len().min(*room);
+            self.make_room(ctx, newcomers);
+        }
+        self.take_releases(&mut batch, &mut note, room);
+        if let Some(outbox) = &mut self.outbox {
+            note.inquiries = std::mem::take(&mut outbox.inquiries);
+            while *room > 0
+                && let Some(seq) = outbox.renew.pop_front()
+            {
+                if self.entries.contains_key(&seq) {
+                    batch.renew.push(seq);
+                    *room -= 1;
+                }
+            }
+            while *room > 0
+                && let Some(seq) = outbox.adopt.pop_front()
+            {
+                if let Some(entry) = self.entries.get_mut(&seq)
+                    && entry.is_held()
+                    && !entry.open
+                    && !entry.lease.is_over(ctx.now)
+                {
+                    entry.open = true;
+                    batch.adopt.push(seq);
+                    *room -= 1;
+                }
+            }
+        }
+        if !self.is_introducing() {
+            self.take_newcomers(ctx, &mut batch, room, deadline);
+        }
+        self.shrink_outbox();
+        batch.waits = self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
+        let empty = batch.release.is_empty()
+            && batch.renew.is_empty()
+            && batch.adopt.is_empty()
+            && batch.acquire.is_empty();
+        if empty && !touch && note.inquiries.is_empty() {
+            return None;
+        }
+        self.in_flight += 1;
+        Some((batch, note))
+    }
+
+    fn take_newcomers(
+        &mut self,
+        ctx: &Context,
+        batch: &mut Batch,
+        room: &mut usize,
+        deadline: &mut Instant,
+    ) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        while *room > 0
+            && let Some(seq) = outbox.acquire.pop_front()
+        {
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && let State::Asking(None) = entry.state
+            {
+                entry.open = true;
+                entry.state = State::Asking(Some(Seen {
+                    store_us: 0,
+                    sent: ctx.now,
+                }));
+                batch.acquire.push(Ask {
+                    seq,
+                    wait: !entry.wait.is_zero(),
+                });
+                *deadline = ctx.patience(entry.since).min(*deadline);
+                *room -= 1;
+            }
+        }
+    }
+
+    /// As many releases as there is room for.
+    pub(in crate::keeper) fn take_releases(
+        &mut self,
+        batch: &mut Batch,
+        note: &mut Note,
+        room: &mut usize,
+    ) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        let count = outbox.release.len().min(*room);
+        let names = outbox.release[..count].iter().map(|release| release.seq);
+        batch.release.extend(names);
+        note.releases.extend(outbox.release.drain(..count));
+        *room -= count;
+    }
+
+    /// What a leg asks of its ledger, if the claim does not have it yet. It is in flight then.
+    pub(in crate::keeper) fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Want {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return Want::Now;
+        };
+        entry.open = true;
+        let want = match (entry.shadow, entry.wait.is_zero()) {
+            (true, _) => Want::IfFree,
+            (false, true) => Want::Now,
+            (false, false) => Want::Wait,
+        };
+        let seen = Seen {
+            store_us: 0,
+            sent: ctx.now,
+        };
+        self.set(ctx, seq, State::Asking(Some(seen)));
+        want
+    }
+
+    /// Frees the outbox after it was emptied. A queue with many entries will need it again soon.
+    fn shrink_outbox(&mut self) {
+        let idle = |outbox: &Outbox| {
+            !outbox.has_any_but_newcomers()
+                && outbox.acquire.is_empty()
+                && outbox.later_at.is_none()
+        };
+        if self.entries.are_few() && self.outbox.as_deref().is_some_and(idle) {
+            self.outbox = None;
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! Answers of the store, exchanges without an answer, and wake-ups.
+
+use std::time::Duration;
+
+use super::{Note, Queue, Seen, Snapshot, State};
+use crate::{
+    error::AcquireErrorKind,
+    keeper::{
+        context::{Availability, Context},
+        effects::{Effect, Report},
+    },
+    leases::local_deadline,
+    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
+    telemetry::Measure,
+};
+
+/// Answers.
+impl Queue {
+    /// The store has answered a batch, at this moment.
+    pub(in crate::keeper) fn on_answer(
+        &mut self,
+        ctx: &mut Context,
+        batch: &Batch,
+        note: &mut Note,
+        answer: BatchReply,
+        at: Seen,
+    ) {
+        let BatchReply {
+            in_use,
+            waiting,
+            head,
+            ..
+        } = answer;
+        self.remember_waiting(head);
+        self.snapshot = Snapshot {
+            in_use,
+            waiting,
+            head,
+            seen: at,
+        };
+        self.follow_right(ctx, batch, at);
+        for release in note.releases.drain(..) {
+            if release.not_after_us >= at.store_us {
+                let rest = Duration::from_micros(release.not_after_us - at.store_us);
+                self.repeat_release(ctx, release, rest + Duration::from_millis(1));
+            }
+        }
+        for inquiry in note.inquiries.drain(..) {
+            ctx.effects.push(Effect::Answer(inquiry, self.usage()));
+        }
+        for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
+            self.renewed(ctx, *seq, standing, at);
+        }
+        let lost = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
+        let count = answer.adopted.iter().filter(lost).count();
+        if count > 0 {
+            ctx.measure(self.number, Measure::Adopted(count as u64));
+            let limit = self.limit.clone();
+            ctx.report(Report::Adopted {
+                limit,
+                count,
+                in_use,
+            });
+        }
+        for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
+            self.adopted(ctx, *seq, standing, at);
+        }
+        let mut stale = Vec::new();
+        let queued = answer
+            .acquired
+            .iter()
+            .filter(|standing| matches!(standing, Standing::Waiting { .. }))
+            .count();
+        let mut place = waiting - (queued as u32).min(waiting);
+        for (ask, standing) in batch.acquire.iter().zip(answer.acquired) {
+            place += u32::from(matches!(standing, Standing::Waiting { .. }));
+            if self.acquired(ctx, ask.seq, standing, place, at) {
+                stale.push(ask.seq);
+            }
+        }
+        for seq in stale.into_iter().rev() {
+            self.resend(ctx, seq);
+        }
+        for promotion in answer.promoted {
+            self.granted(ctx, promotion.seq, at, promotion.until_ms);
+        }
+    }
+
+    /// The store says that a slot is held, `counted` from then, `until_ms`.
+    fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: Seen, until_ms: u64) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            // Given up in the meantime, or a ghost of an exchange that ran late.
+            return self.release_ghost(ctx, seq);
+        };
+        entry.in_store = true;
+        if !entry.wanted {
+            return self.give_up(ctx, seq);
+        }
+        let now = ctx.now;
+        let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
+        let renew_at = ctx.renew_at(counted.sent, until);
+        match entry.state {
+            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
+            State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
+            State::Held { .. } => {
+                ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+                self.look_at(ctx, seq, renew_at);
+            }
+            // There must be time to renew it.
+            _ if until <= now + ctx.settings.store_timeout => {
+                entry.since = now;
+                self.set(ctx, seq, State::Checking);
+                self.renew(seq);
+            }
+            _ => {
+                ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+                entry.lease.hold(Some(until));
+                entry.since = now;
+                let look_at = Some(renew_at);
+                self.set(ctx, seq, State::Held { look_at });
+            }
+        }
+    }
+
+    fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: Seen) {
+        if let Standing::Held { until_ms } = standing {
+            if let Some(entry) = self.entries.get_mut(&seq) {
+                entry.renewing = false;
+            }
+            return self.granted(ctx, seq, at, until_ms);
+        }
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.renewing = false;
+        match (entry.state, standing) {
+            (State::Held { .. } | State::Checking, _) if at.sent < entry.since => {
+                // The answer is older than the grant. One that is being checked has to be asked for again.
+                match entry.state {
+                    State::Checking => self.renew(seq),
+                    _ => self.look_now(ctx, seq),
+                }
+            }
+            // The store has lost it, or has gone back to an older copy.
+            (State::Held { .. }, _) => self.outbox().adopt.push_back(seq),
+            (State::Waiting { .. } | State::Checking, Standing::Waiting { ticket }) => {
+                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+            }
+            (State::Waiting { .. } | State::Checking, _) => {
+                entry.in_store = false;
+                self.ask_again(ctx, seq);
+            }
+            _ => {}
+        }
+    }
+
+    fn adopted(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: Seen) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.open = false;
+        ctx.moved.extend(entry.claim);
+        match standing {
+            Standing::Held { until_ms } | Standing::Adopted { until_ms } => {
+                self.granted(ctx, seq, at, until_ms);
+            }
+            _ if entry.wanted => {
+                self.look_now(ctx, seq);
+                self.outbox().adopt.push_back(seq);
+            }
+            _ => self.give_up(ctx, seq),
+        }
+    }
+
+    /// A request was answered. Returns whether it came too late and has to be [sent again](Self::resend).
+    fn acquired(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        standing: Standing,
+        place: u32,
+        at: Seen,
+    ) -> bool {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return false;
+        };
+        entry.open = false;
+        entry.in_store |= matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+        if !entry.wanted {
+            self.give_up(ctx, seq);
+            return false;
+        }
+        let State::Asking(_) = entry.state else {
+            // A wake-up came first, or it was refused meanwhile: a late 'waiting' changes nothing.
+            if entry.is_decided() {
+                self.retire(ctx, seq);
+            }
+            self.look_now(ctx, seq);
+            return false;
+        };
+        match standing {
+            Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms),
+            Standing::Waiting { ticket } => {
+                entry.place = place;
+                if entry.claim.is_some() {
+                    entry.begin(ctx.now);
+                }
+                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+            }
+            Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
+            Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull)),
+            // It is not its turn, or its claim came too late.
+            _ if entry.claim.is_some() => self.set(ctx, seq, State::Parked),
+            Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
+                entry.state = State::Asking(None);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Before the legs of an exchange's claims are told their standings: the snapshot is as it was without them.
+    pub(in crate::keeper) fn uncount_leg(&mut self, standing: &Standing) {
+        let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
+        self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
+    }
+
+    /// As [`acquired`](Self::acquired), for a leg of a claim.
+    pub(in crate::keeper) fn on_leg_answer(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        standing: Standing,
+        at: Seen,
+    ) -> bool {
+        self.snapshot.waiting += u32::from(matches!(standing, Standing::Waiting { .. }));
+        let place = self.snapshot.waiting;
+        self.acquired(ctx, seq, standing, place, at)
+    }
+
+    /// Before a new head is noted: what the old one says of waiters that the new one has passed.
+    fn remember_waiting(&mut self, head: Option<i64>) {
+        for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
+            let snapshot = self.snapshot;
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && let State::Waiting { seen, .. } = &mut entry.state
+            {
+                *seen = snapshot.seen_waiting(ticket, *seen);
+            }
+        }
+    }
+
+    /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
+    /// the timers of those that have not. `nearest_ms`: when the next lease in the ledger ends.
+    pub(in crate::keeper) fn on_answered(
+        &mut self,
+        ctx: &mut Context,
+        nearest_ms: Option<u64>,
+        at: Seen,
+    ) {
+        self.in_flight -= 1;
+        let head = self.snapshot.head;
+        // Grants go in the order of tickets: one below the head's has left.
+        for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
+            self.renew(seq);
+        }
+        let Some(waiters) = &mut self.waiters else {
+            return;
+        };
+        let Some((first, _)) = waiters.by_ticket.first() else {
+            self.waiters = None;
+            return;
+        };
+        // Leases are renewed long before they end, so a replica has crashed. The replica of the head asks first; if that is
+        // the one that has crashed, the others do.
+        let turn = if head == Some(*first) {
+            Duration::ZERO
+        } else {
+            ctx.settings.poll_interval / 10
+        };
+        waiters.handover_at = nearest_ms.map(|nearest_ms| {
+            let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
+            ctx.now + Duration::from_millis(rest) + turn
+        });
+        waiters.poll_at = Some(ctx.now + ctx.jittered(ctx.settings.poll_interval));
+        let next = Some(ctx.now + ctx.settings.waiter_ttl);
+        waiters.roll_call_at = waiters.roll_call_at.or(next);
+    }
+}
+
+/// Wake-ups.
+impl Queue {
+    /// Another replica's exchange has promoted a waiter.
+    pub(in crate::keeper) fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
+        let seen = match self.entries.get(&seq).map(|entry| entry.state) {
+            Some(State::Waiting { ticket, seen }) => Some(self.snapshot.seen_waiting(ticket, seen)),
+            Some(State::Asking(seen)) => seen,
+            Some(State::Held { .. } | State::Checking) => return,
+            Some(State::WaitingHere | State::Refused(_) | State::Passed(_) | State::Parked)
+            | None => None,
+        };
+        let counted_from = |sent| Seen {
+            store_us: wake.granted_us,
+            sent,
+        };
+        match seen {
+            Some(seen) if wake.granted_us >= seen.store_us => {
+                self.granted(ctx, seq, counted_from(seen.sent), wake.until_ms);
+            }
+            // It is older than that: ask.
+            Some(_) => self.renew(seq),
+            None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
+        }
+    }
+}
+
+/// Failures. The availability is what the requests of the exchange go by: `Up` if the connection failed and the store may
+/// be fine, so that they ask again.
+impl Queue {
+    /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
+    /// admitted anything.
+    pub(in crate::keeper) fn on_failure(
+        &mut self,
+        ctx: &mut Context,
+        batch: &Batch,
+        note: &mut Note,
+        not_after_us: u64,
+        availability: Availability,
+    ) {
+        let retry = availability == Availability::Up;
+        let pause = ctx.settings.poll_interval;
+        if !retry {
+            ctx.dismiss(&mut note.inquiries);
+        } else if !note.inquiries.is_empty() {
+            // They only ask, and can ask again.
+            self.outbox().inquiries.append(&mut note.inquiries);
+        }
+        self.recall(ctx);
+        for release in note.releases.drain(..) {
+            match retry {
+                true => self.outbox().release.push(release),
+                false => self.repeat_release(ctx, release, pause),
+            }
+        }
+        for seq in &batch.adopt {
+            if let Some(entry) = self.entries.get_mut(seq) {
+                entry.open = false;
+                entry.not_after_us = entry.not_after_us.max(not_after_us);
+                ctx.moved.extend(entry.claim);
+            }
+            self.look_now(ctx, *seq);
+        }
+        for seq in batch.renew.iter().chain(&batch.adopt) {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.renewing = false;
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Held { .. } if retry => self.renew(*seq),
+                State::Held { .. } => self.look_at(ctx, *seq, ctx.now + pause),
+                _ => {}
+            }
+        }
+        let mut again = Vec::new();
+        for Ask { seq, .. } in &batch.acquire {
+            let Some(entry) = self.entries.get_mut(seq) else {
+                continue;
+            };
+            entry.open = false;
+            entry.not_after_us = entry.not_after_us.max(not_after_us);
+            match entry.state {
+                _ if !entry.wanted => self.give_up(ctx, *seq),
+                State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
+                State::Asking(_) if retry => again.extend(self.rename(ctx, *seq)),
+                // One that was woken before its answer came stands as it did, while the store may be fine.
+                State::Checking if retry => {}
+                State::Asking(_) | State::Checking => self.fall_back(ctx, *seq, availability),
+                _ => self.look_now(ctx, *seq),
+            }
+        }
+        for seq in again.into_iter().rev() {
+            self.outbox().acquire.push_front(seq);
+        }
+        if availability == Availability::Refused {
+            self.leave_store(ctx, availability);
+        }
+        if let Some(waiters) = &mut self.waiters
+            && !waiters.by_ticket.is_empty()
+        {
+            waiters.poll_at = Some(ctx.now + pause);
+        }
+    }
+
+    /// A leg of a claim, or a request that was sent as one, has no answer: the store is asked under another name, or not at
+    /// all.
+    pub(in crate::keeper) fn on_leg_failure(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        not_after_us: u64,
+        availability: Availability,
+    ) {
+        let retry = availability == Availability::Up;
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        entry.open = false;
+        entry.not_after_us = entry.not_after_us.max(not_after_us);
+        match entry.state {
+            _ if !entry.wanted => self.give_up(ctx, seq),
+            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
+            State::Asking(_) if availability == Availability::Refused => {
+                self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
+            }
+            State::Asking(_) if entry.claim.is_some() => self.park(ctx, seq),
+            State::Asking(_) if retry => {
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.outbox().acquire.push_front(new);
+                }
+            }
+            State::Asking(_) | State::Checking if !retry => {
+                self.fall_back(ctx, seq, availability);
+            }
+            _ => self.look_now(ctx, seq),
+        }
+    }
+
+    /// An exchange that had a batch for this queue is over, without an answer.
+    pub(in crate::keeper) fn on_unanswered(&mut self) {
+        self.in_flight -= 1;
+    }
+
+    /// The driver has gone: the tasks of requests look after themselves, and inquiries have no answer.
+    pub(in crate::keeper) fn on_abandoned(&mut self, ctx: &mut Context) {
+        for entry in self.entries.values_mut() {
+            ctx.wake(entry.waker.take());
+            ctx.effects.push(Effect::Tell(entry.lease.clone()));
+        }
+        if let Some(outbox) = &mut self.outbox {
+            ctx.dismiss(&mut outbox.inquiries);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! When slots go to the pool of their queue, and when they leave it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{Entry, Queue, Seen};
+use crate::{
+    keeper::context::{Availability, Context},
+    leases::{Lease, Pool, RIGHT},
+    ledger::{Batch, Reuse, Seq},
+    limit::Mode,
+    telemetry::Measure,
+};
+
+impl Queue {
+    /// Makes a pool, if the limit reuses slots.
+    pub(super) fn make_pool(&mut self, ctx: &Context) {
+        if self.limit.is_reused() && self.pool.is_none() {
+            let pool = Pool::new(ctx.meter(self.number).clone());
+            pool.set_own_max(self.own_max);
+            self.pool = Some(Arc::new(pool));
+        }
+    }
+
+    pub(in crate::keeper) fn pool(&self) -> Option<&Arc<Pool>> {
+        self.pool.as_ref()
+    }
+
+    /// An idle slot, for a request that has just come.
+    pub(in crate::keeper) fn take_idle(&mut self, ctx: &mut Context) -> Option<Arc<Lease>> {
+        let lease = self.pool.as_ref()?.take(ctx.now)?;
+        ctx.measure(self.number, Measure::Held(1.0));
+        let entry = self.entries.get_mut(&lease.seq())?;
+        (entry.asked, entry.place, entry.taken) = (ctx.now, 0, false);
+        Some(lease)
+    }
+
+    /// Puts the slot of a permit that was dropped into the pool, if that is allowed.
+    pub(in crate::keeper) fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
+        let Some(pool) = &self.pool else {
+            return false;
+        };
+        let may = |entry: &Entry| {
+            let is_counted = entry.in_store || !ctx.shared;
+            // One with an exchange in flight could not be released at once when it is recalled.
+            let is_known = is_counted && !entry.open;
+            entry.taken && entry.wanted && entry.is_held() && entry.alone && is_known
+        };
+        if !self.entries.get(&lease.seq()).is_some_and(may) {
+            return false;
+        }
+        lease.set_reusable(true);
+        let Some(held) = pool.put(lease, ctx.now) else {
+            return false;
+        };
+        ctx.measure(self.number, Measure::Hold(held));
+        ctx.measure(self.number, Measure::Held(-1.0));
+        true
+    }
+
+    fn may_keep(&self, ctx: &Context) -> bool {
+        let enforced = self.limit.current_mode() == Mode::Enforce;
+        // A late answer may come while the store is down.
+        let up = ctx.availability == Availability::Up;
+        self.limit.is_reused() && enforced && !ctx.ending && up
+    }
+
+    /// What the store is told about reuse.
+    pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
+        match &self.pool {
+            Some(pool) if self.may_keep(ctx) && pool.wants_right(ctx.now) => Reuse::Keep,
+            Some(_) => Reuse::Others,
+            None => Reuse::Never,
+        }
+    }
+
+    /// Follows an answer of the store: it gives the right to keep slots, or recalls them.
+    pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: Seen) {
+        let Some(pool) = &self.pool else {
+            return;
+        };
+        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() {
+            return self.recall_since(ctx, at.sent);
+        }
+        let old = self.recalled.is_some_and(|recalled| at.sent <= recalled);
+        let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use);
+        if given && !old && self.may_keep(ctx) {
+            pool.open(at.sent + RIGHT.min(ctx.settings.lease));
+            self.tend_at = self.tend_at.or(Some(at.sent + RIGHT / 2));
+        }
+    }
+
+    /// The ledger in this process gives the right for as long as nobody waits.
+    pub(in crate::keeper) fn follow_local_right(&mut self, ctx: &mut Context) {
+        if !std::mem::take(&mut self.recheck_right) || ctx.shared {
+            return;
+        }
+        let Some(pool) = &self.pool else {
+            return;
+        };
+        if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || !self.may_keep(ctx) {
+            return self.recall(ctx);
+        }
+        pool.open_here();
+    }
+
+    /// Recalls idle slots: another replica wants them, or an answer to what was sent `at` that moment says so.
+    pub(in crate::keeper) fn recall_since(&mut self, ctx: &mut Context, at: Instant) {
+        if self.pool.is_some() {
+            self.recalled = self.recalled.max(Some(at));
+        }
+        self.recall(ctx);
+    }
+
+    /// Releases idle slots. Those in use are released when they come free.
+    pub(in crate::keeper) fn recall(&mut self, ctx: &mut Context) {
+        let Some(pool) = &self.pool else {
+            return;
+        };
+        self.tend_at = None;
+        let idle = pool.close();
+        self.release_idle(ctx, idle);
+    }
+
+    /// Releases what was not needed lately, and asks for the right again if anything was.
+    pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
+        let Some(pool) = self.pool.clone() else {
+            return;
+        };
+        let idle = pool.tend(ctx.now);
+        self.release_idle(ctx, idle);
+        if pool.is_open() {
+            self.tend_at = Some(ctx.now + RIGHT / 2);
+            self.touch |= pool.wants_right(ctx.now);
+        }
+    }
+
+    /// Before this many requests go to the store: they did not get a slot of the pool, either because none was idle or
+    /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
+    /// refuse them or make them wait. Returns whether any is.
+    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, requests: usize) -> bool {
+        let Some(pool) = &self.pool else {
+            return false;
+        };
+        let idle = pool.withdraw(requests, ctx.now);
+        let makes_room = !idle.is_empty();
+        self.release_idle(ctx, idle);
+        makes_room
+    }
+
+    fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
+        for lease in idle {
+            ctx.measure(self.number, Measure::Held(1.0));
+            self.release_unused(ctx, lease.seq());
+        }
+    }
+
+    /// Releases a slot that was not used: nothing is learned from it of how long slots are held.
+    pub(in crate::keeper) fn release_unused(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.taken = false;
+            self.give_up(ctx, seq);
+        }
+    }
+}

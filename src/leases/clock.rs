@@ -1,0 +1,41 @@
+//! Two clocks: the store's, which the ledger is written in, and the local monotonic one, which permits are held by.
+//!
+//! They are never compared. A deadline comes from the store as a length of time, and is counted from a local moment
+//! that was certainly not later than the moment the store counted from: the sending of the exchange. No wall clock of
+//! this machine is ever read.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Store times are whole milliseconds in the ledger: rounding may have added up to one on either side.
+const TRUNCATION: Duration = Duration::from_millis(2);
+/// The two clocks may run at different speeds, by up to one part in this many (clock slewing stays within half of it).
+const SLEW: u32 = 1_000;
+
+/// When a lease that the store counts from `counted_from_us` to `until_ms` is certainly alive no longer, if the store
+/// began to count at `since` or later.
+pub(crate) fn local_deadline(
+    since: Instant,
+    counted_from_us: u64,
+    until_ms: u64,
+    lease: Duration,
+) -> Instant {
+    let lasts = Duration::from_millis(until_ms.saturating_sub(counted_from_us / 1_000)).min(lease);
+    since + lasts.saturating_sub(TRUNCATION + lasts / SLEW)
+}
+
+/// The store's time as last heard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreClock {
+    pub(crate) now_us: u64,
+    /// When the exchange that told it was sent: the store read its clock at this moment or later.
+    pub(crate) sent: Instant,
+}
+
+impl StoreClock {
+    /// An upper bound of the store's time at a local moment.
+    pub(crate) fn at(self, local: Instant) -> u64 {
+        self.now_us + local.saturating_duration_since(self.sent).as_micros() as u64
+    }
+}

@@ -1,0 +1,301 @@
+//! A lease: the deadline of a slot, as its permit and its keeper see it without a lock.
+
+use std::{
+    future::{Future, poll_fn},
+    mem,
+    pin::pin,
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::owners::Owners;
+use crate::{
+    error::LostErrorKind,
+    ledger::Seq,
+    sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
+};
+
+// What `Lease::until_us` holds: these, or a deadline in microseconds after the epoch.
+/// The lease is over: its deadline has passed, or the keeper has ended it.
+const LOST: u64 = 0;
+/// The lease is over: its permit was revoked at this bound.
+const HELD_TOO_LONG: u64 = 1;
+const IDLE: u64 = 2;
+/// The lowest value that is a deadline.
+const EARLIEST: u64 = 3;
+/// No deadline: the lease needs no renewal, or was given back.
+const FOREVER: u64 = u64::MAX;
+
+/// Sentinel for [`Lease::unread_us`]: the response is being read.
+const READ: u64 = 0;
+
+/// A pool that a slot can go back to without a step of the keeper.
+pub(crate) trait Recycle: Send + Sync {
+    /// Takes the slot of a permit without owners, unless it may not be kept.
+    fn put_unseen(&self, lease: &Arc<Lease>) -> bool;
+}
+
+/// A conservative local deadline of a slot, and why it is over. Once over, it stays over.
+///
+/// # Why the orderings are enough
+///
+/// - `until_us` is one word, and what changes it is a read-modify-write of it (but [`hold`](Self::hold), for a request
+///   whose permit nobody has yet, under the keeper's lock). So all threads agree on the order of its values, and a
+///   renewal that comes after the end finds the end. A reader that finds the deadline passed writes the end itself
+///   before it says so. None of this needs an ordering.
+/// - A watcher that sees the end asks next whether its permit still has the lease ([`Tenure::is_current`]), as it must not
+///   take the end of a later permit for its own. Whoever [ends](Self::end) the lease under a later permit has seen that
+///   permit, by the lock of the pool or of the keeper; so ending releases, and looking acquires. A deadline passes
+///   without anybody's doing: if that is at the very moment at which a permit is given back, its watcher may see either
+///   come first.
+/// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the last
+///   owner of that permit: [`Owners::leave`] orders them.
+/// - `unread_us` and `tenure_us` are times, and nothing else is read by them. A keeper that sees one a moment late revokes
+///   a permit, or measures how long it was held, by that moment.
+///
+/// [`Tenure::is_current`]: super::tenure::Tenure::is_current
+pub(crate) struct Lease {
+    /// The number of its keeper.
+    pub(crate) keeper: usize,
+    /// The index of its queue in the keeper.
+    pub(crate) queue: usize,
+    /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
+    seq: AtomicU64,
+    epoch: Instant,
+    until_us: AtomicU64,
+    /// Since when its response lies unread, in microseconds after the epoch, or `READ`.
+    unread_us: AtomicU64,
+    /// Where it may wait for its next permit.
+    pool: Option<Arc<dyn Recycle>>,
+    owners: Owners,
+    /// When the current tenure began, in microseconds after the epoch.
+    tenure_us: AtomicU64,
+    /// Whether it may go to the pool without a step of the keeper.
+    reusable: AtomicBool,
+    watchers: Notify,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        keeper: usize,
+        queue: usize,
+        seq: Seq,
+        epoch: Instant,
+        pool: Option<Arc<dyn Recycle>>,
+    ) -> Self {
+        Self {
+            keeper,
+            queue,
+            seq: AtomicU64::new(seq),
+            epoch,
+            until_us: AtomicU64::new(FOREVER),
+            unread_us: AtomicU64::new(READ),
+            pool,
+            owners: Owners::one(),
+            tenure_us: AtomicU64::new(0),
+            reusable: AtomicBool::new(false),
+            watchers: Notify::new(),
+        }
+    }
+
+    pub(crate) fn seq(&self) -> Seq {
+        self.seq.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn rename(&self, seq: Seq) {
+        self.seq.store(seq, Ordering::Relaxed);
+    }
+
+    /// Returns the slot of a permit without owners to the pool, unless it may not go there.
+    pub(crate) fn recycle(self: &Arc<Self>) -> bool {
+        let pool = self.pool.as_ref();
+        pool.is_some_and(|pool| pool.put_unseen(self))
+    }
+
+    pub(crate) fn is_reusable(&self) -> bool {
+        self.reusable.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_reusable(&self, reusable: bool) {
+        self.reusable.store(reusable, Ordering::Relaxed);
+    }
+}
+
+/// The deadline.
+impl Lease {
+    /// Sets the deadline of a permit that had none; `None` for one that needs no renewal.
+    pub(crate) fn hold(&self, until: Option<Instant>) {
+        let until_us = until.map_or(FOREVER, |until| self.us(until));
+        self.until_us.store(until_us, Ordering::Release);
+    }
+
+    /// Moves the deadline forward, unless it is over by `now`. Returns whether the permit is still held.
+    pub(crate) fn extend(&self, until: Instant, now: Instant) -> bool {
+        let (until, now) = (self.us(until), self.us(now));
+        self.change(|old| match old {
+            ..EARLIEST => None,
+            FOREVER => Some(until),
+            old if now >= old => None,
+            old => Some(until.max(old)),
+        })
+    }
+
+    /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final. Its watchers are
+    /// to be [told](Self::tell) then.
+    pub(crate) fn end(&self, kind: LostErrorKind) {
+        let over = match kind {
+            LostErrorKind::Lost => LOST,
+            LostErrorKind::HeldTooLong => HELD_TOO_LONG,
+            LostErrorKind::Idle => IDLE,
+        };
+        self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
+    }
+
+    /// Its permit is given back: unless the lease was over by then, it is never lost any more.
+    pub(crate) fn return_at(&self, now: Instant) {
+        self.change(|until| match until {
+            ..EARLIEST | FOREVER => None,
+            until if self.us(now) >= until => Some(LOST),
+            _ => Some(FOREVER),
+        });
+    }
+
+    /// Returns whether there was a change.
+    fn change(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        self.until_us.fetch_update(set, fetch, change).is_ok()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_over(Instant::now())
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        let mut until = self.until_us.load(Ordering::Acquire);
+        loop {
+            match until {
+                ..EARLIEST => return true,
+                FOREVER => return false,
+                _ if self.us(now) < until => return false,
+                // Whoever sees that it is over makes it so: a renewal that comes too late must not bring it back.
+                _ => match self.until_us.compare_exchange(
+                    until,
+                    LOST,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                ) {
+                    Ok(_) => return true,
+                    Err(renewed) => until = renewed,
+                },
+            }
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self.until_us.load(Ordering::Relaxed) {
+            ..EARLIEST | FOREVER => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
+        }
+    }
+
+    /// Whether it is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        if !self.is_lost() {
+            return None;
+        }
+        Some(match self.until_us.load(Ordering::Acquire) {
+            HELD_TOO_LONG => LostErrorKind::HeldTooLong,
+            IDLE => LostErrorKind::Idle,
+            _ => LostErrorKind::Lost,
+        })
+    }
+
+    /// Makes all watchers look at it again. Not to be called under a lock: it wakes tasks.
+    pub(crate) fn tell(&self) {
+        assert_unlocked();
+        self.watchers.notify_waiters();
+    }
+
+    /// Completes when it is over for a reason that `counts`. `attend` sees to it that somebody will wake this: the
+    /// keeper's driver may have gone with its runtime.
+    pub(crate) async fn ended(
+        &self,
+        attend: impl Fn(),
+        counts: impl Fn(LostErrorKind) -> bool,
+    ) -> LostErrorKind {
+        // Made before the lease is looked at: it completes at an end after that look.
+        let mut notified = pin!(self.watchers.notified());
+        let mut is_attended = false;
+        poll_fn(|cx| {
+            loop {
+                // Whatever woke this task: the driver may be late, as after this process was stopped.
+                if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
+                    return Poll::Ready(kind);
+                }
+                if !mem::replace(&mut is_attended, true) {
+                    attend();
+                }
+                ready!(notified.as_mut().poll(cx));
+                notified.set(self.watchers.notified());
+                is_attended = false;
+            }
+        })
+        .await
+    }
+}
+
+/// Tenures, and times that a permit leaves for its keeper.
+impl Lease {
+    pub(crate) fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
+    pub(crate) fn begin_tenure(&self, now: Instant) {
+        let now_us = self.since_epoch_us(now);
+        self.tenure_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// Ends the tenure of a permit without owners. Returns how long it lasted. Whoever watched that permit sees no more of
+    /// the lease.
+    pub(crate) fn end_tenure(&self, now: Instant) -> Duration {
+        self.set_unread(None);
+        self.owners.next();
+        self.tenure_lasts(now)
+    }
+
+    pub(crate) fn tenure_lasts(&self, now: Instant) -> Duration {
+        let since_us = self.tenure_us.load(Ordering::Relaxed);
+        Duration::from_micros(self.since_epoch_us(now).saturating_sub(since_us))
+    }
+
+    /// Whether it serves another permit than its first one.
+    #[cfg(test)]
+    pub(crate) fn is_reused(&self) -> bool {
+        self.owners.tenure() > 0
+    }
+
+    /// Tells since when a frame of its response has been handed out and none asked for; `None`: that is not so.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        let since_us = since.map_or(READ, |since| self.us(since));
+        self.unread_us.store(since_us, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unread_since(&self) -> Option<Instant> {
+        match self.unread_us.load(Ordering::Relaxed) {
+            READ => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
+        }
+    }
+
+    /// A time as it stands in `until_us` or `unread_us`: never a sentinel.
+    fn us(&self, at: Instant) -> u64 {
+        self.since_epoch_us(at).max(EARLIEST)
+    }
+
+    fn since_epoch_us(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.epoch).as_micros() as u64
+    }
+}

@@ -1,0 +1,242 @@
+//! Pools: G1, and that no slot is lost. Each model has two shards, and threads with one or the other.
+
+use std::sync::Arc;
+
+use ::loom::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Clock, explore, join, spawn};
+use crate::{
+    error::LostErrorKind,
+    leases::{Lease, Pool, Tenure},
+    sync::set_thread_number,
+    telemetry::LimitMeter,
+};
+
+/// A pool that is open, of a line that a semaphore is bound to.
+fn open() -> Arc<Pool> {
+    let pool = Pool::new(Arc::new(LimitMeter::new("test", "a")));
+    pool.open_here();
+    pool.bind();
+    Arc::new(pool)
+}
+
+/// With a slot in the shard of each of these numbers.
+fn with_slots(clock: &Clock, shards: &[usize]) -> Arc<Pool> {
+    let pool = open();
+    for (seq, shard) in shards.iter().enumerate() {
+        put_at(
+            &pool,
+            &clock.lease(seq as u64, Some(&pool), 10),
+            *shard,
+            clock,
+        );
+    }
+    pool
+}
+
+fn put_at(pool: &Pool, lease: &Arc<Lease>, shard: usize, clock: &Clock) {
+    set_thread_number(shard);
+    assert!(pool.put(lease, clock.at(0)).is_some(), "it is open");
+}
+
+/// Who has which slot, as its user would see it: without an order of its own.
+struct Use(Vec<AtomicBool>);
+
+impl Use {
+    fn of(slots: usize) -> Arc<Self> {
+        Arc::new(Self((0..slots).map(|_| AtomicBool::new(false)).collect()))
+    }
+
+    fn begin(&self, lease: &Lease) {
+        let used = self.0[lease.seq() as usize].swap(true, Ordering::Relaxed);
+        assert!(!used, "it was in use");
+    }
+
+    fn end(&self, lease: &Lease) {
+        let used = self.0[lease.seq() as usize].swap(false, Ordering::Relaxed);
+        assert!(used, "it was not in use");
+    }
+}
+
+/// A permit: takes a slot, if there is one, and puts it into its own shard.
+fn take_and_put(pool: &Pool, uses: &Use, clock: &Clock) {
+    if let Some(lease) = pool.take(clock.at(1)) {
+        let permit = Tenure::of(lease.clone());
+        uses.begin(&lease);
+        assert!(permit.join() && !permit.leave(), "it has an owner");
+        uses.end(&lease);
+        assert!(permit.leave(), "it has no other owner");
+        assert!(pool.put(&lease, clock.at(1)).is_some(), "it is open");
+    }
+}
+
+#[test]
+fn a_slot_has_one_permit() {
+    explore("pool: three take and put", |clock| {
+        let (pool, uses, clock) = (with_slots(clock, &[0, 1]), Use::of(2), *clock);
+        let run = |shard| {
+            let (pool, uses) = (pool.clone(), uses.clone());
+            spawn(shard, move || take_and_put(&pool, &uses, &clock))
+        };
+        let threads = [run(0), run(1)];
+        set_thread_number(0);
+        take_and_put(&pool, &uses, &clock);
+        threads.into_iter().for_each(join);
+        assert_eq!(pool.idle(), 2, "none is lost, none is there twice");
+    });
+}
+
+/// Shard by shard, the slot that goes from the first to the second would be counted twice.
+#[test]
+fn a_slot_that_moves_is_counted_once() {
+    explore("pool: count", |clock| {
+        let (pool, uses, clock) = (with_slots(clock, &[0]), Use::of(1), *clock);
+        let moving = pool.clone();
+        let thread = spawn(1, move || take_and_put(&moving, &uses, &clock));
+        let idle = pool.idle();
+        assert!(idle <= 1, "{idle} of 1 are idle");
+        join(thread);
+        assert_eq!(pool.idle(), 1);
+    });
+}
+
+/// A slot is put back while the pool is closed: it is drained, or refused.
+#[test]
+fn closed_is_closed() {
+    explore("pool: close", |clock| {
+        let (pool, clock) = (with_slots(clock, &[0]), *clock);
+        let held = clock.lease(1, Some(&pool), 10);
+        let (mine, others) = (pool.clone(), pool.clone());
+        // How many slots are left with it.
+        let putting = spawn(1, move || mine.put(&held, clock.at(1)).map_or(1, |_| 0));
+        let taking = spawn(1, move || match others.take(clock.at(1)) {
+            Some(lease) => others.put(&lease, clock.at(1)).map_or(1, |_| 0),
+            None => 0,
+        });
+        let drained = pool.close().len();
+        assert_eq!(pool.idle(), 0, "it is closed");
+        let kept = join(putting) + join(taking);
+        assert_eq!(pool.idle(), 0, "it stays closed");
+        assert_eq!(drained + kept, 2, "none is lost");
+    });
+}
+
+/// A slot that the keeper takes out to release it, or because nobody needs it, is nobody else's.
+#[test]
+fn a_slot_is_released_or_used() {
+    explore("pool: tend and withdraw", |clock| {
+        let (pool, uses, clock) = (with_slots(clock, &[0, 1]), Use::of(2), *clock);
+        // From now on both are surplus, until one is used.
+        assert!(pool.tend(clock.at(0)).is_empty());
+        let (users, used) = (pool.clone(), uses.clone());
+        let using = spawn(1, move || {
+            let Some(lease) = users.take(clock.at(1)) else {
+                return 0;
+            };
+            used.begin(&lease);
+            // If nothing was used before it was tended, it is closed.
+            match users.put(&lease, clock.at(1)) {
+                Some(_) => 0,
+                None => 1,
+            }
+        });
+        let mut released = pool.withdraw(1, clock.at(1));
+        released.extend(pool.tend(clock.at(1)));
+        let kept = join(using);
+        assert_eq!(released.len() + kept + pool.idle(), 2, "none is lost");
+    });
+}
+
+/// A renewal comes while an idle slot is asked for after its deadline: it has the later one, or serves nobody.
+#[test]
+fn an_idle_slot_ends_with_its_lease() {
+    explore("pool: deadline", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let lease = clock.lease(0, Some(&pool), 10);
+        put_at(&pool, &lease, 0, &clock);
+        let others = pool.clone();
+        let taking = spawn(1, move || others.take(clock.at(11)));
+        let renewed = lease.extend(clock.at(20), clock.at(9));
+        let taken = join(taking);
+        assert_eq!(taken.is_some(), renewed);
+        assert!(taken.is_none_or(|lease| !lease.is_over(clock.at(11))));
+    });
+}
+
+/// A permit is dropped while its keeper ends its lease.
+#[test]
+fn a_slot_that_was_lost_serves_nobody() {
+    explore("pool: loss", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let lease = clock.lease(0, Some(&pool), 10);
+        let (mine, held) = (pool.clone(), lease.clone());
+        let putting = spawn(1, move || mine.put(&held, clock.at(1)));
+        lease.end(LostErrorKind::Lost);
+        assert!(pool.take(clock.at(1)).is_none());
+        join(putting);
+        assert!(pool.take(clock.at(1)).is_none());
+    });
+}
+
+/// The line of a ledger in this process is dropped with what is idle in it, once no semaphore is bound to its pool.
+#[test]
+fn nothing_is_put_unseen_where_no_semaphore_is_bound() {
+    explore("pool: the last semaphore", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let held = clock.lease(0, Some(&pool), 10);
+        let mine = pool.clone();
+        let putting = spawn(1, move || mine.put_unseen(&held));
+        pool.unbind();
+        let idle = pool.idle();
+        assert_eq!(join(putting), idle == 1);
+        assert_eq!(pool.idle(), idle);
+    });
+}
+
+/// The slot goes to the next permit, which is revoked at a bound: whoever watches the first permit sees nothing of it.
+#[test]
+fn a_watcher_sees_no_later_permit() {
+    explore("pool: watcher of an earlier permit", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let first = Tenure::of(clock.lease(0, Some(&pool), 10));
+        let owner = first.clone();
+        let other = spawn(0, move || {
+            assert!(owner.leave() && owner.end(), "the pool is open");
+            let next = pool.take(clock.at(1)).expect("it is idle");
+            next.end(LostErrorKind::HeldTooLong);
+        });
+        let is_over = first.lease().is_over(clock.at(1));
+        assert!(!(is_over && first.is_current()));
+        join(other);
+        assert!(!first.is_current() && !first.join());
+    });
+}
+
+/// A weak owner comes as the last owner leaves: the slot goes back once, when both are gone.
+#[test]
+fn a_slot_goes_back_when_all_owners_are_gone() {
+    explore("pool: owners", |clock| {
+        let (pool, uses, clock) = (open(), Use::of(1), *clock);
+        let tenure = Tenure::of(clock.lease(0, Some(&pool), 10));
+        uses.begin(tenure.lease());
+        let give_back = |tenure: &Tenure, uses: &Use| {
+            if tenure.leave() {
+                uses.end(tenure.lease());
+                assert!(tenure.end(), "the pool is open");
+            }
+        };
+        let (weak, used) = (tenure.clone(), uses.clone());
+        let upgrade = spawn(1, move || {
+            if weak.join() {
+                assert!(weak.is_current(), "an owner's tenure ended");
+                give_back(&weak, &used);
+            }
+        });
+        let (others, used) = (pool.clone(), uses.clone());
+        let next = spawn(1, move || take_and_put(&others, &used, &clock));
+        give_back(&tenure, &uses);
+        join(upgrade);
+        join(next);
+        assert_eq!(pool.idle(), 1);
+    });
+}

@@ -1,0 +1,25 @@
+//! Leases: what permits and their keeper share without the keeper's lock.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `lease` | the deadline of a slot, and why it ended |
+//! | `owners` | how many own the current permit of a lease |
+//! | `tenure` | the permits that a lease serves one after the other; the leases of one permit |
+//! | `pool` | idle slots, for the next requests of this process |
+//! | `clock` | deadlines by two clocks that are never compared |
+//! | `loom` | tests: interleavings of threads in these |
+
+mod clock;
+mod lease;
+#[cfg(all(test, turnstile_loom))]
+pub(crate) mod loom;
+mod owners;
+mod pool;
+mod tenure;
+
+pub(crate) use self::{
+    clock::{StoreClock, local_deadline},
+    lease::Lease,
+    pool::{Pool, RIGHT},
+    tenure::{Leases, Tenure},
+};

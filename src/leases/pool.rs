@@ -1,0 +1,299 @@
+//! A pool: slots that came free while nobody waited, for the next requests of this process.
+//!
+//! A slot in the pool is held like any other: its lease is renewed, and the store counts it. The store gives the *right*
+//! to keep slots for a moment, to any replica that asks while nobody waits. While it lasts, slots go from one local
+//! permit to the next under the pool's own locks, without the store, the keeper or its driver. When a request waits or
+//! is refused elsewhere, the right is recalled: idle slots are released at once, the others when they come free. If that
+//! message is lost, the right ends by itself.
+//!
+//! The ledger in this process gives the same right for as long as nobody waits.
+
+use std::{
+    array, iter,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::lease::{Lease, Recycle};
+#[cfg(test)]
+use crate::ledger::Seq;
+use crate::{
+    ledger::RIGHT_MS,
+    sync::{Mutex, MutexGuard, thread_number},
+    telemetry::LimitMeter,
+};
+
+/// How long the store's right lasts, from the sending of the exchange that asked for it.
+pub(crate) const RIGHT: Duration = Duration::from_millis(RIGHT_MS);
+
+/// Loom looks at every order of steps: two shards have all that matters.
+const SHARDS: usize = if cfg!(turnstile_loom) { 2 } else { 4 };
+
+/// The idle slots of one queue.
+///
+/// # Locks
+///
+/// Sharded, to reduce contention: a thread puts slots into its own shard, and looks into the others only if that is empty.
+/// A slot is idle while it is in a shard, and is put there or taken out under the lock of that shard alone, so no two
+/// threads have it.
+///
+/// The keeper's lock comes before those of shards, and these are taken in their order if several are. Under them nothing
+/// is called that takes a lock, waits, or is foreign: no recorder of metrics, no waker.
+///
+/// All shards have the same right, number of semaphores and value of the limit, but while the keeper changes them one by
+/// one. So each decision is made by what its own shard says, under one lock: once [`close`](Self::close) has been at a
+/// shard it has no slot, and none is put there; a slot that a permit gives back meanwhile is drained from a shard that
+/// `close` has yet to come to, or is refused.
+pub(crate) struct Pool {
+    shards: [Shard; SHARDS],
+    meter: Arc<LimitMeter>,
+}
+
+/// On a cache line of its own.
+#[repr(align(128))]
+struct Shard(Mutex<Slots>);
+
+struct Slots {
+    right: Right,
+    /// The last one to come free is the next one to go.
+    idle: Vec<Arc<Lease>>,
+    /// How many have been idle since the pool was last tended.
+    surplus: usize,
+    /// Whether a slot came or went since then.
+    used: bool,
+    /// How many semaphores are bound to the pool.
+    bound: usize,
+    /// The queue's own value of the limit: a request that would change it has to go through the keeper.
+    own_max: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Right {
+    None,
+    Until(Instant),
+    /// The ledger is in this process.
+    Ours,
+}
+
+impl Pool {
+    pub(crate) fn new(meter: Arc<LimitMeter>) -> Self {
+        let slots = || Slots {
+            right: Right::None,
+            idle: Vec::new(),
+            surplus: 0,
+            used: false,
+            bound: 0,
+            own_max: None,
+        };
+        let shards = array::from_fn(|_| Shard(Mutex::new(slots())));
+        Self { shards, meter }
+    }
+
+    /// An idle slot for a new permit, if there is one that may be used.
+    pub(crate) fn take(&self, now: Instant) -> Option<Arc<Lease>> {
+        self.take_if(now, |_| true)
+    }
+
+    /// As [`take`](Self::take), for a request that the keeper does not see, with its own value of the limit.
+    pub(crate) fn take_unseen(&self, own_max: Option<u32>) -> Option<Arc<Lease>> {
+        self.take_if(Instant::now(), |slots| slots.own_max == own_max)
+    }
+
+    /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner that would give it back: recorders
+    /// of metrics are foreign code, and may panic.
+    pub(crate) fn record_take(&self) {
+        self.meter.held.increment(1.0);
+        self.meter.let_in(Duration::ZERO);
+    }
+
+    fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
+        let own = own_shard();
+        let lease = (own..own + SHARDS).find_map(|number| {
+            let mut slots = self.shards[number % SHARDS].lock();
+            if slots.right.is_over(now) || !may(&slots) {
+                return None;
+            }
+            let lease = slots.pop(|lease| !lease.is_over(now))?;
+            slots.used = true;
+            Some(lease)
+        })?;
+        lease.begin_tenure(now);
+        Some(lease)
+    }
+
+    /// Takes back the slot of a permit that was dropped, unless it may not be kept. Returns how long it was held.
+    pub(crate) fn put(&self, lease: &Arc<Lease>, now: Instant) -> Option<Duration> {
+        self.put_if(lease, now, |_| true)
+    }
+
+    fn put_if(
+        &self,
+        lease: &Arc<Lease>,
+        now: Instant,
+        may: impl Fn(&Slots) -> bool,
+    ) -> Option<Duration> {
+        let mut slots = self.shards[own_shard()].lock();
+        if slots.right.is_over(now) || !may(&slots) || lease.is_over(now) {
+            return None;
+        }
+        let held = lease.end_tenure(now);
+        slots.idle.push(lease.clone());
+        slots.used = true;
+        Some(held)
+    }
+
+    /// The store has given the right, until then.
+    pub(crate) fn open(&self, until: Instant) {
+        self.each(|slots| slots.right = Right::Until(until));
+    }
+
+    /// The ledger is in this process, and nobody waits.
+    pub(crate) fn open_here(&self) {
+        self.each(|slots| slots.right = Right::Ours);
+    }
+
+    /// The right is over. Returns the idle slots, which are to be released.
+    pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
+        let mut idle = Vec::new();
+        self.each(|slots| {
+            slots.right = Right::None;
+            slots.surplus = 0;
+            idle.append(&mut slots.idle);
+        });
+        idle
+    }
+
+    /// To be called from time to time while it has slots. Returns those that were not needed lately, which are to be
+    /// released.
+    pub(crate) fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
+        let mut shards = self.lock_all();
+        let used = shards.iter().any(|slots| slots.used);
+        if !used || shards[0].right.is_over(now) {
+            drop(shards);
+            return self.close();
+        }
+        let mut idle = Vec::new();
+        for slots in &mut shards {
+            // The last ones to come free stay.
+            let surplus = slots.surplus;
+            idle.extend(slots.idle.drain(..surplus));
+            (slots.surplus, slots.used) = (slots.idle.len(), false);
+        }
+        idle
+    }
+
+    /// Takes out up to `count` idle slots, which are to be released. The right goes on.
+    pub(crate) fn withdraw(&self, count: usize, now: Instant) -> Vec<Arc<Lease>> {
+        let mut idle = Vec::new();
+        if count > 0 {
+            self.each(|slots| {
+                let rest = count - idle.len();
+                let slots = iter::from_fn(|| slots.pop(|lease| !lease.is_over(now)));
+                idle.extend(slots.take(rest));
+            });
+        }
+        idle
+    }
+
+    /// Whether the right is to be asked for, for the first time or again.
+    pub(crate) fn wants_right(&self, now: Instant) -> bool {
+        self.first().right.is_over(now + RIGHT / 2)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.first().right != Right::None
+    }
+
+    /// How many slots are idle. Under all locks at once: shard by shard, a slot that goes from one to another meanwhile
+    /// would be counted twice, or not at all.
+    pub(crate) fn idle(&self) -> usize {
+        self.lock_all().iter().map(|slots| slots.idle.len()).sum()
+    }
+
+    pub(crate) fn set_own_max(&self, own_max: Option<u32>) {
+        self.each(|slots| slots.own_max = own_max);
+    }
+
+    pub(crate) fn bind(&self) {
+        self.each(|slots| slots.bound += 1);
+    }
+
+    pub(crate) fn unbind(&self) {
+        self.each(|slots| slots.bound -= 1);
+    }
+
+    pub(crate) fn is_bound(&self) -> bool {
+        self.first().bound > 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn names(&self) -> Vec<Seq> {
+        let shards = self.lock_all();
+        let idle = shards.iter().flat_map(|slots| &slots.idle);
+        idle.map(|lease| lease.seq()).collect()
+    }
+
+    fn first(&self) -> MutexGuard<'_, Slots> {
+        self.shards[0].lock()
+    }
+
+    fn lock_all(&self) -> [MutexGuard<'_, Slots>; SHARDS] {
+        self.shards.each_ref().map(Shard::lock)
+    }
+
+    fn each(&self, mut visit: impl FnMut(&mut Slots)) {
+        self.shards
+            .iter()
+            .for_each(|shard| visit(&mut shard.lock()));
+    }
+}
+
+impl Recycle for Pool {
+    /// As [`put`](Pool::put), without a step of the keeper. A queue with a ledger in this process that no semaphore is bound
+    /// to is dropped only when a step finds it idle: its slots go through the keeper.
+    fn put_unseen(&self, lease: &Arc<Lease>) -> bool {
+        let may = |slots: &Slots| slots.right != Right::Ours || slots.bound > 0;
+        if !lease.is_reusable() {
+            return false;
+        }
+        let Some(held) = self.put_if(lease, Instant::now(), may) else {
+            return false;
+        };
+        self.meter.hold.record(held);
+        self.meter.held.decrement(1.0);
+        true
+    }
+}
+
+impl Shard {
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shard of this thread.
+fn own_shard() -> usize {
+    thread_number() % SHARDS
+}
+
+impl Slots {
+    /// The last one to come free of those that will do. The others are left for the keeper to find.
+    fn pop(&mut self, will_do: impl Fn(&Lease) -> bool) -> Option<Arc<Lease>> {
+        let last = self.idle.iter().rposition(|lease| will_do(lease))?;
+        let lease = self.idle.remove(last);
+        self.surplus = self.surplus.min(self.idle.len());
+        Some(lease)
+    }
+}
+
+impl Right {
+    fn is_over(self, at: Instant) -> bool {
+        match self {
+            Self::None => true,
+            Self::Ours => false,
+            Self::Until(until) => at >= until,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Tenures: the permits that a lease serves, one after the other; and the leases that one permit has.
+
+use std::{future::pending, slice, sync::Arc};
+
+use futures_util::future::select_all;
+use tokio::time::Instant;
+
+use super::{lease::Lease, owners::Owners};
+use crate::error::LostErrorKind;
+
+/// The time for which one permit has a lease. A lease that goes through the pool serves several permits in turn.
+#[derive(Clone)]
+pub(crate) struct Tenure {
+    lease: Arc<Lease>,
+    number: u64,
+}
+
+impl Tenure {
+    /// The tenure of the permit that has the lease now.
+    pub(crate) fn of(lease: Arc<Lease>) -> Self {
+        let number = lease.owners().tenure();
+        Self { lease, number }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// Whether no later permit has the lease. For a watcher that has seen the lease end, and asks whether that concerns
+    /// its permit.
+    pub(crate) fn is_current(&self) -> bool {
+        self.lease.owners().tenure() == self.number
+    }
+
+    /// Adds an owner of the permit, if it has one.
+    pub(crate) fn join(&self) -> bool {
+        self.lease.owners().join(self.number)
+    }
+
+    /// Takes an owner away. Returns whether it was the last, who must end the tenure or release the slot.
+    pub(crate) fn leave(&self) -> bool {
+        self.lease.owners().leave()
+    }
+
+    /// Returns the slot to the pool, if it may go there. Otherwise it has to be released.
+    pub(crate) fn end(&self) -> bool {
+        self.lease.recycle()
+    }
+}
+
+/// The slots of a permit. A clone does not own them: owners are counted.
+#[derive(Clone)]
+pub(crate) enum Leases {
+    One(Tenure),
+    /// These go to no later permit, so a watcher may go on for ever.
+    Many(Arc<Together>),
+}
+
+/// Several slots, or none, with the same owners.
+pub(crate) struct Together {
+    leases: Vec<Arc<Lease>>,
+    owners: Owners,
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self::many(Vec::new())
+    }
+}
+
+impl Leases {
+    pub(crate) fn many(leases: Vec<Arc<Lease>>) -> Self {
+        let owners = Owners::one();
+        Self::Many(Arc::new(Together { leases, owners }))
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Lease>] {
+        match self {
+            Self::One(tenure) => slice::from_ref(tenure.lease()),
+            Self::Many(together) => &together.leases,
+        }
+    }
+
+    /// Adds an owner, if they have one.
+    pub(crate) fn join(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.join(),
+            Self::Many(together) => together.owners.join(0),
+        }
+    }
+
+    /// Takes an owner away. Returns whether it was the last, who has to give them back.
+    pub(crate) fn leave(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.leave(),
+            Self::Many(together) => together.owners.leave(),
+        }
+    }
+
+    /// Whether one of them is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
+    }
+
+    /// Whether one of them is over, and why.
+    pub(crate) fn over(&self) -> Option<LostErrorKind> {
+        let over = self.all().iter().find_map(|lease| lease.over());
+        over.filter(|_| self.are_current())
+    }
+
+    /// Whether no later permit has them. To be asked after what may be due to a later one was seen.
+    fn are_current(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.is_current(),
+            Self::Many(_) => true,
+        }
+    }
+
+    /// Returns the slots to a pool, if they may go there. Otherwise they have to be released.
+    pub(crate) fn end(&self) -> bool {
+        match self {
+            Self::One(tenure) => tenure.end(),
+            Self::Many(_) => false,
+        }
+    }
+
+    /// As [`Lease::set_unread`], for all.
+    pub(crate) fn set_unread(&self, since: Option<Instant>) {
+        self.all().iter().for_each(|lease| lease.set_unread(since));
+    }
+
+    /// Completes when one of them is over for a reason that `counts`.
+    pub(crate) async fn ended(
+        &self,
+        attend: impl Fn(),
+        counts: impl Fn(LostErrorKind) -> bool,
+    ) -> LostErrorKind {
+        let counts = |kind| counts(kind) && self.are_current();
+        match self.all() {
+            [] => pending().await,
+            [lease] => lease.ended(attend, counts).await,
+            leases => {
+                let ended = leases
+                    .iter()
+                    .map(|lease| Box::pin(lease.ended(&attend, &counts)));
+                select_all(ended).await.0
+            }
+        }
+    }
+}
