@@ -8,9 +8,10 @@ use tokio::runtime::Handle;
 
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::{Home, Keepers, Part, Place, Settings, Shared},
+    keeper::{Home, Keepers, Place, Settings, Shared},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
+    part::Part,
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -78,6 +79,34 @@ impl fmt::Debug for LimiterBuilder {
             .field("waiter_ttl", waiter_ttl)
             .field("place", place)
             .finish()
+    }
+}
+
+impl Limiter {
+    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
+    /// replica and for tests.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no randomness to give.
+    pub fn in_memory() -> Self {
+        Self::builder()
+            .in_memory()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A limiter on the store at this URL, with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::connect`].
+    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect(url).await
+    }
+
+    /// A limiter with settings of its own.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder::default()
     }
 }
 

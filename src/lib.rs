@@ -282,7 +282,9 @@ pub mod layer;
 mod ledger;
 mod limit;
 mod limiter;
+mod part;
 mod permit;
+mod ranges;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    builder::LimiterBuilder,
     error::{AcquireErrorKind, ConfigError},
     keeper::{BoundPool, Demand, Granted, Keepers, Request},
     key::Key,
@@ -17,7 +16,7 @@ use crate::{
 /// Hands out permits under [`Limit`]s, through one store. Cheap to clone; clones share everything.
 ///
 /// A limiter runs one task, with one connection to its store, however many permits are held or waited for. The task
-/// is started at first use, on the runtime of the caller (or on the [builder's](LimiterBuilder::runtime)). When that
+/// is started at first use, on the runtime of the caller (or on the [builder's](crate::LimiterBuilder::runtime)). When that
 /// runtime ends, the next use starts it again, on the runtime of that caller.
 ///
 /// ```
@@ -41,32 +40,6 @@ pub struct Limiter(Arc<Keepers>);
 impl Limiter {
     pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
         Self(keepers)
-    }
-
-    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
-    /// replica and for tests.
-    ///
-    /// # Panics
-    ///
-    /// If the system has no randomness to give.
-    pub fn in_memory() -> Self {
-        Self::builder()
-            .in_memory()
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// A limiter on the store at this URL, with the default settings.
-    ///
-    /// # Errors
-    ///
-    /// As [`LimiterBuilder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
-        Self::builder().connect(url).await
-    }
-
-    /// A limiter with settings of its own.
-    pub fn builder() -> LimiterBuilder {
-        LimiterBuilder::default()
     }
 
     /// What this process holds and waits for now. No round trip.

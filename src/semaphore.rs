@@ -222,7 +222,7 @@ impl Semaphore {
             limit, number, key, ..
         } = &self.0.first;
         let usage = self.0.limiter.usage(*number, key.clone()).await;
-        usage.map_err(|kind| AcquireError::new(kind, limit))
+        usage.map_err(|kind| limit.acquire_error(kind))
     }
 
     /// The limit; of several the first.

@@ -10,13 +10,13 @@ use arc_swap::ArcSwap;
 use http::Method;
 
 use super::{
-    Config,
-    checked::Checked,
+    check::Checked,
     error::{ConfigFileError, Faults},
+    sections::Config,
     table::Table,
 };
 use crate::{
-    layer::{Edit, LimitLayer, Routing},
+    layer::{Edit, Gates, LimitLayer, Routing},
     limit::Limit,
     limiter::Limiter,
 };
@@ -247,7 +247,7 @@ fn apply(
 }
 
 impl Routing for Live {
-    fn find(&self, method: &Method, path: &str) -> LimitLayer {
+    fn find(&self, method: &Method, path: &str) -> Gates {
         self.table.load().find(method, path)
     }
 

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use http::{Method, StatusCode};
 
 use super::{
-    Config,
-    checked::Checked,
+    check::Checked,
     error::{ConfigFileError, Faults},
     routes::Found,
+    sections::Config,
 };
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{Edit, LimitLayer, Scope},
+    layer::{Edit, Gates, LimitLayer, Scope},
     limit::{Limit, OnUnavailable},
     limiter::Limiter,
 };
@@ -69,7 +69,7 @@ impl Table {
     /// The same with one more edit.
     pub(super) fn edited(mut self, edit: Edit) -> Self {
         for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
-            edit(layer);
+            edit(&mut layer.gates);
         }
         self.edits.push(edit);
         self
@@ -82,18 +82,18 @@ impl Table {
             .map(|checked| checked.limit.clone())
     }
 
-    pub(super) fn find(&self, method: &Method, path: &str) -> LimitLayer {
+    pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
         let layer = match self.checked.routes.find(method, path) {
             Found::One(route) => route.and_then(|route| self.layers[route].as_ref()),
             Found::Several(routes) => {
                 let layers = routes
                     .iter()
                     .filter_map(|route| self.layers[*route].as_ref());
-                return self.together(&layers.collect::<Vec<_>>());
+                return self.together(&layers.collect::<Vec<_>>()).gates;
             }
             Found::Unreadable => Some(&self.closed),
         };
-        layer.unwrap_or(&self.open).clone()
+        layer.unwrap_or(&self.open).gates.clone()
     }
 
     fn together(&self, layers: &[&LimitLayer]) -> LimitLayer {

@@ -10,17 +10,14 @@ use std::{
 use futures_util::future::join_all;
 
 use super::{
-    BoundPool, Bounds, Demand, Lease, Leases, Leg, Request, Shared,
-    demand::Taken,
-    effects::Locked,
-    part::{PARTS, Part},
-    shared::Afterwards,
-    step::Step,
+    BoundPool, Bounds, Demand, Lease, Leases, Leg, Request, Shared, demand::Taken, effects::Locked,
+    shared::Afterwards, step::Step,
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
     limit::Limit,
+    part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
     telemetry::LimitMeter,
 };

@@ -246,7 +246,7 @@ impl Line {
             waited,
             retry_after: self.next_free(ctx),
             quotas: self.quota(ctx).into_iter().collect(),
-            ..AcquireError::new(kind, &self.limit)
+            ..self.limit.acquire_error(kind)
         }
     }
 
@@ -256,10 +256,9 @@ impl Line {
         let free = self.max().saturating_sub(self.usage().in_use);
         let remaining = if self.heard.waiting > 0 { 0 } else { free };
         heard.then(|| Quota {
-            limit: (*self.limit).clone(),
-            max: self.max(),
             remaining,
             reset: self.next_free(ctx).filter(|_| remaining == 0),
+            ..self.limit.quota(self.max())
         })
     }
 

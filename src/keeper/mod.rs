@@ -6,7 +6,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
-//! | `keepers`, `part` | the one keeper of a limiter; in a cluster one for each part of it |
+//! | `keepers` | the one keeper of a limiter; in a cluster one for each part of it |
 //! | `step` | what a request asks of one keeper |
 //! | `shared` | the lock: requests and permits call in here, and wake the driver when there is work |
 //! | `effects` | what a step leaves to be done once the lock is free: wakers, logs and metrics are foreign code |
@@ -63,7 +63,6 @@ mod line;
 #[cfg(all(test, turnstile_loom))]
 pub(crate) mod loom;
 mod outage;
-mod part;
 mod pool;
 mod progress;
 mod rates;
@@ -95,7 +94,6 @@ pub(crate) use self::{
     home::{Home, Place},
     keepers::Keepers,
     lease::Lease,
-    part::Part,
     request::{Granted, Request},
     reuse::BoundPool,
     shared::{ConnectError, Shared},
@@ -104,6 +102,7 @@ use self::{core::Core, ctx::Ctx, pool::Pool};
 use crate::{
     key::Key,
     ledger::{MAX_PERMITS, ReplicaId},
+    part::Part,
 };
 
 /// Two may be on their way while the next one fills.

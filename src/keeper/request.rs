@@ -9,10 +9,10 @@ use std::{
 use super::{
     Keepers,
     demand::{Demand, Leg, Taken},
-    part::Part,
     step::Step,
 };
 use crate::error::AcquireError;
+use crate::part::Part;
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -110,7 +110,7 @@ impl Request {
         self.keepers.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
             notes.passed.retain(|(limit, _)| limit.period().is_some());
-            notes.quotas.retain(|quota| quota.limit.period().is_some());
+            notes.quotas.retain(|quota| quota.period.is_some());
         }
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
@@ -134,7 +134,7 @@ impl Request {
             let slots = quotas
                 .into_iter()
                 .flatten()
-                .filter(|quota| quota.limit.period().is_none());
+                .filter(|quota| quota.period.is_none());
             error.quotas.extend(slots);
             error.quotas.extend(self.keepers.give_back(taken));
         }

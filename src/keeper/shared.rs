@@ -20,7 +20,6 @@ use super::{
     greeting::Greeting,
     home::{DedicatedThread, Home},
     lifecycle::DriverState,
-    part::PARTS,
     rates::Fee,
     under_way::{News, UnderWay},
 };
@@ -28,6 +27,7 @@ use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
     limit::{Limit, MAX_WAIT},
+    part::PARTS,
     status::{Quota, ShutdownReport, Status, Usage},
     store::{Session, Store, StoreError},
     telemetry::{self, History, LimitMeter, StoreMeter},

@@ -84,7 +84,7 @@ impl Core {
     }
 
     pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
-        AcquireError::new(kind, &self.limits[limit])
+        self.limits[limit].acquire_error(kind)
     }
 
     /// A request gets this for an answer.

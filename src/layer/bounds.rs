@@ -1,6 +1,6 @@
 //! Bounds on the slot of a response that does not end.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::layer::LimitLayer;
 use crate::error::{ConfigError, ConfigErrorKind};
@@ -37,7 +37,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         let max_hold = checked("max_hold", max_hold);
-        self.edit(move |gate| gate.bounds.max_hold = Some(max_hold))
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.max_hold = Some(max_hold))
     }
 
     /// The longest time for which a response may lie unread. Default: none.
@@ -56,7 +56,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
         let idle = checked("idle", idle);
-        self.edit(move |gate| gate.bounds.idle = Some(idle))
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.idle = Some(idle))
     }
 }
 

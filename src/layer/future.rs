@@ -18,7 +18,7 @@ use super::{
     gate::{Gate, Turn},
     grpc::is_grpc,
     guard::Guard,
-    refusal::{Refusal, RefusalKind},
+    refusal::RefusalKind,
     revocable::Revocable,
 };
 use crate::{
@@ -101,8 +101,7 @@ where
         .map(|(_, head, _)| head);
         state.set(State::Done);
         let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
-        let refusal = Refusal::of_kind(gate, gate.first_scope(), kind);
-        gate.refuse(refusal, grpc, head.as_ref())
+        gate.refuse(gate.refusal(kind), grpc, head.as_ref())
     }
 }
 
@@ -124,7 +123,7 @@ where
                 Ok(permit) => state.set(State::run(gate, service, head, body, permit)),
                 Err(error) => {
                     state.set(State::Done);
-                    let refusal = Refusal::new(gate, &error);
+                    let refusal = gate.refusal_of(&error);
                     let grpc = is_grpc(&head.headers);
                     return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
                 }
@@ -155,7 +154,10 @@ where
                     Ok(result) => result.map(|(tie, response)| {
                         gate.hand_over(Guard::Revocable(tie), quotas, response)
                     }),
-                    Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
+                    Err(kind) => {
+                        let refusal = gate.refusal(kind.into());
+                        Ok(gate.refuse(refusal, *grpc, head.as_deref()))
+                    }
                 }
             }
             StateProj::Waiting { .. } | StateProj::Done => {
@@ -187,13 +189,13 @@ where
             },
             Guard::Revocable(tie) => {
                 let grpc = is_grpc(&head.headers);
-                let spare_head = gate.spare_head(&head);
+                let kept_head = gate.head_for_refusals(&head);
                 let future = service.call(Request::from_parts(head, body));
                 Self::Revocable {
                     future: Revocable::new(future, tie),
                     quotas,
                     grpc,
-                    head: spare_head,
+                    head: kept_head,
                 }
             }
         }

@@ -1,7 +1,5 @@
 //! The gate in front of a service: a layer's settings, and what they decide for a request.
 
-#[cfg(feature = "config")]
-use std::time::Duration;
 use std::{
     fmt,
     sync::Arc,
@@ -19,33 +17,29 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
-    guard::{Guard, Tie},
-    layer::{OnLost, ReleaseAt},
-    refusal::Refusal,
+    guard::{Guard, Terms, Tie},
+    options::ReleaseAt,
+    refusal::{Refusal, RefusalKind},
     scope::{Found, Scope},
     slot::Slot,
 };
 use crate::{
-    error::{AcquireError, LostErrorKind},
-    keeper::{Bounds, Demand, Leg, Request as Asked},
+    error::AcquireError,
+    keeper::{Demand, Leg, Request as Asked},
     limiter::Limiter,
     permit::Permit,
     status::Quota,
-    telemetry::LimitMeter,
 };
 
 pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     pub(super) limiter: Limiter,
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
-    /// Of the [first](first_of) of them.
-    pub(super) meter: Option<Arc<LimitMeter>>,
-    pub(super) on_lost: OnLost,
+    pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
-    pub(super) bounds: Bounds,
     /// `None`: it depends on the scope.
     pub(super) limited_status: Option<StatusCode>,
     pub(super) unavailable_status: StatusCode,
@@ -56,30 +50,40 @@ pub(super) struct Gate {
 impl Gate {
     /// Takes the stricter of both gates' settings.
     #[cfg(feature = "config")]
-    pub(super) fn keep_to(&mut self, other: &Self) {
-        let shorter = |one: Option<Duration>, other| one.into_iter().chain(other).min();
-        self.bounds = Bounds {
-            max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
-            idle: shorter(self.bounds.idle, other.bounds.idle),
-        };
-        if other.on_lost == OnLost::Abort {
-            self.on_lost = OnLost::Abort;
-        }
+    pub(super) fn tighten(&mut self, other: &Self) {
+        Arc::make_mut(&mut self.terms).tighten(&other.terms);
         if other.release_at == ReleaseAt::BodyEnd {
             self.release_at = ReleaseAt::BodyEnd;
         }
     }
 
     /// The scope of this limit. Refusals name one of the gate's own.
-    pub(super) fn scope(&self, limit_name: &str) -> &Scope {
+    fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|(_, scope)| scope);
         let named = scopes.find(|scope| scope.limit().name() == limit_name);
         named.unwrap_or(self.first_scope())
     }
 
-    /// To be named where no limit is at fault: the first that has slots, if one has.
-    pub(super) fn first_scope(&self) -> &Scope {
-        &self.scopes[first_of(&self.scopes)].1
+    /// The scope to name where no limit is at fault: the first that has slots, or else the first.
+    fn first(&self) -> Option<&(usize, Scope)> {
+        let mut scopes = self.scopes.iter();
+        let with_slots = scopes.find(|(_, scope)| scope.limit().period().is_none());
+        with_slots.or(self.scopes.first())
+    }
+
+    fn first_scope(&self) -> &Scope {
+        let (_, scope) = self.first().expect("only a gate with limits refuses");
+        scope
+    }
+
+    /// Reports ended responses under the name of the first scope.
+    pub(super) fn name_first(&mut self) {
+        let Some((number, scope)) = self.first() else {
+            return;
+        };
+        let (name, meter) = (scope.limit().name().to_owned(), self.limiter.meter(*number));
+        let terms = Arc::make_mut(&mut self.terms);
+        (terms.limit_name, terms.meter) = (name, Some(meter));
     }
 
     pub(super) fn turn(&self, head: &Parts) -> Turn {
@@ -125,11 +129,7 @@ impl Gate {
     }
 
     /// Shows the slot to the handler, and returns what holds it, and how its limits stand. `None`: no limit applies.
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        permit: Option<Permit>,
-        head: &mut Parts,
-    ) -> (Guard, Vec<Quota>) {
+    pub(super) fn admit(&self, permit: Option<Permit>, head: &mut Parts) -> (Guard, Vec<Quota>) {
         let Some(permit) = permit else {
             Slot::show_none(&mut head.extensions);
             return (Guard::Plain(None), Vec::new());
@@ -139,13 +139,13 @@ impl Gate {
         }
         let (share, quotas) = permit.into_share();
         Slot::show(&share, &mut head.extensions);
-        if !self.bounds.is_none() {
-            share.bound(self.bounds);
+        if !self.terms.bounds.is_none() {
+            share.bound(self.terms.bounds);
         }
-        let guard = match self.may_end_early() {
+        let guard = match self.terms.may_end_early() {
             true => Guard::Revocable(Tie {
                 share,
-                gate: self.clone(),
+                terms: self.terms.clone(),
                 ended: None,
             }),
             false => Guard::Plain(Some(share)),
@@ -153,18 +153,8 @@ impl Gate {
         (guard, quotas)
     }
 
-    /// Whether a response may have to end with its slot.
-    pub(super) fn may_end_early(&self) -> bool {
-        self.on_lost == OnLost::Abort || !self.bounds.is_none()
-    }
-
-    /// Whether a response ends with a slot that is over for this reason.
-    pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
-        self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
-    }
-
     /// A copy of the head for a refusal that may come when the service has taken the request.
-    pub(super) fn spare_head(&self, head: &Parts) -> Option<Box<Parts>> {
+    pub(super) fn head_for_refusals(&self, head: &Parts) -> Option<Box<Parts>> {
         let is_needed = self.refuse.is_some();
         is_needed.then(|| Box::new(head.clone()))
     }
@@ -182,6 +172,31 @@ impl Gate {
             guard = Guard::Plain(None);
         }
         response.map(|body| ResponseBody::new(body, guard))
+    }
+
+    /// The refusal of a request that got no permit.
+    pub(super) fn refusal_of(&self, error: &AcquireError) -> Refusal {
+        let scope = self.scope(error.limit_name());
+        self.refusal_under(scope, error.kind().into())
+            .because(error)
+    }
+
+    /// A refusal that no limit is at fault for.
+    pub(super) fn refusal(&self, kind: RefusalKind) -> Refusal {
+        self.refusal_under(self.first_scope(), kind)
+    }
+
+    fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
+        let status = match kind {
+            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
+            _ if kind.is_limited() => self.limited_status.unwrap_or(if scope.is_shared() {
+                StatusCode::SERVICE_UNAVAILABLE
+            } else {
+                StatusCode::TOO_MANY_REQUESTS
+            }),
+            _ => self.unavailable_status,
+        };
+        Refusal::new(scope.limit(), !scope.is_shared(), kind, status)
     }
 
     pub(super) fn refuse<B>(
@@ -216,17 +231,11 @@ impl Gate {
     }
 }
 
-/// Of these the first that has slots, if one has.
-pub(super) fn first_of(scopes: &[(usize, Scope)]) -> usize {
-    let has_slots = |(_, scope): &(usize, Scope)| scope.limit().period().is_none();
-    scopes.iter().position(has_slots).unwrap_or(0)
-}
-
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
             .field("scopes", &self.scopes)
-            .field("on_lost", &self.on_lost)
+            .field("on_lost", &self.terms.on_lost)
             .field("release_at", &self.release_at)
             .field("rate_limit_fields", &self.rate_limit_fields)
             .finish_non_exhaustive()

@@ -30,7 +30,6 @@
 //! by its owner.)
 
 use std::{
-    future::Future,
     pin::Pin,
     sync::{Arc, PoisonError},
     task::{Context, Poll, Wake, Waker},
@@ -38,7 +37,7 @@ use std::{
 
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{gate::Gate, guard::Tie};
+use super::guard::{Ended, Terms, Tie};
 use crate::{
     error::LostErrorKind,
     permit::Share,
@@ -53,7 +52,7 @@ pub(super) struct Revocable<T> {
 }
 
 struct Cell<T> {
-    gate: Arc<Gate>,
+    terms: Arc<Terms>,
     /// Of the request.
     runtime: Option<Handle>,
     /// The task that polled the work last.
@@ -84,19 +83,20 @@ struct Held<T> {
     share: Share,
 }
 
-/// Completes when the slot is over for a reason that ends the response.
-pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
-
 impl<T: Send + 'static> Revocable<T> {
     /// Its slot is watched from the first poll that has to wait, or from [`watch`](Self::watch) on.
     pub(super) fn new(work: T, tie: Tie) -> Self {
-        let Tie { share, gate, ended } = tie;
+        let Tie {
+            share,
+            terms,
+            ended,
+        } = tie;
         let ended = ended.unwrap_or_else(|| {
-            let (share, gate) = (share.clone(), gate.clone());
-            Box::pin(async move { share.ended(|kind| gate.ends(kind)).await })
+            let (share, terms) = (share.clone(), terms.clone());
+            Box::pin(async move { share.ended(|kind| terms.ends(kind)).await })
         });
         let cell = Arc::new(Cell {
-            gate,
+            terms,
             runtime: Handle::try_current().ok(),
             reader: AtomicWaker::new(),
             woken: AtomicBool::new(false),
@@ -128,7 +128,7 @@ impl<T> Revocable<T> {
         poll: impl FnOnce(Pin<&mut T>, &mut Context<'_>) -> Poll<R>,
     ) -> Poll<Result<R, LostErrorKind>> {
         self.cell.reader.register(cx.waker());
-        let idles = self.cell.gate.bounds.idle.is_some();
+        let idles = self.cell.terms.bounds.idle.is_some();
         let polled = self.cell.lend(|Held { work, share }| {
             if idles {
                 share.set_unread(None);
@@ -176,8 +176,11 @@ impl<T> Revocable<T> {
         let live = self.cell.leave(State::Closed);
         let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
         let Held { share, .. } = held.expect("not used after a panic");
-        let gate = self.cell.gate.clone();
-        Ok(Tie { share, gate, ended })
+        Ok(Tie {
+            share,
+            terms: self.cell.terms.clone(),
+            ended,
+        })
     }
 
     /// Whoever else holds the slot has no response that could lie unread.
@@ -213,7 +216,7 @@ impl<T> Cell<T> {
     /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this
     /// process ran for a while.
     fn over(&self, share: &Share) -> Option<LostErrorKind> {
-        share.over().filter(|kind| self.gate.ends(*kind))
+        share.over().filter(|kind| self.terms.ends(*kind))
     }
 
     /// Revokes the work if its slot is over, or else has `waker` woken when it may be.
@@ -252,9 +255,9 @@ impl<T> Cell<T> {
             return;
         };
         drop(ended);
-        let limit = self.gate.first_scope().limit().name();
+        let limit = &*self.terms.limit_name;
         tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
-        if let Some(meter) = &self.gate.meter {
+        if let Some(meter) = &self.terms.meter {
             meter.aborted(kind);
         }
         // First, for the drop may panic or block.
@@ -304,12 +307,7 @@ mod tests {
     use tokio_test::task;
 
     use super::*;
-    use crate::{
-        key::Key,
-        layer::{LimitLayer, OnLost, gates::Gates},
-        limit::Limit,
-        limiter::Limiter,
-    };
+    use crate::{keeper::Bounds, key::Key, layer::OnLost, limit::Limit, limiter::Limiter};
 
     /// Of a slot that is over when this says so.
     pub(super) fn revocable<T: Send + 'static>(
@@ -320,14 +318,16 @@ mod tests {
         let limiter = Limiter::in_memory();
         let acquired = limiter.semaphore(&LIMIT, Key::SHARED).acquire();
         let permit = acquired.now_or_never().expect("free").expect("free");
-        let LimitLayer { gates } = limiter.layer(LIMIT).on_lost(OnLost::Abort);
-        let Gates::One(gate) = gates else {
-            unreachable!("it is not routed");
+        let terms = Terms {
+            on_lost: OnLost::Abort,
+            bounds: Bounds::default(),
+            limit_name: LIMIT.name().to_owned(),
+            meter: None,
         };
         let ended = poll_fn(move |cx| ended(cx));
         let tie = Tie {
             share: permit.into_share().0,
-            gate,
+            terms: Arc::new(terms),
             ended: Some(Box::pin(ended)),
         };
         Revocable::new(work, tie)

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::facade::{self, Counter, Gauge, Histogram};
+use super::{
+    catalog,
+    facade::{self, Counter, Gauge, Histogram},
+};
 use crate::error::{AcquireErrorKind, LostErrorKind};
 
 /// Something that is measured of a limit. Recorders are foreign code, so that the keeper only notes it.
@@ -60,8 +63,8 @@ impl LimitMeter {
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let labels = [("namespace", namespace), ("limit", limit)];
         let with = |label, value| [labels[0], labels[1], (label, value)];
-        let expired = |bound| facade::counter(super::EXPIRED, &with("bound", bound));
-        let aborted = |reason| facade::counter(super::ABORTED, &with("reason", reason));
+        let expired = |bound| facade::counter(catalog::EXPIRED, &with("bound", bound));
+        let aborted = |reason| facade::counter(catalog::ABORTED, &with("reason", reason));
         let refusals = |name| {
             let refused = |reason| facade::counter(name, &with("reason", reason));
             Refusals {
@@ -76,15 +79,15 @@ impl LimitMeter {
             }
         };
         Self {
-            held: facade::gauge(super::HELD, &labels),
-            waiting: facade::gauge(super::WAITING, &labels),
-            admitted: facade::counter(super::ADMITTED, &labels),
-            wait: facade::histogram(super::WAIT, &labels),
-            hold: facade::histogram(super::HOLD, &labels),
-            lost: facade::counter(super::LOST, &labels),
-            adopted: facade::counter(super::ADOPTED, &labels),
-            refusals: refusals(super::REFUSALS),
-            shadow_refusals: refusals(super::SHADOW_REFUSALS),
+            held: facade::gauge(catalog::HELD, &labels),
+            waiting: facade::gauge(catalog::WAITING, &labels),
+            admitted: facade::counter(catalog::ADMITTED, &labels),
+            wait: facade::histogram(catalog::WAIT, &labels),
+            hold: facade::histogram(catalog::HOLD, &labels),
+            lost: facade::counter(catalog::LOST, &labels),
+            adopted: facade::counter(catalog::ADOPTED, &labels),
+            refusals: refusals(catalog::REFUSALS),
+            shadow_refusals: refusals(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired("max_hold"),
             expired_idle: expired("idle"),
             aborted_lost: aborted("lost"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Metric;
+use super::catalog::Metric;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Counter;

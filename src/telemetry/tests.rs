@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use super::{LimitMeter, METRICS, Measure, StoreMeter, StoreState, describe};
+use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, describe};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     store::{StoreError, StoreErrorKind},

@@ -146,7 +146,7 @@ async fn a_refusal_gives_back_what_was_taken_before() {
     );
     let quotas = error.quotas.iter();
     let quotas: Vec<_> = quotas
-        .map(|quota| (quota.limit.name(), quota.remaining))
+        .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();
     // The rate has what it had.
     assert_eq!(quotas, [("wide", 0), ("narrow", 0), ("rate", 1)]);

@@ -14,12 +14,8 @@ use redis::{
     ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 
-use super::{Inner, locked, socket};
-use crate::{
-    keeper::Part,
-    ledger::{Exchange, Reply},
-    store::{StoreError, StoreErrorKind},
-};
+use super::{locked::locked, socket};
+use crate::part::Part;
 
 /// Nodes in a URL.
 const MAX_SEEDS: usize = 16;
@@ -53,14 +49,11 @@ struct Nodes {
     warned: Arc<AtomicBool>,
 }
 
-/// Redirects of one exchange: a cluster that is changing may take a few.
-const MAX_REDIRECTS: usize = 8;
-
 /// Host and port.
-type Node = (String, u16);
+pub(super) type Node = (String, u16);
 
 /// Where an error sends its exchange.
-enum Redirect {
+pub(super) enum Redirect {
     /// To another node from now on.
     Moved(Node),
     /// To another node this once: keys are moving there.
@@ -92,7 +85,7 @@ impl Cluster {
         }
         let infos = clients.iter().map(|client| client.get_connection_info());
         let seeds = infos.filter_map(|info| node_of(info.addr())).collect();
-        let info = super::target::prepared(clients[0].get_connection_info().clone());
+        let info = socket::prepared(clients[0].get_connection_info().clone());
         let nodes = Arc::new(Nodes {
             info,
             seeds,
@@ -153,7 +146,7 @@ impl Path {
     }
 
     /// Whether an error sends its exchange elsewhere; `from` is where it was.
-    fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
+    pub(super) fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
         let (address, _slot) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
         let host = match host {
@@ -169,8 +162,13 @@ impl Path {
         Some(Redirect::Moved(node))
     }
 
+    /// Makes the next connection lead to this node.
+    pub(super) fn lead_to(&self, node: Node) {
+        *self.to() = Some(node);
+    }
+
     /// Sends a command to the node that its key is moving to.
-    async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
+    pub(super) async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
         let mut ahead = self.ahead.lock().await;
         let connection = match ahead.take() {
             Some((known, connection)) if known == node => connection,
@@ -206,45 +204,6 @@ impl Path {
 
     fn to(&self) -> MutexGuard<'_, Option<Node>> {
         locked(&self.to)
-    }
-}
-
-impl Inner {
-    /// Runs an exchange where its key is.
-    pub(super) async fn exchange_in(
-        &self,
-        path: &Path,
-        exchange: &Exchange,
-    ) -> Result<Reply, StoreError> {
-        for _ in 0..MAX_REDIRECTS {
-            let link = self.connector.link().await?;
-            let mut outcome = self.run(&link, exchange).await;
-            let redirect = |outcome: &RedisResult<Value>| {
-                let error = outcome.as_ref().err()?;
-                path.redirect(error, link.client())
-            };
-            match redirect(&outcome) {
-                Some(Redirect::Moved(node)) => {
-                    // Others on this connection are redirected too, but only one of them leads the way.
-                    if self.connector.forget(&link) {
-                        *path.to() = Some(node);
-                    }
-                    continue;
-                }
-                Some(Redirect::Ask(node)) => {
-                    outcome = path.ask(node, &self.by_text(exchange)).await;
-                    if redirect(&outcome).is_some() {
-                        continue;
-                    }
-                }
-                None => {}
-            }
-            return self.read(&link, exchange, outcome);
-        }
-        Err(StoreError {
-            kind: StoreErrorKind::Outage,
-            message: "the cluster's nodes do not agree on who has a key".to_owned(),
-        })
     }
 }
 

@@ -1,23 +1,27 @@
 //! The connection of a session: made by the exchange that needs it, shared by all, and not used again after an error.
 
-use std::sync::{
-    Arc, Mutex, Weak,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use redis::{Client, PushInfo, PushKind, RedisResult, aio::MultiplexedConnection, cmd};
+use tokio::time::{Instant, timeout};
 
 use super::{
-    Known,
-    error::evicting,
+    error::{evicting, store_error},
     events::Events,
-    locked,
-    socket::{self, Io},
-    store_error,
-    subscription::Mode,
+    known::Known,
+    link::{Link, LinkState, Opened},
+    locked::locked,
+    socket,
+    subscription::{Mode, Verdict},
     target::Route,
 };
 use crate::store::{Event, StoreError};
+
+/// How long an attempt may take.
+const LONGEST_TRIAL: Duration = Duration::from_secs(10);
 
 pub(super) struct Connector {
     pub(super) known: Arc<Known>,
@@ -27,68 +31,6 @@ pub(super) struct Connector {
     turn: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
-}
-
-/// A connection that its session has to poll, for as long as something uses it.
-pub(super) type Opened = (Weak<LinkState>, Io);
-
-/// A connection that exchanges may use.
-#[derive(Clone)]
-pub(super) struct Link {
-    connection: MultiplexedConnection,
-    /// Where it leads.
-    client: Client,
-    state: Arc<LinkState>,
-}
-
-pub(super) struct LinkState {
-    is_subscribed: bool,
-    /// The keeper was told of it, and is told when it ends.
-    pub(super) in_use: AtomicBool,
-    ended: AtomicBool,
-    script_was_sent: AtomicBool,
-}
-
-impl LinkState {
-    pub(super) fn new(is_subscribed: bool) -> Self {
-        Self {
-            is_subscribed,
-            in_use: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            script_was_sent: AtomicBool::new(false),
-        }
-    }
-
-    /// The connection has ended, and not by us.
-    pub(super) fn end(&self, events: &Events) {
-        if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
-            events.push(Event::Disconnected);
-        }
-    }
-}
-
-impl Link {
-    pub(super) fn is_alive(&self) -> bool {
-        !self.state.ended.load(Relaxed)
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-
-    /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
-    /// finds the script by its digest, and none falls behind for want of it.
-    pub(super) fn is_first(&self) -> bool {
-        !self.state.script_was_sent.swap(true, Relaxed)
-    }
-
-    pub(super) fn connection(&self) -> MultiplexedConnection {
-        self.connection.clone()
-    }
-
-    pub(super) fn client(&self) -> &Client {
-        &self.client
-    }
 }
 
 impl Connector {
@@ -197,6 +139,52 @@ impl Connector {
             client,
             state,
         })
+    }
+
+    /// A connection that bears a large reply, or has no subscription.
+    pub(super) async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
+        let subscription = &self.known.subscription;
+        let link = self.open(client.clone(), true).await?;
+        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
+            subscription.note(Verdict::Fine, Instant::now());
+            return Ok(link);
+        }
+        let plain = self.open(client, false).await?;
+        subscription.note(Verdict::Ended, Instant::now());
+        Ok(plain)
+    }
+
+    /// The connection that does without a subscription, if it is time to try one.
+    pub(super) fn trial_is_due(&self, now: Instant) -> Option<Link> {
+        let is_due = self.known.subscription.is_due(now);
+        is_due.then(|| self.current()).flatten()
+    }
+
+    /// Tries a subscription on another connection to the same server, while exchanges use the one that has none.
+    pub(super) async fn try_subscription(&self, plain: &Link) {
+        let trial = self.subscribed(plain.client().clone());
+        let verdict = match timeout(LONGEST_TRIAL, trial).await {
+            Ok(Ok(link)) => {
+                self.replace(plain, link);
+                Verdict::Fine
+            }
+            Ok(Err(verdict)) if plain.is_alive() => verdict,
+            _ => Verdict::Unknown,
+        };
+        self.known.subscription.note(verdict, Instant::now());
+    }
+
+    async fn subscribed(&self, client: Client) -> Result<Link, Verdict> {
+        let link = self.open(client, true).await;
+        let link = link.map_err(|error| match store_error(&error).is_outage() {
+            true => Verdict::Unknown,
+            false => Verdict::Refused,
+        })?;
+        match link.ends_at_a_large_reply().await {
+            Ok(false) => Ok(link),
+            Ok(true) => Err(Verdict::Ended),
+            Err(_) => Err(Verdict::Unknown),
+        }
     }
 
     /// Warns once of a store that may evict permits. It may not be allowed to ask.

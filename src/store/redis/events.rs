@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Mutex};
 use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
-use super::{codec::decode_wake, locked};
+use super::{codec::decode_wake, locked::locked};
 use crate::store::Event;
 
 /// How many events are queued before wake-ups are dropped. A dropped one costs time, never a slot.

@@ -40,7 +40,7 @@ use redis::{
 };
 use tokio::time::Instant;
 
-use super::{locked, socket, store_error, target::prepared};
+use super::{error::store_error, locked::locked, socket};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -153,7 +153,7 @@ impl Sentinels {
         Ok(Self {
             sentinels: sentinels.collect::<Result<_, _>>()?,
             service,
-            server: prepared(server),
+            server: socket::prepared(server),
             replaced: Arc::default(),
         })
     }

@@ -17,13 +17,9 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, RedisResult, cmd};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::{
-    connection::{Connector, Link},
-    locked, store_error,
-};
+use super::locked::locked;
 
 /// Two connections that end within this time are one too many.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
@@ -31,11 +27,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Connections that have to end at a large reply before it is warned of: one of them may be a coincidence.
 const CERTAIN: u32 = 2;
-
-/// How long an attempt may take.
-const LONGEST_TRIAL: Duration = Duration::from_secs(10);
-/// Bytes that a connection with a subscription must be able to bear: more than those of two replies.
-const ENOUGH: usize = 128 * 1_024;
 
 pub(super) struct Subscription {
     state: Mutex<State>,
@@ -146,67 +137,6 @@ impl Subscription {
 
     fn state(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
-    }
-}
-
-impl Connector {
-    /// A connection that bears a large reply, or has no subscription.
-    pub(super) async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
-        let subscription = &self.known.subscription;
-        let link = self.open(client.clone(), true).await?;
-        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
-            subscription.note(Verdict::Fine, Instant::now());
-            return Ok(link);
-        }
-        let plain = self.open(client, false).await?;
-        subscription.note(Verdict::Ended, Instant::now());
-        Ok(plain)
-    }
-
-    /// The connection that does without a subscription, if it is time to try one.
-    pub(super) fn trial_is_due(&self, now: Instant) -> Option<Link> {
-        let is_due = self.known.subscription.is_due(now);
-        is_due.then(|| self.current()).flatten()
-    }
-
-    /// Tries a subscription on another connection to the same server, while exchanges use the one that has none.
-    pub(super) async fn try_subscription(&self, plain: &Link) {
-        let trial = self.subscribed(plain.client().clone());
-        let verdict = match timeout(LONGEST_TRIAL, trial).await {
-            Ok(Ok(link)) => {
-                self.replace(plain, link);
-                Verdict::Fine
-            }
-            Ok(Err(verdict)) if plain.is_alive() => verdict,
-            _ => Verdict::Unknown,
-        };
-        self.known.subscription.note(verdict, Instant::now());
-    }
-
-    async fn subscribed(&self, client: Client) -> Result<Link, Verdict> {
-        let link = self.open(client, true).await;
-        let link = link.map_err(|error| match store_error(&error).is_outage() {
-            true => Verdict::Unknown,
-            false => Verdict::Refused,
-        })?;
-        match link.ends_at_a_large_reply().await {
-            Ok(false) => Ok(link),
-            Ok(true) => Err(Verdict::Ended),
-            Err(_) => Err(Verdict::Unknown),
-        }
-    }
-}
-
-impl Link {
-    async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
-        let mut large = cmd("EVAL");
-        let script = "return string.rep('.', ARGV[1])";
-        large.arg(script).arg(0).arg(ENOUGH);
-        match large.query_async(&mut self.connection()).await {
-            Ok(()) => Ok(false),
-            Err(error) if error.is_io_error() => Ok(true),
-            Err(error) => Err(error),
-        }
     }
 }
 

@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult};
+use redis::{Client, RedisResult};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{Cluster, Path};
 #[cfg(feature = "sentinel")]
 use super::sentinel::{Sentinels, Watch};
+use super::socket;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::Part,
+    part::Part,
 };
 
 /// Where the store is, as its URL says.
@@ -161,15 +162,7 @@ impl Route {
 
 impl From<Client> for Target {
     fn from(client: Client) -> Self {
-        let info = prepared(client.get_connection_info().clone());
+        let info = socket::prepared(client.get_connection_info().clone());
         Self::Server(Arc::new(Client::open(info).unwrap_or(client)))
     }
-}
-
-/// With what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
-pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
-    let redis = info.redis_settings().clone();
-    let tcp = info.tcp_settings().clone();
-    info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
-        .set_tcp_settings(tcp.set_nodelay(true))
 }

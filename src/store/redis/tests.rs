@@ -1,4 +1,4 @@
-//! The store against a real server. What the ledgers do is tested in `ledger`.
+//! The store against a real server. The steps of a ledger are tested in `ledger`.
 
 use std::{
     collections::VecDeque,
@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
     net::{Ipv4Addr, TcpListener},
     pin::pin,
-    sync::Once,
+    sync::{Mutex, Once},
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,11 +16,11 @@ use futures_util::future::BoxFuture;
 use super::*;
 use crate::{
     ledger::{
-        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, LedgerError, Rate,
-        Standing, Wake, Want,
+        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange,
+        LedgerError, Rate, Reply, Standing, Wake, Want,
     },
     redis_server::{RedisServer, free_port},
-    store::{Event, StoreErrorKind},
+    store::{Event, StoreError, StoreErrorKind},
 };
 
 const KEY: &str = "turnstile:{one}";

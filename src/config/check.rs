@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
-    Config, KeyConfig, LimitConfig, RouteConfig,
     error::{ConfigFileError, Faults},
-    limit::check_plans,
+    key::KeyConfig,
+    limit::{LimitConfig, check_plans},
+    route::RouteConfig,
     routes::Routes,
+    sections::Config,
 };
 use crate::{
     key::Key,
