@@ -23,7 +23,7 @@ use crate::{
 };
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
-/// The URL of no store.
+/// The URL of the store in this process.
 const MEMORY: &str = "memory:";
 const MAX_NAMESPACE_LEN: usize = 64;
 
@@ -268,7 +268,7 @@ impl LimiterBuilder {
             let keeper = Shared::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
         }
-        // The others will be heard when there is something to ask them.
+        // The other parts connect when they have something to send.
         keepers[0].greet().await.map_err(refused)?;
         Ok(Limiter::new(Keepers::new(keepers)))
     }
@@ -280,7 +280,7 @@ impl LimiterBuilder {
         })
     }
 
-    /// All that is wrong with the settings, by their names.
+    /// All faults of the settings, by their names.
     pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
         let Self {
             namespace,
@@ -325,7 +325,7 @@ impl LimiterBuilder {
     }
 
     fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
-        let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        let fail = |message: String| Err(ConfigError::value(message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
             return fail(fault);
         }
@@ -357,12 +357,12 @@ fn is_namespace(text: &str) -> bool {
     (1..=MAX_NAMESPACE_LEN).contains(&text.len()) && text.bytes().all(allowed)
 }
 
-/// For `Debug`: what is no namespace may be a URL in the wrong place.
+/// For `Debug`: an invalid namespace may be a URL in the wrong place.
 pub(crate) fn shown_namespace(text: &str) -> &str {
     if is_namespace(text) { text } else { ".." }
 }
 
-/// Whether a store can be looked for there. The error does not repeat the URL.
+/// Checks that a URL names a store. The error does not repeat the URL.
 #[cfg_attr(not(feature = "config"), allow(dead_code))]
 pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
     if url == MEMORY {
@@ -377,7 +377,7 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
     ));
 }
 
-/// The store's first answer was a refusal, or it could not be asked.
+/// The error of a store that refused the first exchange, or of a missing runtime.
 #[cfg(feature = "redis")]
 fn refused(error: ConnectError) -> ConfigError {
     let error = match error {

@@ -1,4 +1,4 @@
-//! What a limiter can tell of itself.
+//! What a limiter reports of itself.
 
 use std::{borrow::Cow, time::Duration};
 

@@ -55,7 +55,7 @@ struct Live {
     changing: Mutex<Changing>,
 }
 
-/// What only matters to a change.
+/// State that only a change needs.
 struct Changing {
     config: Config,
     /// Limits at the limiter, whether they are still in the configuration or not.
@@ -174,7 +174,7 @@ impl Live {
                 self.table.store(Arc::new(table));
                 changing.config = config.clone();
                 for (name, values) in values {
-                    self.limiter.set_values(&name, &values);
+                    self.limiter.keepers().set_values(&name, &values);
                 }
                 Ok(())
             }
@@ -212,7 +212,7 @@ impl Changing {
         for (name, checked) in &checked.limits {
             let may = match self.known.get(name) {
                 Some(known) => known.may_become(&checked.limit),
-                None => limiter.check(&checked.limit),
+                None => limiter.keepers().check(&checked.limit),
             };
             faults.take(&format!("limits.{name}"), may);
         }
@@ -220,7 +220,7 @@ impl Changing {
     }
 }
 
-/// Tells the limiter of new limits and new values; of all of them, or of none.
+/// Gives the limiter all new limits and new values, or none.
 fn apply(
     limiter: &Limiter,
     known: &mut BTreeMap<String, Limit>,
@@ -235,11 +235,11 @@ fn apply(
         .clone()
         .partition(|(name, _)| known.contains_key(*name));
     for (name, limit) in new {
-        faults.take(&format!("limits.{name}"), limiter.register(limit));
+        faults.take(&format!("limits.{name}"), limiter.keepers().register(limit));
     }
     let old: Vec<&Limit> = old.into_iter().map(|(_, limit)| limit).collect();
     if faults.is_empty() {
-        faults.take("limits", limiter.update_all(&old));
+        faults.take("limits", limiter.keepers().update(&old));
     }
     faults.into_result()?;
     known.extend(limits.map(|(name, limit)| (name.clone(), limit.clone())));

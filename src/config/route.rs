@@ -41,7 +41,7 @@ pub struct RouteConfig {
 }
 
 impl RouteConfig {
-    /// What keys by route are made of.
+    /// The name that keys by route are made of.
     pub(super) fn key_name(&self) -> &str {
         let name = self.name.as_ref().or(self.matches.first());
         name.map_or("", String::as_str)

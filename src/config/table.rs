@@ -1,4 +1,4 @@
-//! What a configuration does for requests: the layer of each route.
+//! The layer of each route.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use super::{
     check::Checked,
     error::{ConfigFileError, Faults},
-    routes::Found,
+    routes::Routed,
     sections::Config,
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     limiter::Limiter,
 };
 
-/// The name of the limit that nobody gets a slot of.
+/// The name of the limit that refuses all requests.
 const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
@@ -28,9 +28,9 @@ pub(super) struct Table {
     layers: Vec<Option<LimitLayer>>,
     /// For requests without limits.
     open: LimitLayer,
-    /// For requests that nobody can tell the limits of.
+    /// For requests whose limits cannot be determined.
     closed: LimitLayer,
-    /// What the program has set, which goes before what the file says.
+    /// Settings by the program, which go before those of the file.
     edits: Vec<Edit>,
 }
 
@@ -84,14 +84,14 @@ impl Table {
 
     pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
         let layer = match self.checked.routes.find(method, path) {
-            Found::One(route) => route.and_then(|route| self.layers[route].as_ref()),
-            Found::Several(routes) => {
+            Routed::One(route) => route.and_then(|route| self.layers[route].as_ref()),
+            Routed::Several(routes) => {
                 let layers = routes
                     .iter()
                     .filter_map(|route| self.layers[*route].as_ref());
                 return self.together(&layers.collect::<Vec<_>>()).gates;
             }
-            Found::Unreadable => Some(&self.closed),
+            Routed::Unreadable => Some(&self.closed),
         };
         layer.unwrap_or(&self.open).gates.clone()
     }
@@ -109,7 +109,7 @@ impl Table {
     }
 }
 
-/// A layer that lets nobody in.
+/// A layer that refuses all requests.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
     let nothing = Limit::concurrent(UNREADABLE, 1).on_unavailable(OnUnavailable::Reject);
     let nothing = Scope::from(nothing).values([(Key::SHARED, 0)]);

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::layer::LimitLayer;
-use crate::error::{ConfigError, ConfigErrorKind};
+use crate::error::ConfigError;
 
 /// The longest bound of a slot: [`LimitLayer::max_hold`] and [`LimitLayer::idle`].
 pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Timers are no finer.
+/// The resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Responses that do not end.
@@ -73,5 +73,5 @@ pub(crate) fn check_bound(name: &str, bound: Duration) -> Result<(), ConfigError
         return Ok(());
     }
     let message = format!("{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}");
-    Err(ConfigError::new(ConfigErrorKind::Value, message))
+    Err(ConfigError::value(message))
 }

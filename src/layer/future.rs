@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use super::{
     body::ResponseBody,
-    gate::{Gate, Turn},
+    gate::{Admission, Gate},
     grpc::is_grpc,
     guard::Guard,
     refusal::RefusalKind,
@@ -37,19 +37,19 @@ pin_project! {
     {
         gate: Arc<Gate>,
         #[pin]
-        state: State<S, Q>,
+        phase: Phase<S, Q>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<S, Q>
+    #[project = PhaseProj]
+    enum Phase<S, Q>
     where
         S: Service<Request<Q>>,
     {
         // The service is ready, and is called once the request has its slot.
         Waiting {
-            turn: Turn,
+            admission: Admission,
             call: Option<(S, Parts, Q)>,
         },
         Running {
@@ -76,30 +76,30 @@ where
 {
     pub(super) fn new(gate: Arc<Gate>, service: S, request: Request<Q>) -> Self {
         let (head, body) = request.into_parts();
-        let state = State::Waiting {
-            turn: gate.turn(&head),
+        let phase = Phase::Waiting {
+            admission: gate.admission(&head),
             call: Some((service, head, body)),
         };
-        Self { gate, state }
+        Self { gate, phase }
     }
 
-    /// The request's body, while it waits for its turn.
+    /// The request's body, while it waits for its admission.
     pub(super) fn waiting(self: Pin<&mut Self>) -> Option<&mut Q> {
-        match self.project().state.project() {
-            StateProj::Waiting { call, .. } => call.as_mut().map(|(.., body)| body),
+        match self.project().phase.project() {
+            PhaseProj::Waiting { call, .. } => call.as_mut().map(|(.., body)| body),
             _ => None,
         }
     }
 
     /// Leaves the line, and refuses the request.
     pub(super) fn give_up<R>(self: Pin<&mut Self>, kind: RefusalKind) -> Response<ResponseBody<R>> {
-        let ResponseFutureProj { gate, mut state } = self.project();
-        let head = match state.as_mut().project() {
-            StateProj::Waiting { call, .. } => call.take(),
+        let ResponseFutureProj { gate, mut phase } = self.project();
+        let head = match phase.as_mut().project() {
+            PhaseProj::Waiting { call, .. } => call.take(),
             _ => None,
         }
         .map(|(_, head, _)| head);
-        state.set(State::Done);
+        phase.set(Phase::Done);
         let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
         gate.refuse(gate.refusal(kind), grpc, head.as_ref())
     }
@@ -113,24 +113,24 @@ where
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let ResponseFutureProj { gate, mut state } = self.project();
-        if let StateProj::Waiting { turn, call } = state.as_mut().project() {
-            let turn = ready!(turn.poll(gate, cx));
+        let ResponseFutureProj { gate, mut phase } = self.project();
+        if let PhaseProj::Waiting { admission, call } = phase.as_mut().project() {
+            let admission = ready!(admission.poll(gate, cx));
             let Some((service, head, body)) = call.take() else {
                 panic!("`ResponseFuture` polled after a panic");
             };
-            match turn {
-                Ok(permit) => state.set(State::run(gate, service, head, body, permit)),
+            match admission {
+                Ok(permit) => phase.set(Phase::run(gate, service, head, body, permit)),
                 Err(error) => {
-                    state.set(State::Done);
+                    phase.set(Phase::Done);
                     let refusal = gate.refusal_of(&error);
                     let grpc = is_grpc(&head.headers);
                     return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
                 }
             }
         }
-        let result = match state.as_mut().project() {
-            StateProj::Running {
+        let result = match phase.as_mut().project() {
+            PhaseProj::Running {
                 future,
                 share,
                 quotas,
@@ -139,7 +139,7 @@ where
                 let guard = Guard::Plain(share.take());
                 result.map(|response| gate.hand_over(guard, quotas, response))
             }
-            StateProj::Revocable {
+            PhaseProj::Revocable {
                 future,
                 quotas,
                 grpc,
@@ -160,16 +160,16 @@ where
                     }
                 }
             }
-            StateProj::Waiting { .. } | StateProj::Done => {
+            PhaseProj::Waiting { .. } | PhaseProj::Done => {
                 panic!("`ResponseFuture` polled after completion")
             }
         };
-        state.set(State::Done);
+        phase.set(Phase::Done);
         Poll::Ready(result)
     }
 }
 
-impl<S, Q> State<S, Q>
+impl<S, Q> Phase<S, Q>
 where
     S: Service<Request<Q>, Future: Send + 'static>,
 {

@@ -20,13 +20,13 @@ use super::{
     guard::{Guard, Terms, Tie},
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
-    scope::{Found, Scope},
+    scope::Scope,
     slot::Slot,
+    values::Lookup,
 };
 use crate::{
     error::AcquireError,
-    keeper::{Demand, Leg, Request as Asked},
-    limiter::Limiter,
+    keeper::{Demand, Keepers, Leg, Request as PermitRequest},
     permit::Permit,
     status::Quota,
 };
@@ -35,7 +35,7 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sy
 
 #[derive(Clone)]
 pub(crate) struct Gate {
-    pub(super) limiter: Limiter,
+    pub(super) keepers: Arc<Keepers>,
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
     pub(super) terms: Arc<Terms>,
@@ -81,50 +81,50 @@ impl Gate {
         let Some((number, scope)) = self.first() else {
             return;
         };
-        let (name, meter) = (scope.limit().name().to_owned(), self.limiter.meter(*number));
+        let (name, meter) = (scope.limit().name().to_owned(), self.keepers.meter(*number));
         let terms = Arc::make_mut(&mut self.terms);
         (terms.limit_name, terms.meter) = (name, Some(meter));
     }
 
-    pub(super) fn turn(&self, head: &Parts) -> Turn {
+    pub(super) fn admission(&self, head: &Parts) -> Admission {
         match &self.scopes[..] {
             [(number, scope)] => match scope.find(*number, head) {
-                Found::Now(leg) => self.turn_of(leg.map(Demand::One)),
-                Found::Later(leg) => Turn::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
+                Lookup::Now(leg) => self.admission_of(leg.map(Demand::One)),
+                Lookup::Later(leg) => Admission::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
             },
-            scopes => self.turn_under_all(scopes, head),
+            scopes => self.admission_under_all(scopes, head),
         }
     }
 
-    fn turn_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Turn {
+    fn admission_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (number, scope) in scopes {
             match scope.find(*number, head) {
-                Found::Now(leg) => legs.extend(leg),
-                Found::Later(leg) => later.push(leg),
+                Lookup::Now(leg) => legs.extend(leg),
+                Lookup::Later(leg) => later.push(leg),
             }
         }
         let demand = |legs: Vec<Leg>| (!legs.is_empty()).then_some(Demand::All(legs));
         if later.is_empty() {
-            return self.turn_of(demand(legs));
+            return self.admission_of(demand(legs));
         }
         let found = join_all(later).map(move |found| {
             legs.extend(found.into_iter().flatten());
             demand(legs)
         });
-        Turn::Key(found.boxed())
+        Admission::Key(found.boxed())
     }
 
-    fn turn_of(&self, demand: Option<Demand>) -> Turn {
+    fn admission_of(&self, demand: Option<Demand>) -> Admission {
         match demand {
             Some(demand) => {
-                let request = self.limiter.request(demand);
-                Turn::Slot(match self.rate_limit_fields {
+                let request = self.keepers.request(demand);
+                Admission::Slot(match self.rate_limit_fields {
                     true => request.telling(),
                     false => request,
                 })
             }
-            None => Turn::Free,
+            None => Admission::Unlimited,
         }
     }
 
@@ -167,7 +167,7 @@ impl Gate {
         quotas: &[Quota],
         mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
-        self.tell(response.headers_mut(), quotas);
+        self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
             guard = Guard::Plain(None);
         }
@@ -218,13 +218,13 @@ impl Gate {
             _ if grpc => refusal.to_grpc_response(),
             _ => refusal.to_response(),
         };
-        self.tell(response.headers_mut(), refusal.quotas());
+        self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);
         response.map(ResponseBody::refusal)
     }
 
-    /// Tells the client how its limits stand, if it is to know.
-    fn tell(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
+    /// Adds how the limits stand, if the layer is set to.
+    fn append_fields(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
         if self.rate_limit_fields {
             fields::append(headers, quotas);
         }
@@ -242,14 +242,14 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// What a request waits for before the service is called.
-pub(super) enum Turn {
-    Free,
+/// What a request waits for before the service is called: its key, then its slot.
+pub(super) enum Admission {
+    Unlimited,
     Key(BoxFuture<'static, Option<Demand>>),
-    Slot(Asked),
+    Slot(PermitRequest),
 }
 
-impl Turn {
+impl Admission {
     /// `None`: the request is not limited.
     pub(super) fn poll(
         &mut self,
@@ -258,9 +258,9 @@ impl Turn {
     ) -> Poll<Result<Option<Permit>, AcquireError>> {
         loop {
             match self {
-                Turn::Free => return Poll::Ready(Ok(None)),
-                Turn::Key(key) => *self = gate.turn_of(ready!(key.as_mut().poll(cx))),
-                Turn::Slot(asked) => {
+                Admission::Unlimited => return Poll::Ready(Ok(None)),
+                Admission::Key(key) => *self = gate.admission_of(ready!(key.as_mut().poll(cx))),
+                Admission::Slot(asked) => {
                     return asked.poll(cx).map_ok(|granted| Some(Permit::new(granted)));
                 }
             }

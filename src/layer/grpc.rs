@@ -149,8 +149,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grpc_is_told_by_its_media_type() {
-        let told = |content_type| {
+    fn grpc_is_recognized_by_its_media_type() {
+        let accepted = |content_type| {
             let value = HeaderValue::from_static(content_type);
             is_grpc(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]))
         };
@@ -161,7 +161,7 @@ mod tests {
             "application/grpc ; charset=utf-8",
             "Application/gRPC+json",
         ] {
-            assert!(told(grpc), "{grpc}");
+            assert!(accepted(grpc), "{grpc}");
         }
         for other in [
             "",
@@ -173,7 +173,7 @@ mod tests {
             "application/grpcs",
             "text/plain; application/grpc",
         ] {
-            assert!(!told(other), "{other}");
+            assert!(!accepted(other), "{other}");
         }
         assert!(!is_grpc(&HeaderMap::new()));
     }

@@ -67,7 +67,7 @@ impl Limiter {
     pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
-        let number = |scope: Scope| Ok((self.register(scope.limit())?, scope));
+        let number = |scope: Scope| Ok((self.keepers().register(scope.limit())?, scope));
         let scopes = policy.0.into_iter().map(number);
         let scopes = scopes.collect::<Result<_, ConfigError>>()?;
         Ok(LimitLayer::new(self, scopes))
@@ -83,7 +83,7 @@ impl LimitLayer {
             meter: None,
         };
         let mut gate = Gate {
-            limiter: limiter.clone(),
+            keepers: limiter.keepers().clone(),
             scopes,
             terms: Arc::new(terms),
             release_at: ReleaseAt::default(),

@@ -195,7 +195,7 @@ impl From<LostErrorKind> for RefusalKind {
     fn from(kind: LostErrorKind) -> Self {
         match kind {
             LostErrorKind::Lost => Self::Lost,
-            // Before there is a response nobody can leave it unread.
+            // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
         }
     }
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_left_the_line_is_told_how_it_stood() {
+    fn a_request_that_left_the_line_shows_how_it_stood() {
         let error = AcquireError {
             limit: 7,
             in_use: 7,
@@ -267,7 +267,7 @@ mod tests {
         };
         let refusal = refused(&CHAT, &error);
         assert_eq!((refusal.max(), refusal.place()), (7, Some(3)));
-        let told = json!({
+        let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
@@ -280,17 +280,17 @@ mod tests {
             "waited": 1.5,
             "retry_after": 1,
         });
-        assert_eq!(problem(&refusal), told);
+        assert_eq!(problem(&refusal), expected);
     }
 
     #[test]
-    fn a_used_up_rate_is_told_exactly() {
+    fn the_retry_of_a_used_up_rate_is_exact() {
         let exact = Duration::from_micros(2_000_001);
         let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(exact));
         assert_eq!(refusal.kind(), RefusalKind::TooSoon);
         assert_eq!(refusal.retry_after(), exact);
         assert_eq!(seconds(&refusal), 3);
-        let told = json!({
+        let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
@@ -300,28 +300,28 @@ mod tests {
             "period": 90,
             "retry_after": 3,
         });
-        assert_eq!(problem(&refusal), told);
+        assert_eq!(problem(&refusal), expected);
     }
 
     #[test]
-    fn what_is_no_fault_of_a_limit_violates_none() {
+    fn a_refusal_without_a_limit_at_fault_violates_no_policy() {
         for kind in [AcquireErrorKind::Unavailable, AcquireErrorKind::ShutDown] {
-            let told = problem(&refusal(&CHAT, kind, None));
+            let problem = problem(&refusal(&CHAT, kind, None));
             let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
-            assert_eq!(told["type"], kind);
-            assert_eq!(told["violated-policies"], json!([]));
-            assert_eq!(told.get("limit"), None);
+            assert_eq!(problem["type"], kind);
+            assert_eq!(problem["violated-policies"], json!([]));
+            assert_eq!(problem.get("limit"), None);
         }
     }
 
     #[test]
-    fn nobody_knows_is_one_second() {
-        for told in [None, Some(Duration::ZERO)] {
+    fn an_unknown_retry_is_one_second() {
+        for hint in [None, Some(Duration::ZERO)] {
             for (limit, kind) in [
                 (&CHAT, AcquireErrorKind::Full),
                 (&OPENS, AcquireErrorKind::TooSoon),
             ] {
-                let refusal = refusal(limit, kind, told);
+                let refusal = refusal(limit, kind, hint);
                 assert_eq!(refusal.retry_after(), RETRY_SOME_TIME);
                 assert_eq!(seconds(&refusal), 1);
             }
@@ -330,8 +330,8 @@ mod tests {
 
     #[test]
     fn a_retry_meets_no_other_limit_that_is_used_up() {
-        let told = Some(Duration::from_secs(2));
-        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, told);
+        let hint = Some(Duration::from_secs(2));
+        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, hint);
         let other = Quota {
             reset: Some(Duration::from_secs(9)),
             ..CHAT.quota(5)
@@ -349,9 +349,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_retry_is_never_too_early(told: Duration) {
-            let full = refusal(&CHAT, AcquireErrorKind::Full, Some(told));
-            let too_soon = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(told));
+        fn a_retry_is_never_too_early(hint: Duration) {
+            let full = refusal(&CHAT, AcquireErrorKind::Full, Some(hint));
+            let too_soon = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(hint));
             for refusal in [&full, &too_soon] {
                 prop_assert!(seconds(refusal) >= 1);
                 prop_assert_eq!(problem(refusal)["retry_after"].as_u64(), Some(seconds(refusal)));
@@ -361,7 +361,7 @@ mod tests {
                 let (_, t) = field.split_once("r=0;t=").unwrap();
                 prop_assert!(seconds(refusal) >= t.parse::<u64>().unwrap());
             }
-            let estimate = told.min(HOUR);
+            let estimate = hint.min(HOUR);
             prop_assert!(full.retry_after() >= estimate.min(RETRY_SOME_TIME));
             prop_assert!(full.retry_after() <= (estimate * 5 / 4).max(RETRY_SOME_TIME));
         }
@@ -369,10 +369,10 @@ mod tests {
         #[test]
         fn a_grpc_client_reads_any_name_and_time(
             name in "\\PC{1,32}|[\\x00-\\x7f]{1,128}",
-            told: Duration,
+            hint: Duration,
         ) {
             let limit = Limit::try_rate(name.clone(), 60, HOUR).unwrap();
-            let refusal = refusal(&limit, AcquireErrorKind::TooSoon, Some(told));
+            let refusal = refusal(&limit, AcquireErrorKind::TooSoon, Some(hint));
             let head = refusal.to_grpc_response().headers().clone();
             let status = Status::from_header_map(&head).unwrap();
             prop_assert_eq!(status.code(), Code::ResourceExhausted);

@@ -8,19 +8,19 @@ use super::{
 };
 use crate::error::{AcquireErrorKind, LostErrorKind};
 
-/// Something that is measured of a limit. Recorders are foreign code, so that the keeper only notes it.
+/// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measure {
-    /// So many more permits are held, or fewer.
+    /// Change of the number of held permits.
     Held(f64),
-    /// So many more requests wait, or fewer.
+    /// Change of the number of waiting requests.
     Waiting(f64),
     /// A request got its permit after this wait.
     Admitted(Duration),
     Refused(AcquireErrorKind),
     /// A request would have been refused, if the limit were enforced.
     RefusedInShadow(AcquireErrorKind),
-    /// A permit was held for so long.
+    /// Time for which a permit was held.
     Hold(Duration),
     Lost,
     Adopted(u64),

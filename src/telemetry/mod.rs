@@ -1,5 +1,5 @@
-//! What is measured, through the `metrics` facade. Without the feature the handles are there and do nothing, so that
-//! nobody else has to ask.
+//! Metrics, through the `metrics` facade. Without the feature the handles are there and do nothing, so that no other
+//! module depends on it.
 //!
 //! Handles are made once for each limit, and cost an atomic operation each time. Labels are the namespace, the limit's
 //! name and a reason, which are few; never a key.
@@ -9,14 +9,14 @@
 //! | `catalog` | the names of all metrics, and what they mean |
 //! | `limit` | what is measured of a limit |
 //! | `store` | what is measured of the store |
-//! | `facade` | the handles; `nothing` in its place without the feature |
-//! | `history` | what was said and done, told event by event at TRACE: diagnostics for tests, unstable |
+//! | `facade` | the handles; `noop` in its place without the feature |
+//! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
 
 mod catalog;
 #[cfg(feature = "metrics")]
 mod facade;
 #[cfg(not(feature = "metrics"))]
-#[path = "nothing.rs"]
+#[path = "noop.rs"]
 mod facade;
 mod history;
 mod limit;

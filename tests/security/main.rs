@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `rights` | the documented rights are enough, each is needed, and without one the gate stays shut |
 //! | `urls` | no URL of a store is repeated, wherever it stands |
-//! | `servers` | real servers: whatever happens to the store, no secret is told |
+//! | `servers` | real servers: whatever happens to the store, no secret is output |
 //! | `echoes`, `echo` | servers that repeat what they were sent, in any form |
 //! | `files` | configuration files with a secret in any place |
 //! | `errors` | each error that there is, each refusal, and `Debug` of each public type |
@@ -22,7 +22,7 @@ mod echoes;
 mod errors;
 #[cfg(feature = "config")]
 mod files;
+mod output;
 mod rights;
 mod servers;
-mod told;
 mod urls;

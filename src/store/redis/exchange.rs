@@ -6,8 +6,8 @@ use redis::{Cmd, ErrorKind, RedisResult, Script, ServerErrorKind, Value};
 
 #[cfg(feature = "cluster")]
 use super::{
-    cluster::{Path, Redirect},
-    target::Route,
+    cluster::{PartDialer, Redirect},
+    target::Dialer,
 };
 use super::{
     codec::{decode, encode},
@@ -37,8 +37,8 @@ pub(super) struct Exchanger {
 impl Exchanger {
     pub(super) async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
         #[cfg(feature = "cluster")]
-        if let Route::Cluster(path) = self.connector.route() {
-            return self.exchange_in(path, exchange).await;
+        if let Dialer::Cluster(dialer) = self.connector.dialer() {
+            return self.exchange_in(dialer, exchange).await;
         }
         let link = self.connector.link().await?;
         let outcome = self.run(&link, exchange).await;
@@ -47,24 +47,28 @@ impl Exchanger {
 
     /// Runs an exchange where its key is.
     #[cfg(feature = "cluster")]
-    async fn exchange_in(&self, path: &Path, exchange: &Exchange) -> Result<Reply, StoreError> {
+    async fn exchange_in(
+        &self,
+        dialer: &PartDialer,
+        exchange: &Exchange,
+    ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
             let link = self.connector.link().await?;
             let mut outcome = self.run(&link, exchange).await;
             let redirect = |outcome: &RedisResult<Value>| {
                 let error = outcome.as_ref().err()?;
-                path.redirect(error, link.client())
+                dialer.redirect(error, link.client())
             };
             match redirect(&outcome) {
                 Some(Redirect::Moved(node)) => {
                     // Others on this connection are redirected too, but only one of them leads the way.
                     if self.connector.forget(&link) {
-                        path.lead_to(node);
+                        dialer.lead_to(node);
                     }
                     continue;
                 }
                 Some(Redirect::Ask(node)) => {
-                    outcome = path.ask(node, &self.by_text(exchange)).await;
+                    outcome = dialer.ask(node, &self.by_text(exchange)).await;
                     if redirect(&outcome).is_some() {
                         continue;
                     }

@@ -10,7 +10,7 @@ use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 use super::{events::Events, socket::Io};
 use crate::store::Event;
 
-/// Bytes that a connection with a subscription must be able to bear: more than those of two replies.
+/// Bytes of a probe: more than those of two replies.
 const ENOUGH: usize = 128 * 1_024;
 
 /// A connection that its session has to poll, for as long as something uses it.
@@ -19,15 +19,15 @@ pub(super) type Opened = (Weak<LinkState>, Io);
 /// A connection that exchanges may use.
 #[derive(Clone)]
 pub(super) struct Link {
-    pub(super) connection: MultiplexedConnection,
+    connection: MultiplexedConnection,
     /// Where it leads.
-    pub(super) client: Client,
+    client: Client,
     pub(super) state: Arc<LinkState>,
 }
 
 pub(super) struct LinkState {
     pub(super) is_subscribed: bool,
-    /// The keeper was told of it, and is told when it ends.
+    /// The keeper knows of it, so its end is reported.
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
     script_was_sent: AtomicBool,
@@ -43,7 +43,7 @@ impl LinkState {
         }
     }
 
-    /// The connection has ended, and not by us.
+    /// The connection has ended without our doing.
     pub(super) fn end(&self, events: &Events) {
         if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
             events.push(Event::Disconnected);
@@ -52,6 +52,18 @@ impl LinkState {
 }
 
 impl Link {
+    pub(super) fn new(
+        connection: MultiplexedConnection,
+        client: Client,
+        state: Arc<LinkState>,
+    ) -> Self {
+        Self {
+            connection,
+            client,
+            state,
+        }
+    }
+
     pub(super) fn is_alive(&self) -> bool {
         !self.state.ended.load(Relaxed)
     }
@@ -60,8 +72,8 @@ impl Link {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
-    /// finds the script by its digest, and none falls behind for want of it.
+    /// Whether the caller is the first to run the script here. It sends the text, so that the exchanges right behind
+    /// find the script by its digest, and none is delayed by a retry.
     pub(super) fn is_first(&self) -> bool {
         !self.state.script_was_sent.swap(true, Relaxed)
     }

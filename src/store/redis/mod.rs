@@ -84,7 +84,7 @@ impl RedisStore {
 
     fn session(&self) -> RedisSession {
         let known = self.known.clone();
-        let connector = Connector::new(known.clone(), self.target.route());
+        let connector = Connector::new(known.clone(), self.target.dialer());
         RedisSession::new(Exchanger { known, connector })
     }
 }

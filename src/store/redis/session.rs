@@ -17,8 +17,8 @@ use crate::{
 pub(super) struct RedisSession {
     exchanger: Arc<Exchanger>,
     connections: Vec<Opened>,
-    /// An attempt to subscribe again.
-    trial: Option<BoxFuture<'static, ()>>,
+    /// A probe of whether connections may subscribe.
+    probe: Option<BoxFuture<'static, ()>>,
 }
 
 impl RedisSession {
@@ -26,14 +26,14 @@ impl RedisSession {
         Self {
             exchanger: Arc::new(exchanger),
             connections: Vec::new(),
-            trial: None,
+            probe: None,
         }
     }
 
-    fn trial(&self) -> Option<BoxFuture<'static, ()>> {
-        let plain = self.exchanger.connector.trial_is_due(Instant::now())?;
+    fn probe(&self) -> Option<BoxFuture<'static, ()>> {
+        let plain = self.exchanger.connector.probe_due(Instant::now())?;
         let exchanger = self.exchanger.clone();
-        Some(async move { exchanger.connector.try_subscription(&plain).await }.boxed())
+        Some(async move { exchanger.connector.probe_subscription(&plain).await }.boxed())
     }
 
     /// Moves the bytes of all connections that are used.
@@ -58,8 +58,8 @@ impl Session for RedisSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        if self.trial.is_none() {
-            self.trial = self.trial();
+        if self.probe.is_none() {
+            self.probe = self.probe();
         }
         let exchanger = self.exchanger.clone();
         async move { exchanger.exchange(&exchange).await }.boxed()
@@ -71,10 +71,10 @@ impl Session for RedisSession {
             .events
             .poller()
             .register(cx.waker());
-        if let Some(trial) = &mut self.trial
-            && trial.poll_unpin(cx).is_ready()
+        if let Some(probe) = &mut self.probe
+            && probe.poll_unpin(cx).is_ready()
         {
-            self.trial = None;
+            self.probe = None;
         }
         self.poll_connections(cx);
         let Some(event) = self.exchanger.connector.events.next() else {

@@ -1,4 +1,4 @@
-//! The handles without anybody to tell.
+//! Handles that do nothing.
 
 use std::time::Duration;
 
