@@ -1,4 +1,6 @@
 //! The builder: a limiter's settings, and how it finds its store.
+//!
+//! Tests: `tests/semaphore/main.rs`; the ranges of settings: `tests/config/faults.rs`.
 
 #[cfg(feature = "redis")]
 use std::sync::Arc;

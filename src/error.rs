@@ -1,4 +1,6 @@
 //! Errors: what a user configured wrongly, and why a permit was not given.
+//!
+//! Tests: `tests/security/errors.rs`.
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 

@@ -1,4 +1,6 @@
 //! The limiter: an application's one connection to its limits.
+//!
+//! Tests: `tests/semaphore/`, by theme.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,4 +1,6 @@
 //! A permit: one slot, held until it is dropped.
+//!
+//! Tests: `tests/semaphore/main.rs`, `losses.rs`; `tests/layer/slots.rs`.
 
 use std::{
     fmt,

@@ -1,4 +1,6 @@
 //! A semaphore: one limit bound to one key.
+//!
+//! Tests: `tests/semaphore/`, by theme.
 
 use std::{
     fmt,

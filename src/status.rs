@@ -1,4 +1,6 @@
 //! What a limiter reports of itself.
+//!
+//! Tests: `tests/semaphore/main.rs`.
 
 use std::{borrow::Cow, time::Duration};
 

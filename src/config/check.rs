@@ -1,4 +1,6 @@
 //! A configuration whose values have been checked, all of them.
+//!
+//! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,6 @@
 //! Faults of a configuration: each with its place and message.
+//!
+//! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
 use std::{error::Error, fmt, ops::Range};
 

@@ -1,4 +1,6 @@
 //! Keys of a limit: which callers it tells apart.
+//!
+//! Tests: `tests/config/reading.rs`, `routes.rs`.
 
 use std::fmt;
 

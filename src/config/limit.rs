@@ -1,4 +1,6 @@
 //! The `[limits]` and `[plans]` sections.
+//!
+//! Tests: `tests/config/reading.rs`, `faults.rs`.
 
 use std::{
     collections::{BTreeMap, HashMap},

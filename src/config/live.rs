@@ -1,4 +1,6 @@
 //! A configuration in use, which can be exchanged for another one.
+//!
+//! Tests: `tests/config/reloads.rs`.
 
 use std::{
     collections::BTreeMap,

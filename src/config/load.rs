@@ -1,4 +1,6 @@
 //! Reads a configuration, and checks it.
+//!
+//! Tests: `tests/config/reading.rs`, `cuts.rs`.
 
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! Reading what may be a word or a table: `key = "route"`, or `key = { header = "x-api-key" }`; and what may be a secret,
 //! whose value no error may quote, in whatever format of serde.
+//!
+//! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
 use std::{fmt, marker::PhantomData};
 

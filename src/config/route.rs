@@ -1,4 +1,6 @@
 //! The `[[routes]]` sections.
+//!
+//! Tests: `tests/config/routes.rs`, `faults.rs`.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! All sections of a configuration, as plain data.
+//!
+//! Tests: `tests/config/reading.rs`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
 //! The `[store]` section.
+//!
+//! Tests: `tests/config/faults.rs`, `tests/security/files.rs`.
 
 use std::{env, fmt, time::Duration};
 

@@ -1,4 +1,6 @@
 //! The layer of each route.
+//!
+//! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
 use std::sync::Arc;
 

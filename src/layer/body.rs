@@ -1,4 +1,6 @@
 //! The response body: the service's, with the slot it runs in, or a refusal's.
+//!
+//! Tests: `tests/layer/releases.rs`, `transparency.rs`.
 
 use std::{
     error::Error,

@@ -1,4 +1,6 @@
 //! Bounds on the slot of a response that does not end.
+//!
+//! Tests: `tests/layer/bounds.rs`, `stalled.rs`.
 
 use std::{sync::Arc, time::Duration};
 

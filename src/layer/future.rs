@@ -1,4 +1,6 @@
 //! The response future: a turn in the line, then the service.
+//!
+//! Tests: `tests/layer/releases.rs`, `refusals.rs`.
 
 use std::{
     fmt,

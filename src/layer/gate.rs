@@ -1,4 +1,6 @@
 //! The gate in front of a service: a layer's settings, and what they decide for a request.
+//!
+//! Tests: `tests/layer/policies.rs`, `refusals.rs`, `logs.rs`.
 
 use std::{
     fmt,

@@ -1,4 +1,6 @@
 //! Which gate a request goes through: always the same one, or that of its route.
+//!
+//! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
 use std::{fmt, sync::Arc};
 

@@ -1,4 +1,6 @@
 //! What keeps a slot until the end of its response, and the terms on which it may end first.
+//!
+//! Tests: `tests/layer/lost.rs`, `bounds.rs`.
 
 #[cfg(feature = "config")]
 use std::time::Duration;

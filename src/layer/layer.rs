@@ -1,4 +1,6 @@
 //! The layer: made by a limiter, and its settings.
+//!
+//! Tests: `tests/layer/`, by theme.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! Choices of a layer: when a slot is released, and what its loss does to the response.
+//!
+//! Tests: `tests/layer/lost.rs`, `releases.rs`.
 
 /// What becomes of a response whose slot is lost: its lease has ended in the store, and somebody else may have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

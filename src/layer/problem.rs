@@ -1,4 +1,6 @@
 //! Problem details (RFC 9457) of a refusal. The types are those of draft-ietf-httpapi-ratelimit-headers.
+//!
+//! Tests: `refusal.rs`, `tests/layer/refusals.rs`.
 
 use std::fmt::{self, Display, Write};
 

@@ -1,4 +1,6 @@
 //! A scope: a limit, and where the key of a request comes from.
+//!
+//! Tests: `tests/layer/scopes.rs`.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 

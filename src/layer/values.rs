@@ -1,4 +1,6 @@
 //! Values of a limit for single keys: from a table, a closure, or a lookup whose answers are kept for a while.
+//!
+//! Tests: `tests/layer/values.rs`, `corners.rs`.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 

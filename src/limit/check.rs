@@ -1,4 +1,6 @@
 //! Checks of a limit: by itself, beside another of its name, and beside others in a policy.
+//!
+//! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
 use std::collections::BTreeSet;
 

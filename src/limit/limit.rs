@@ -1,4 +1,6 @@
 //! A limit and its settings.
+//!
+//! Tests: `tests/semaphore/main.rs`, `rates.rs`.
 
 use std::{borrow::Cow, time::Duration};
 

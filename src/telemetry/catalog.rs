@@ -1,4 +1,6 @@
 //! The metrics: their names, kinds and descriptions.
+//!
+//! Tests: `tests.rs`.
 
 /// A metric, as it is described to a recorder.
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]

@@ -13,6 +13,8 @@
 //! several threads may change places, and a process that is killed may leave gaps: `order` numbers those of a replica as
 //! they happened. The driver asks before each step whether a subscriber listens. Without one, nothing is written or
 //! allocated.
+//!
+//! Tests: `tests/history/`.
 
 use std::{
     cell::Cell,

@@ -1,4 +1,6 @@
 //! What is measured of a limit.
+//!
+//! Tests: `tests.rs`, `tests/metrics.rs`.
 
 use std::time::Duration;
 

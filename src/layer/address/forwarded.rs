@@ -2,6 +2,8 @@
 //!
 //! What stands to the left of the entry that is asked for comes from somebody who may be a liar. It is never looked at:
 //! not even to find out where quotes begin, or an open one would swallow what follows.
+//!
+//! Tests: `tests/layer/addresses.rs`, `src/fuzzing.rs`.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,4 +1,6 @@
 //! The request's body: keeps what was read ahead, and replays it.
+//!
+//! Tests: `tests/layer/replay.rs`.
 
 use std::{
     fmt, mem,

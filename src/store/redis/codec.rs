@@ -1,4 +1,6 @@
 //! An exchange as the script's arguments, and the script's reply as a [`Reply`]. `exchange.lua` has both forms.
+//!
+//! Tests: the properties of `src/ledger/`, which run it against a real server; `src/fuzzing.rs`.
 
 use std::collections::HashMap;
 

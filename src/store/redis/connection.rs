@@ -1,4 +1,6 @@
 //! The connection of a session: made by the exchange that needs it, shared by all, and not used again after an error.
+//!
+//! Tests: `tests.rs`.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},

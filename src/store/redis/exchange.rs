@@ -1,4 +1,6 @@
 //! An exchange on its way: by the session's connection, and in a cluster to where its key is.
+//!
+//! Tests: `tests.rs`; in a cluster: `tests/cluster.rs`.
 
 use std::sync::{Arc, LazyLock};
 

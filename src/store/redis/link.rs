@@ -1,4 +1,6 @@
 //! One connection, and what is known of it.
+//!
+//! Tests: `session.rs`, `tests.rs`.
 
 use std::sync::{
     Arc, Weak,

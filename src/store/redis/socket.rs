@@ -1,4 +1,6 @@
 //! Opens connections that are driven by whoever waits for them.
+//!
+//! Tests: `tests.rs`; with TLS: `tests/tls.rs`.
 
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{

@@ -1,4 +1,6 @@
 //! Which server a new connection leads to.
+//!
+//! Tests: `tests.rs`.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
