@@ -1,4 +1,4 @@
-//! What a limiter tells a recorder of metrics, from one end to the other.
+//! Metrics as a recorder receives them, end to end.
 #![cfg(feature = "metrics")]
 
 mod support;

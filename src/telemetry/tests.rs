@@ -1,4 +1,4 @@
-//! What a recorder is told.
+//! What a recorder receives.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Values that are out of range or do not go together: all of them are told, each by its path.
+//! Values that are out of range or do not go together: all of them are reported, each by its path.
 
 use tower_turnstile::config::Config;
 

@@ -1,4 +1,4 @@
-//! Clients told apart by their addresses: what proxies tell, and what callers would like to.
+//! Clients distinguished by their addresses: those that proxies forward, and those that callers forge.
 
 use std::{
     net::{IpAddr, SocketAddr},

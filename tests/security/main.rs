@@ -1,7 +1,7 @@
 //! What an operator may rely on: a user of the store with few rights, a gate that a refusal does not open, and secrets
 //! that stay where they are.
 //!
-//! Secrets are planted wherever one can stand, and everything that the library says is searched for them: `Display`
+//! Secrets are planted wherever one can stand, and all output of the library is searched for them: `Display`
 //! and `Debug`, log lines at trace level, metrics, responses. How much was searched is shown with `-- --nocapture`.
 //!
 //! | file | what |

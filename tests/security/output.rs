@@ -1,4 +1,4 @@
-//! What the library says, and the search for secrets in it.
+//! The output of the library, and the search for secrets in it.
 
 use std::fmt::Debug;
 

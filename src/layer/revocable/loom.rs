@@ -1,5 +1,5 @@
-//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whoever is first, and nobody
-//! takes it twice.
+//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whichever is first, and is
+//! never taken twice.
 
 use std::{
     sync::{Arc, Weak},

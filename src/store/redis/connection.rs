@@ -1,4 +1,4 @@
-//! The connection of a session: made by the exchange that needs it, shared by all, and not used again after an error.
+//! The connection of a session: made by the exchange that needs it, shared by all, and replaced after an error.
 //!
 //! Tests: `tests.rs`.
 

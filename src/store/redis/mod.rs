@@ -1,7 +1,7 @@
 //! The store in Redis 6.2 or later, or Valkey.
 //!
 //! One connection carries the exchanges of a process and the wake-ups for it: it speaks RESP3, and subscribes to the
-//! process's own channel before the first exchange is sent on it. After an error it is not used again; the next
+//! process's own channel before the first exchange is sent on it. After an error it is dropped; the next
 //! exchange makes a new one, and so finds the server that the name now leads to. Where the server's output buffer for
 //! subscribers is too small for that, connections do not subscribe: see `subscription.rs`.
 //!

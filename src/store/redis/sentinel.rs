@@ -1,6 +1,6 @@
 //! A primary that Redis Sentinel watches over: each new connection asks the sentinels which server it is.
 //!
-//! All sentinels are asked at once, and the first one counts whose server says of itself that it is a primary. So
+//! All sentinels are asked at once, and the first one counts whose server confirms that it is a primary. So
 //! neither a dead or silent sentinel nor one that still names a demoted server takes time from the others: the caller's
 //! limit is for all of it. (The `redis` crate's own module takes the answers in the order of its list.) A configuration
 //! that is wrong shows only if no sentinel leads to a primary.

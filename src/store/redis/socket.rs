@@ -1,4 +1,4 @@
-//! Opens connections that are driven by whoever waits for them.
+//! Opens connections that the task that awaits them drives.
 //!
 //! Tests: `tests.rs`; with TLS: `tests/tls.rs`.
 
