@@ -1,4 +1,6 @@
 //! The builder: a limiter's settings, and how it finds its store.
+//!
+//! Tests: `tests/semaphore/main.rs`; the ranges of settings: `tests/config/faults.rs`.
 
 #[cfg(feature = "redis")]
 use std::sync::Arc;
@@ -9,9 +11,10 @@ use tokio::runtime::Handle;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     home::{Home, Place},
-    keeper::{Keeper, Keepers, Part, Settings},
+    keeper::{Keeper, Keepers, Settings},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
+    part::Part,
 };
 #[cfg(feature = "redis")]
 use crate::{
@@ -23,7 +26,7 @@ use crate::{
 };
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
-/// The URL of no store.
+/// The URL of the store in this process.
 const MEMORY: &str = "memory:";
 const MAX_NAMESPACE_LEN: usize = 64;
 
@@ -79,6 +82,34 @@ impl fmt::Debug for LimiterBuilder {
             .field("waiter_ttl", waiter_ttl)
             .field("place", place)
             .finish()
+    }
+}
+
+impl Limiter {
+    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
+    /// replica and for tests.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no randomness to give.
+    pub fn in_memory() -> Self {
+        Self::builder()
+            .in_memory()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A limiter on the store at this URL, with the default settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::connect`].
+    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect(url).await
+    }
+
+    /// A limiter with settings of its own.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder::default()
     }
 }
 
@@ -240,7 +271,7 @@ impl LimiterBuilder {
             let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
         }
-        // The others will be heard when there is something to ask them.
+        // The other parts connect when they have something to send.
         keepers[0].greet().await.map_err(refused)?;
         Ok(Limiter::new(Keepers::new(keepers)))
     }
@@ -252,7 +283,7 @@ impl LimiterBuilder {
         })
     }
 
-    /// All that is wrong with the settings, by their names.
+    /// All faults of the settings, by their names.
     pub(crate) fn faults(&self) -> Vec<(&'static str, String)> {
         let Self {
             namespace,
@@ -297,7 +328,7 @@ impl LimiterBuilder {
     }
 
     fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
-        let fail = |message: String| Err(ConfigError::new(ConfigErrorKind::Value, message));
+        let fail = |message: String| Err(ConfigError::value(message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
             return fail(fault);
         }
@@ -329,12 +360,12 @@ fn is_namespace(text: &str) -> bool {
     (1..=MAX_NAMESPACE_LEN).contains(&text.len()) && text.bytes().all(allowed)
 }
 
-/// For `Debug`: what is no namespace may be a URL in the wrong place.
+/// For `Debug`: an invalid namespace may be a URL in the wrong place.
 pub(crate) fn shown_namespace(text: &str) -> &str {
     if is_namespace(text) { text } else { ".." }
 }
 
-/// Whether a store can be looked for there. The error does not repeat the URL.
+/// Checks that a URL names a store. The error does not repeat the URL.
 #[cfg_attr(not(feature = "config"), allow(dead_code))]
 pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
     if url == MEMORY {
@@ -349,7 +380,7 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
     ));
 }
 
-/// The store's first answer was a refusal, or it could not be asked.
+/// The error of a store that refused the first exchange, or of a missing runtime.
 #[cfg(feature = "redis")]
 fn refused(error: ConnectError) -> ConfigError {
     let error = match error {

@@ -1,8 +1,10 @@
 //! Errors: what a user configured wrongly, and why a permit was not given.
+//!
+//! Tests: `tests/security/errors.rs`.
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::{limit::Limit, status::Quota};
+use crate::status::Quota;
 
 /// What a service or body may fail with.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -42,6 +44,10 @@ impl ConfigError {
         }
     }
 
+    pub(crate) fn value(message: impl Into<String>) -> Self {
+        Self::new(ConfigErrorKind::Value, message)
+    }
+
     /// What is wrong.
     pub fn kind(&self) -> ConfigErrorKind {
         self.kind
@@ -67,7 +73,7 @@ pub struct AcquireError {
     pub(crate) place: Option<u32>,
     pub(crate) waited: Duration,
     pub(crate) retry_after: Option<Duration>,
-    /// How the limits stand that it was under, as far as this process had heard.
+    /// The limits that the request was under, as this process last knew them.
     pub(crate) quotas: Vec<Quota>,
 }
 
@@ -107,21 +113,6 @@ pub enum LostErrorKind {
 }
 
 impl AcquireError {
-    /// With nothing known but the limit.
-    pub(crate) fn new(kind: AcquireErrorKind, limit: &Limit) -> Self {
-        Self {
-            kind,
-            limit_name: limit.shared_name(),
-            limit: limit.max(),
-            in_use: 0,
-            waiting: 0,
-            place: None,
-            waited: Duration::ZERO,
-            retry_after: None,
-            quotas: Vec::new(),
-        }
-    }
-
     /// The reason.
     pub fn kind(&self) -> AcquireErrorKind {
         self.kind

@@ -1,5 +1,5 @@
-//! What bytes from outside may not break. Each function is a fuzz target of `tests/fuzz`, and a property here: any
-//! bytes will do, and a fault is a panic.
+//! Invariants that no bytes from outside may break. Each function is a fuzz target of `tests/fuzz`, and a property here:
+//! it takes any bytes, and a fault is a panic.
 
 use http::{HeaderMap, HeaderValue, Request};
 
@@ -8,7 +8,7 @@ use crate::{
     ledger::{Ask, Batch, Call, Exchange, Ledger, ReplicaId},
 };
 
-/// Keys have names of one length, and what somebody puts before a trusted address does not change it.
+/// Keys have names of one length, and text that a client puts before a trusted address does not change it.
 pub fn keys(bytes: &[u8]) {
     let key = Key::from(bytes);
     assert!(key == Key::from(bytes.to_vec()));
@@ -36,7 +36,7 @@ pub fn keys(bytes: &[u8]) {
     }
 }
 
-/// A configuration reads well, or tells what is wrong.
+/// A configuration is read, or its faults are reported.
 #[cfg(feature = "config")]
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {

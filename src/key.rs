@@ -58,7 +58,7 @@ impl Key {
         format!("{namespace}:{{{:032x}}}", self.digest(limit_name))
     }
 
-    /// 128 bits of SHA-256, that tell it from all other keys and limits.
+    /// 128 bits of SHA-256 over the limit's name and the key.
     pub(crate) fn digest(&self, limit_name: &str) -> u128 {
         let digest = Sha256::new()
             .chain_update((limit_name.len() as u64).to_be_bytes())
@@ -209,8 +209,8 @@ mod tests {
     fn keys_of_all_lengths_are_equal_to_themselves_only() {
         let keys = |fill: u8| (0..=MAX_RAW_LEN + 1).map(move |len| Key::from(vec![fill; len]));
         let mut all: Vec<Key> = keys(0).chain(keys(1).skip(1)).collect();
-        for (key, again) in all.iter().zip(keys(0)) {
-            assert_eq!(*key, again);
+        for (key, same) in all.iter().zip(keys(0)) {
+            assert_eq!(*key, same);
         }
         all.sort();
         assert_eq!(all[0], Key::SHARED);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_tells_nothing() {
+    fn debug_shows_no_key() {
         assert_eq!(format!("{:?}", Key::from("secret")), "Key(..)");
     }
 }

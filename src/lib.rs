@@ -284,7 +284,9 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+mod part;
 mod permit;
+mod ranges;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;

@@ -1,23 +1,20 @@
 //! The limiter: an application's one connection to its limits.
+//!
+//! Tests: `tests/semaphore/`, by theme.
 
-#[cfg(feature = "config")]
-use std::collections::HashMap;
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    builder::LimiterBuilder,
-    error::{AcquireErrorKind, ConfigError},
-    keeper::{BoundPool, Demand, Granted, Keepers, Request},
-    key::Key,
+    error::ConfigError,
+    keeper::Keepers,
     limit::Limit,
-    status::{ShutdownReport, Status, Usage},
-    telemetry::LimitMeter,
+    status::{ShutdownReport, Status},
 };
 
 /// Hands out permits under [`Limit`]s, through one store. Cheap to clone; clones share everything.
 ///
 /// A limiter runs one task, with one connection to its store, however many permits are held or waited for. The task
-/// is started at first use, on the runtime of the caller (or on the [builder's](LimiterBuilder::runtime)). When that
+/// is started at first use, on the runtime of the caller (or on the [builder's](crate::LimiterBuilder::runtime)). When that
 /// runtime ends, the next use starts it again, on the runtime of that caller.
 ///
 /// ```
@@ -41,32 +38,6 @@ pub struct Limiter(Arc<Keepers>);
 impl Limiter {
     pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
         Self(keepers)
-    }
-
-    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
-    /// replica and for tests.
-    ///
-    /// # Panics
-    ///
-    /// If the system has no randomness to give.
-    pub fn in_memory() -> Self {
-        Self::builder()
-            .in_memory()
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// A limiter on the store at this URL, with the default settings.
-    ///
-    /// # Errors
-    ///
-    /// As [`LimiterBuilder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
-        Self::builder().connect(url).await
-    }
-
-    /// A limiter with settings of its own.
-    pub fn builder() -> LimiterBuilder {
-        LimiterBuilder::default()
     }
 
     /// What this process holds and waits for now. No round trip.
@@ -99,53 +70,11 @@ impl Limiter {
     ///
     /// If a value is out of range, or a limit of slots would become a rate or the other way round.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.update_all(&[limit])
+        self.0.update(&[limit])
     }
 
-    /// All of them or none.
-    pub(crate) fn update_all(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
-        self.0.update(limits)
-    }
-
-    /// Gives single keys of a limit new values at once; those that are not listed have the limit's.
-    #[cfg(feature = "config")]
-    pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
-        self.0.set_values(limit_name, values);
-    }
-
-    /// Whether [`register`](Self::register) would take it.
-    #[cfg(feature = "config")]
-    pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.0.check(limit)
-    }
-
-    /// Checks a limit and makes it known under its name; returns its number.
-    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
-        self.0.register(limit)
-    }
-
-    /// What is measured of the limit with this number.
-    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
-        self.0.meter(limit)
-    }
-
-    /// The pool of a key, if its limit has one.
-    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
-        self.0.bind(limit, key)
-    }
-
-    /// A slot that lies idle there, if there is one that may be used now.
-    pub(crate) fn take_from(&self, pool: &BoundPool, own_max: Option<u32>) -> Option<Granted> {
-        pool.take(&self.0, own_max)
-    }
-
-    /// Asks for a permit.
-    pub(crate) fn request(&self, demand: Demand) -> Request {
-        Request::new(self.0.clone(), demand)
-    }
-
-    pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
-        self.0.usage(limit, key).await
+    pub(crate) fn keepers(&self) -> &Arc<Keepers> {
+        &self.0
     }
 }
 

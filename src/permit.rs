@@ -1,4 +1,6 @@
 //! A permit: one slot, held until it is dropped.
+//!
+//! Tests: `tests/semaphore/main.rs`, `losses.rs`; `tests/layer/slots.rs`.
 
 use std::{
     fmt,
@@ -52,13 +54,13 @@ impl Permit {
         }
     }
 
-    /// What keeps its slots, and how its limits stood when it was given, if that was asked for.
+    /// The share of its slots, and the quotas at its admission if they were asked for.
     pub(crate) fn into_share(self) -> (Share, Vec<Quota>) {
         let quotas = self.notes.map(|notes| notes.quotas);
         (self.share, quotas.unwrap_or_default())
     }
 
-    /// Limits that would have refused it, and only look on.
+    /// Limits in shadow mode that would have refused it.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
     }
@@ -108,14 +110,14 @@ impl fmt::Debug for Permit {
     }
 }
 
-/// Keeps the slots of a permit, alone or with others. When the last is dropped they are given back.
+/// Shared ownership of a permit's slots. Dropping the last share releases them.
 pub(crate) struct Share {
     keepers: Arc<Keepers>,
     leases: Leases,
 }
 
 impl Share {
-    /// The same slots, without keeping them.
+    /// The same slots, without owning them.
     pub(crate) fn downgrade(&self) -> WeakShare {
         WeakShare {
             keepers: Arc::downgrade(&self.keepers),
@@ -123,7 +125,7 @@ impl Share {
         }
     }
 
-    /// Has the slots taken back when they are over.
+    /// Sets the bounds at which the slots expire.
     pub(crate) fn bound(&self, bounds: Bounds) {
         self.keepers.bound(&self.leases, bounds);
     }
@@ -152,7 +154,7 @@ impl Share {
 impl Clone for Share {
     fn clone(&self) -> Self {
         let joined = self.leases.join();
-        debug_assert!(joined, "this one keeps them");
+        debug_assert!(joined, "this share owns them");
         Self {
             keepers: self.keepers.clone(),
             leases: self.leases.clone(),
@@ -168,7 +170,7 @@ impl Drop for Share {
     }
 }
 
-/// Knows of slots that others keep.
+/// Refers to slots that shares own.
 #[derive(Clone)]
 pub(crate) struct WeakShare {
     keepers: Weak<Keepers>,
@@ -176,7 +178,7 @@ pub(crate) struct WeakShare {
 }
 
 impl WeakShare {
-    /// Keeps the slots too, unless they were given back.
+    /// Another share, unless the slots were released.
     pub(crate) fn upgrade(&self) -> Option<Share> {
         let keepers = self.keepers.upgrade()?;
         let leases = self.leases.clone();
@@ -187,7 +189,7 @@ impl WeakShare {
         self.leases.is_lost()
     }
 
-    /// Completes when a slot is lost. If they are given back first, never.
+    /// Completes when a slot is lost. If the slots are released first, never.
     pub(crate) async fn lost(&self) {
         let attend = || {
             if let Some(share) = self.upgrade() {

@@ -1,4 +1,6 @@
 //! A semaphore: one limit bound to one key.
+//!
+//! Tests: `tests/semaphore/`, by theme.
 
 use std::{
     fmt,
@@ -12,7 +14,7 @@ use std::{
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::{BoundPool, Demand, Leg, Request},
+    keeper::{BoundPool, Demand, Keepers, Leg, Request},
     key::Key,
     limit::{Limit, check_together},
     limiter::Limiter,
@@ -47,9 +49,9 @@ pub struct Semaphore(Arc<Inner>);
 
 #[derive(Clone)]
 struct Inner {
-    limiter: Limiter,
+    keepers: Arc<Keepers>,
     first: Bound,
-    /// Taken together with it.
+    /// Acquired together with it.
     others: Vec<Bound>,
 }
 
@@ -61,7 +63,7 @@ struct Bound {
     key: Key,
     /// The limit's value for this key, if it has one of its own.
     max: Option<u32>,
-    /// Where its slots wait for their next permits, if they do.
+    /// The idle slots of its key, if the limit reuses them.
     pool: Option<Arc<BoundPool>>,
 }
 
@@ -88,8 +90,8 @@ impl Limiter {
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
         Ok(Semaphore(Arc::new(Inner {
-            limiter: self.clone(),
-            first: Bound::new(self, limit, key.into())?,
+            keepers: self.keepers().clone(),
+            first: Bound::new(self.keepers(), limit, key.into())?,
             others: Vec::new(),
         })))
     }
@@ -171,7 +173,7 @@ impl Semaphore {
     /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
     pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
         let inner = Arc::make_mut(&mut self.0);
-        let mut bound = Bound::new(&inner.limiter, limit, key.into())?;
+        let mut bound = Bound::new(&inner.keepers, limit, key.into())?;
         check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
         (bound.pool, inner.first.pool) = (None, None);
         inner.others.push(bound);
@@ -221,8 +223,8 @@ impl Semaphore {
         let Bound {
             limit, number, key, ..
         } = &self.0.first;
-        let usage = self.0.limiter.usage(*number, key.clone()).await;
-        usage.map_err(|kind| AcquireError::new(kind, limit))
+        let usage = self.0.keepers.usage(*number, key.clone()).await;
+        usage.map_err(|kind| limit.acquire_error(kind))
     }
 
     /// The limit; of several the first.
@@ -268,12 +270,12 @@ impl Inner {
 }
 
 impl Bound {
-    fn new(limiter: &Limiter, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
-        let number = limiter.register(limit)?;
+    fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
+        let number = keepers.register(limit)?;
         Ok(Self {
             limit: limit.clone(),
             number,
-            pool: limiter.bind(number, &key),
+            pool: keepers.bind(number, &key),
             key,
             max: None,
         })
@@ -285,9 +287,9 @@ impl Bound {
 pub struct Acquire(Stage);
 
 enum Stage {
-    /// Of a semaphore; whether it would wait.
+    /// Not polled yet. Whether it may queue.
     New(Arc<Inner>, bool),
-    Asked(Request),
+    Requested(Request),
 }
 
 impl Acquire {
@@ -295,7 +297,7 @@ impl Acquire {
     pub fn place(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,
-            Stage::Asked(request) => request.place(),
+            Stage::Requested(request) => request.place(),
         }
     }
 }
@@ -306,20 +308,20 @@ impl Future for Acquire {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let request = match &mut self.0 {
-                Stage::Asked(request) => return request.poll(cx).map_ok(Permit::new),
+                Stage::Requested(request) => return request.poll(cx).map_ok(Permit::new),
                 Stage::New(semaphore, waits) => {
-                    let Inner { limiter, first, .. } = &**semaphore;
+                    let Inner { keepers, first, .. } = &**semaphore;
                     if let Some(pool) = &first.pool
-                        && let Some(granted) = limiter.take_from(pool, first.max)
+                        && let Some(granted) = pool.take(keepers, first.max)
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();
                         return Poll::Ready(Ok(permit));
                     }
-                    limiter.request(semaphore.demand(*waits))
+                    Request::new(keepers.clone(), semaphore.demand(*waits))
                 }
             };
-            self.0 = Stage::Asked(request);
+            self.0 = Stage::Requested(request);
         }
     }
 }

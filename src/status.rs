@@ -1,8 +1,8 @@
-//! What a limiter can tell of itself.
+//! What a limiter reports of itself.
+//!
+//! Tests: `tests/semaphore/main.rs`.
 
-use std::time::Duration;
-
-use crate::limit::Limit;
+use std::{borrow::Cow, time::Duration};
 
 /// What this process holds and waits for now, and whether its store answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,15 @@ pub struct ShutdownReport {
 /// How one limit stood when a request was decided on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    pub(crate) limit: Limit,
+    pub(crate) limit_name: Cow<'static, str>,
+    /// Of a rate.
+    pub(crate) period: Option<Duration>,
+    /// Whether the limit slows anybody down.
+    pub(crate) is_enforced: bool,
     /// The limit's value for this key: slots, or requests in a period.
     pub(crate) max: u32,
-    /// Slots that are free, or requests that may come at once.
+    /// Free slots, or requests that may start at once.
     pub(crate) remaining: u32,
-    /// When there will be more; `None` if nobody knows.
+    /// Time until `remaining` grows, if it is known.
     pub(crate) reset: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! What a limiter tells a recorder of metrics, from one end to the other.
+//! Metrics as a recorder receives them, end to end.
 #![cfg(feature = "metrics")]
 
 mod support;
@@ -307,7 +307,7 @@ fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
 
 /// A recorder is foreign code: it may use what it measures.
 #[test]
-fn a_recorder_may_use_slots_that_are_used_again() {
+fn a_recorder_may_use_reused_slots() {
     let on_held = OnHeld::default();
     let semaphore = with_idle_slot(&on_held);
     let (tell, called) = mpsc::channel();
@@ -323,7 +323,7 @@ fn a_recorder_may_use_slots_that_are_used_again() {
 
 /// It may panic as well, and strands no slot.
 #[test]
-fn a_recorder_that_panics_strands_no_slot_that_is_used_again() {
+fn a_recorder_that_panics_strands_no_reused_slot() {
     let on_held = OnHeld::default();
     let semaphore = with_idle_slot(&on_held);
     on_held.set(|| panic!("a recorder panics"));

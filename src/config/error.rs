@@ -1,4 +1,6 @@
-//! What is wrong with a configuration: one place and message for each fault.
+//! Faults of a configuration: each with its place and message.
+//!
+//! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
 use std::{error::Error, fmt, ops::Range};
 
@@ -139,7 +141,7 @@ impl From<Faults> for ConfigFileError {
     }
 }
 
-/// What serde calls the types of values, before the value itself.
+/// serde's names of the types of values, which come before the value itself.
 const TYPES: [&str; 10] = [
     "boolean",
     "integer",
@@ -153,9 +155,9 @@ const TYPES: [&str; 10] = [
     "enum",
 ];
 
-/// A message of serde without what stands in the file: a value or the name of a field may be a URL with a password, or a
-/// caller's key. What is kept is made of the names of types and fields. Whatever the file has in it, what belongs there
-/// comes last.
+/// A message of serde without the text of the file: a value or the name of a field may be a URL with a password, or a
+/// caller's key. Only names of types and fields are kept. In serde's message, what is expected comes after the text of the
+/// file.
 fn without_values(message: &str) -> String {
     const OTHER: &str =
         "a value that cannot be read: it is too large, or not of the type that belongs here";

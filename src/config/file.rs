@@ -1,4 +1,4 @@
-//! Reading a file that somebody may be writing.
+//! Reads a file that may be being written.
 
 use std::{
     fs::{self, File, Metadata},
@@ -12,9 +12,9 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 use super::error::ConfigFileError;
 
-/// Between two looks at a file. An editor that empties it and writes it anew is done in a fraction of this.
+/// Time between two looks at a file. An editor that empties and rewrites it is done in a fraction of this.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Looks at a file that changes.
+/// Most looks at a file that changes.
 const MAX_READS: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -88,7 +88,7 @@ fn invalid(fault: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, fault)
 }
 
-/// Whether the text ends as it says of itself. Since it says so before anything else, no part of it ends so.
+/// Checks that the text ends with the line that it announces. The announcement comes first, so no part of it ends so.
 pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileError> {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let first = lines
@@ -110,7 +110,7 @@ pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileErr
     Err(ConfigFileError::of("last_line", fault))
 }
 
-/// Whether nothing can be missing of the last value: 1000 that was cut short may be 100. Other values have an end.
+/// Checks that the last value is whole: 1000 that was cut short may be 100. Other values than numbers have an end.
 pub(super) fn check_last_value(text: &str) -> Result<(), ConfigFileError> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let word = text.rsplit(|c| !is_word(c)).next().unwrap_or_default();
@@ -165,7 +165,7 @@ mod tests {
     /// Between two looks that find the same, it was another one.
     #[cfg(unix)]
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_was_put_in_place_of_another_is_looked_at_again() {
+    async fn a_file_that_replaced_another_is_reread() {
         let folder = TempDir::new().unwrap();
         let path = file(&folder, "same");
         let replace = async {
@@ -205,21 +205,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_no_file_is_refused() {
         let folder = TempDir::new().unwrap();
-        let said = async |path: &Path| read_file(path).await.unwrap_err().to_string();
-        assert!(said(folder.path()).await.contains("no regular file"));
+        let fault = async |path: &Path| read_file(path).await.unwrap_err().to_string();
+        assert!(fault(folder.path()).await.contains("no regular file"));
         assert!(
-            said(Path::new("/dev/zero"))
+            fault(Path::new("/dev/zero"))
                 .await
                 .contains("no regular file")
         );
         assert!(
-            said(&folder.path().join("none"))
+            fault(&folder.path().join("none"))
                 .await
                 .contains("No such file")
         );
         let path = file(&folder, &"#".repeat(MAX_BYTES as usize + 1));
-        assert!(said(&path).await.contains("larger than 1 MiB"));
+        assert!(fault(&path).await.contains("larger than 1 MiB"));
         fs::write(&path, b"\xff").unwrap();
-        assert!(said(&path).await.contains("UTF-8"));
+        assert!(fault(&path).await.contains("UTF-8"));
     }
 }

@@ -1,4 +1,6 @@
-//! Whom a limit counts apart.
+//! Keys of a limit: which callers it tells apart.
+//!
+//! Tests: `tests/config/reading.rs`, `routes.rs`.
 
 use std::fmt;
 
@@ -74,7 +76,7 @@ impl KeyConfig {
 }
 
 impl KeyConfig {
-    /// The key of a caller who has a value of its own.
+    /// The key of a caller that has a value of its own.
     pub(super) fn of(&self, caller: &CallerKey) -> Result<Key, &'static str> {
         let text = caller.as_str();
         match self {
@@ -153,14 +155,14 @@ impl<'de> Deserialize<'de> for KeyConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case")]
-        enum Word {
+        enum KeyWord {
             Shared,
             Route,
             ClientAddress,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-        struct Table {
+        struct KeyTable {
             header: Option<String>,
             client_address: Option<AddressConfig>,
         }
@@ -168,12 +170,12 @@ impl<'de> Deserialize<'de> for KeyConfig {
             deserializer,
             |word| {
                 Ok(match word {
-                    Word::Shared => Self::Shared,
-                    Word::Route => Self::Route,
-                    Word::ClientAddress => Self::ClientAddress(AddressConfig::default()),
+                    KeyWord::Shared => Self::Shared,
+                    KeyWord::Route => Self::Route,
+                    KeyWord::ClientAddress => Self::ClientAddress(AddressConfig::default()),
                 })
             },
-            |table: Table| match (table.header, table.client_address) {
+            |table: KeyTable| match (table.header, table.client_address) {
                 (Some(name), None) => Ok(Self::Header(name)),
                 (None, Some(address)) => Ok(Self::ClientAddress(address)),
                 _ => Err("either `header` or `client-address`"),

@@ -1,4 +1,6 @@
 //! The `[limits]` and `[plans]` sections.
+//!
+//! Tests: `tests/config/reading.rs`, `faults.rs`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -73,18 +75,18 @@ pub struct PlanConfig {
 }
 
 impl LimitConfig {
-    /// The limit of this name, or what is wrong with it.
+    /// The limit of this name. Its faults are added.
     pub(super) fn limit(&self, name: &str, faults: &mut Faults) -> Option<Limit> {
         let path = format!("limits.{name}");
         let plain = faults.take(&path, Limit::try_concurrent(name.to_owned(), 1))?;
         let amount = self.amount(&path, faults);
-        let said = amount.and_then(|(field, max)| {
+        let valid = amount.and_then(|(field, max)| {
             let field = self.faulty(name, max).unwrap_or(field);
             faults.take(&format!("{path}.{field}"), self.bare(name, max))
         });
-        // What is wrong with the rest is told all the same.
-        let is_said = said.is_some();
-        let bare = said.unwrap_or(plain);
+        // The other settings are checked even if the amount has a fault.
+        let is_valid = valid.is_some();
+        let bare = valid.unwrap_or(plain);
 
         let mut limit = bare.clone().mode(self.mode);
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
@@ -109,7 +111,7 @@ impl LimitConfig {
         if let Some(policy) = self.on_unavailable {
             set("on_unavailable", &|limit| limit.on_unavailable(policy));
         }
-        is_said.then_some(limit)
+        is_valid.then_some(limit)
     }
 
     /// The field of a rate that is at fault, if it is not its count.
@@ -124,11 +126,11 @@ impl LimitConfig {
         (is_counted && self.burst.is_some()).then_some("burst")
     }
 
-    /// The value, and the field that says it.
+    /// The value, and its field.
     fn amount(&self, path: &str, faults: &mut Faults) -> Option<(&'static str, u32)> {
         if self.rate.is_none() {
-            for (field, is_said) in [("per", self.per.is_some()), ("burst", self.burst.is_some())] {
-                if is_said {
+            for (field, is_set) in [("per", self.per.is_some()), ("burst", self.burst.is_some())] {
+                if is_set {
                     faults.add(
                         format!("{path}.{field}"),
                         "belongs to a `rate`, and there is none",
@@ -172,7 +174,7 @@ impl LimitConfig {
         Ok(limit)
     }
 
-    /// The values of callers who have one of their own. The faults do not tell whose.
+    /// The values of callers that have one of their own. The faults do not name the callers.
     pub(super) fn own_values(
         &self,
         name: &str,
@@ -197,7 +199,7 @@ impl LimitConfig {
         }
         let mut values = HashMap::new();
         for (path, callers, value, is_plan) in groups {
-            // Nobody gets a slot with a value of 0. Of a rate there is no such value.
+            // A value of 0 refuses a caller always. A rate has no such value.
             let least = u32::from(self.rate.is_none());
             faults.take(&path, self.bare(name, value.max(least)));
             let keys: Result<Vec<_>, _> =
@@ -224,7 +226,7 @@ impl LimitConfig {
     }
 }
 
-/// Nobody is in two plans: it would be unclear which one counts.
+/// No caller is in two plans: it would be unclear which one counts.
 pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Faults) {
     let mut seen = BTreeMap::new();
     for (name, plan) in plans {
@@ -242,25 +244,25 @@ fn on_unavailable<'de, D: Deserializer<'de>>(
 ) -> Result<Option<OnUnavailable>, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]
-    enum Word {
+    enum PolicyWord {
         Local,
         Allow,
         Reject,
     }
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Table {
+    struct PolicyTable {
         local: u32,
     }
     word_or_table(
         deserializer,
         |word| {
             Ok(match word {
-                Word::Local => None,
-                Word::Allow => Some(OnUnavailable::Allow),
-                Word::Reject => Some(OnUnavailable::Reject),
+                PolicyWord::Local => None,
+                PolicyWord::Allow => Some(OnUnavailable::Allow),
+                PolicyWord::Reject => Some(OnUnavailable::Reject),
             })
         },
-        |table: Table| Ok(Some(OnUnavailable::Local(table.local))),
+        |table: PolicyTable| Ok(Some(OnUnavailable::Local(table.local))),
     )
 }

@@ -1,4 +1,6 @@
 //! A configuration in use, which can be exchanged for another one.
+//!
+//! Tests: `tests/config/reloads.rs`.
 
 use std::{
     collections::BTreeMap,
@@ -10,13 +12,13 @@ use arc_swap::ArcSwap;
 use http::Method;
 
 use super::{
-    Config,
-    checked::Checked,
+    check::Checked,
     error::{ConfigFileError, Faults},
+    sections::Config,
     table::Table,
 };
 use crate::{
-    layer::{Edit, LimitLayer, Routing},
+    layer::{Edit, Gates, LimitLayer, Routing},
     limit::Limit,
     limiter::Limiter,
 };
@@ -55,7 +57,7 @@ struct Live {
     changing: Mutex<Changing>,
 }
 
-/// What only matters to a change.
+/// State that only a change needs.
 struct Changing {
     config: Config,
     /// Limits at the limiter, whether they are still in the configuration or not.
@@ -174,7 +176,7 @@ impl Live {
                 self.table.store(Arc::new(table));
                 changing.config = config.clone();
                 for (name, values) in values {
-                    self.limiter.set_values(&name, &values);
+                    self.limiter.keepers().set_values(&name, &values);
                 }
                 Ok(())
             }
@@ -212,7 +214,7 @@ impl Changing {
         for (name, checked) in &checked.limits {
             let may = match self.known.get(name) {
                 Some(known) => known.may_become(&checked.limit),
-                None => limiter.check(&checked.limit),
+                None => limiter.keepers().check(&checked.limit),
             };
             faults.take(&format!("limits.{name}"), may);
         }
@@ -220,7 +222,7 @@ impl Changing {
     }
 }
 
-/// Tells the limiter of new limits and new values; of all of them, or of none.
+/// Gives the limiter all new limits and new values, or none.
 fn apply(
     limiter: &Limiter,
     known: &mut BTreeMap<String, Limit>,
@@ -235,11 +237,11 @@ fn apply(
         .clone()
         .partition(|(name, _)| known.contains_key(*name));
     for (name, limit) in new {
-        faults.take(&format!("limits.{name}"), limiter.register(limit));
+        faults.take(&format!("limits.{name}"), limiter.keepers().register(limit));
     }
     let old: Vec<&Limit> = old.into_iter().map(|(_, limit)| limit).collect();
     if faults.is_empty() {
-        faults.take("limits", limiter.update_all(&old));
+        faults.take("limits", limiter.keepers().update(&old));
     }
     faults.into_result()?;
     known.extend(limits.map(|(name, limit)| (name.clone(), limit.clone())));
@@ -247,7 +249,7 @@ fn apply(
 }
 
 impl Routing for Live {
-    fn find(&self, method: &Method, path: &str) -> LimitLayer {
+    fn find(&self, method: &Method, path: &str) -> Gates {
         self.table.load().find(method, path)
     }
 

@@ -162,120 +162,38 @@
 //!
 //! | piece | what it does |
 //! | --- | --- |
-//! | `store`, `limit`, `key`, `route` | what the sections say |
+//! | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
 //! | `read` | a string or a table, in serde |
 //! | `error` | what is wrong, and where |
-//! | `file` | a file that is read while it may be written |
-//! | `checked` | all checks, and the limits that come of it |
+//! | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
+//! | `check` | all checks, and the limits that come of it |
 //! | `routes`, `paths` | the route of a request; the readings of a path |
 //! | `table` | the layer of each route |
 //! | `live` | the table in use, and the next one |
 //!
 //! [`matchit`]: https://docs.rs/matchit/0.9
 
-mod checked;
+mod check;
 mod error;
 mod file;
 mod key;
 mod limit;
 mod live;
+mod load;
 mod paths;
 mod read;
 mod route;
 mod routes;
+mod sections;
 mod store;
 mod table;
 
-use std::{collections::BTreeMap, path::Path};
-
-use serde::Deserialize;
-
-use self::{
-    checked::Checked,
-    file::{check_last_line, check_last_value, read_file},
-};
 pub use self::{
     error::{ConfigFileError, Fault},
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
     limit::{LimitConfig, PlanConfig},
     live::LiveConfig,
     route::RouteConfig,
+    sections::Config,
     store::{StoreConfig, StoreUrl},
 };
-
-/// A configuration: named limits, and which requests are held to them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-#[non_exhaustive]
-pub struct Config {
-    /// Where the ledgers are. Default: in memory.
-    pub store: StoreConfig,
-    /// The limits, by their names.
-    pub limits: BTreeMap<String, LimitConfig>,
-    /// Groups of callers, by their names.
-    pub plans: BTreeMap<String, PlanConfig>,
-    /// Which requests are held to which limits.
-    pub routes: Vec<RouteConfig>,
-    /// No route has a limit, and all requests pass. Default: at least one route has one. Unless this is said, a
-    /// configuration that limits nothing is an error.
-    pub unlimited: bool,
-    /// The last line of the file, a comment such as `# end`, so that a file that was cut short is noticed. It stands before
-    /// everything else. Default: any line will do. It is checked by [`from_toml`](Self::from_toml) and
-    /// [`from_file`](Self::from_file): other formats do not know of lines.
-    pub last_line: Option<String>,
-}
-
-impl Config {
-    /// Reads a configuration and [checks](Self::validate) it.
-    ///
-    /// # Errors
-    ///
-    /// If the text is not TOML, has a field that is not known, or a value of another type: the first such place. If it
-    /// [may be cut short](self#a-file-that-was-cut-short). Else all that is wrong with the values.
-    pub fn from_toml(text: &str) -> Result<Self, ConfigFileError> {
-        let toml = toml::Deserializer::parse(text);
-        let toml = toml.map_err(|error| ConfigFileError::syntax(text, &error))?;
-        let config = Self::deserialize(toml);
-        let config = config.map_err(|error| ConfigFileError::of_types(text, &error))?;
-        if let Some(end) = &config.last_line {
-            check_last_line(text, end)?;
-        }
-        config.validate()?;
-        check_last_value(text)?;
-        Ok(config)
-    }
-
-    /// Reads a configuration from a file, as [`from_toml`](Self::from_toml) does, and takes a tenth of a second for it.
-    ///
-    /// An editor may be writing the file at that moment. So it is read twice, and again until it is found twice as it was:
-    /// the same bytes, time of change and (on Unix) inode. A change that pauses for longer than a tenth of a second is
-    /// not noticed: see [there](self#a-file-that-was-cut-short).
-    ///
-    /// # Errors
-    ///
-    /// As [`from_toml`](Self::from_toml). If the file cannot be read, is no regular file, is larger than 1 MiB, is not
-    /// UTF-8, or still changes after two seconds.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a Tokio runtime with timers.
-    ///
-    /// # Cancel safety
-    ///
-    /// It changes nothing.
-    pub async fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigFileError> {
-        let text = read_file(path.as_ref()).await;
-        let text = text.map_err(|error| ConfigFileError::of("file", error.to_string()))?;
-        Self::from_toml(&text)
-    }
-
-    /// Checks all values, without a store.
-    ///
-    /// # Errors
-    ///
-    /// If values are out of range or do not go together, names lead nowhere, or patterns conflict: all of these. Else if
-    /// no route has a limit, or a limit no route, and this is not said to be meant.
-    pub fn validate(&self) -> Result<(), ConfigFileError> {
-        Checked::new(self).map(drop)
-    }
-}

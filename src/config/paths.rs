@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 const MAX_READINGS: usize = 100;
 const MAX_BYTES: usize = 64 * 1024;
 
-/// Whether all routers read it alike, but for a slash at its end.
+/// Whether all routers read the path alike, but for a slash at its end.
 pub(super) fn is_plain(path: &str) -> bool {
     !path.contains(['%', '\\']) && !path.contains("//") && !path.contains("/.")
 }

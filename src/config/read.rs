@@ -1,5 +1,7 @@
 //! Reading what may be a word or a table: `key = "route"`, or `key = { header = "x-api-key" }`; and what may be a secret,
 //! whose value no error may quote, in whatever format of serde.
+//!
+//! Tests: `tests/config/reading.rs`, `tests/security/files.rs`.
 
 use std::{fmt, marker::PhantomData};
 
@@ -54,8 +56,8 @@ impl Visitor<'_> for Secret {
 
 /// Reads a word as a `W` or a table as a `T`, and makes the value of it.
 ///
-/// serde's `untagged` would do it too, but of all that can be wrong it says no more than that nothing matched. The error of
-/// `word` or `table` is what is expected in place of the value.
+/// serde's `untagged` would do it too, but its error is only that nothing matched. The error of `word` or `table` is what
+/// is expected in place of the value.
 pub(super) fn word_or_table<'de, D, W, T, O>(
     deserializer: D,
     word: impl FnOnce(W) -> Result<O, &'static str>,

@@ -1,4 +1,6 @@
 //! The `[[routes]]` sections.
+//!
+//! Tests: `tests/config/routes.rs`, `faults.rs`.
 
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ pub struct RouteConfig {
 }
 
 impl RouteConfig {
-    /// What keys by route are made of.
+    /// The name that keys by route are made of.
     pub(super) fn key_name(&self) -> &str {
         let name = self.name.as_ref().or(self.matches.first());
         name.map_or("", String::as_str)

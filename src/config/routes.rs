@@ -22,7 +22,7 @@ pub(super) struct Routes {
 #[derive(Debug, Default)]
 struct Tree {
     router: Router<usize>,
-    /// The patterns in the router, by their shape, and who put them there.
+    /// Where the patterns in the router stand in the file, by their shape.
     places: HashMap<String, String>,
     /// The route of requests that no pattern matches.
     rest: Option<usize>,
@@ -38,12 +38,12 @@ struct Pattern<'a> {
 
 /// The routes of one request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Routed {
     /// The one, or none.
     One(Option<usize>),
-    /// The path can be read in several ways, and they lead to these.
+    /// The path has several readings, which lead to these.
     Several(BTreeSet<usize>),
-    /// It can be read in more ways than are looked at.
+    /// The path has more readings than are looked up.
     Unreadable,
 }
 
@@ -68,11 +68,11 @@ impl Routes {
                 }
             }
         }
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         let mut routes = Self::default();
         routes
             .others
-            .fill(&[of(&patterns, None)], faults, &mut told);
+            .fill(&[of(&patterns, None)], faults, &mut reported);
         let mut methods: BTreeSet<&str> = patterns.iter().filter_map(Pattern::method).collect();
         if methods.contains("GET") {
             methods.insert("HEAD");
@@ -84,29 +84,29 @@ impl Routes {
                 layers.insert(1, of(&patterns, Some("GET")));
             }
             let mut tree = Tree::default();
-            tree.fill(&layers, faults, &mut told);
+            tree.fill(&layers, faults, &mut reported);
             let method = Method::from_bytes(method.as_bytes()).unwrap_or_default();
             routes.methods.insert(method, tree);
         }
         routes
     }
 
-    pub(super) fn find(&self, method: &Method, path: &str) -> Found {
+    pub(super) fn find(&self, method: &Method, path: &str) -> Routed {
         let tree = self.methods.get(method).unwrap_or(&self.others);
         if tree.places.is_empty() {
-            return Found::One(None);
+            return Routed::One(None);
         }
         if is_plain(path) {
-            return Found::One(tree.find(without_end_slash(path)));
+            return Routed::One(tree.find(without_end_slash(path)));
         }
         let Some(readings) = readings(path) else {
-            return Found::Unreadable;
+            return Routed::Unreadable;
         };
         let mut found: BTreeSet<_> = readings.iter().filter_map(|path| tree.find(path)).collect();
         if found.len() < 2 {
-            Found::One(found.pop_first())
+            Routed::One(found.pop_first())
         } else {
-            Found::Several(found)
+            Routed::Several(found)
         }
     }
 }
@@ -117,13 +117,13 @@ impl Tree {
         &mut self,
         layers: &[Vec<&Pattern<'_>>],
         faults: &mut Faults,
-        told: &mut BTreeSet<String>,
+        reported: &mut BTreeSet<String>,
     ) {
         for layer in layers {
             let earlier = self.places.clone();
             for pattern in layer {
                 if let Err(message) = self.insert(pattern, &earlier)
-                    && told.insert(pattern.place.clone())
+                    && reported.insert(pattern.place.clone())
                 {
                     faults.add(&pattern.place, message);
                 }
@@ -255,9 +255,9 @@ mod tests {
         let (method, path) = request.split_once(' ').unwrap();
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         match routes.find(&method, path) {
-            Found::One(found) => found.into_iter().collect(),
-            Found::Several(found) => found.into_iter().collect(),
-            Found::Unreadable => panic!("{path} cannot be read"),
+            Routed::One(found) => found.into_iter().collect(),
+            Routed::Several(found) => found.into_iter().collect(),
+            Routed::Unreadable => panic!("{path} cannot be read"),
         }
     }
 
@@ -357,12 +357,12 @@ mod tests {
     fn a_path_without_end_is_unreadable_where_there_are_routes() {
         let path = format!("/%{}2F", "25".repeat(200));
         let routes = valid(&[&["GET /free"]]);
-        assert_eq!(routes.find(&Method::GET, &path), Found::Unreadable);
-        assert_eq!(routes.find(&Method::PUT, &path), Found::One(None));
+        assert_eq!(routes.find(&Method::GET, &path), Routed::Unreadable);
+        assert_eq!(routes.find(&Method::PUT, &path), Routed::One(None));
     }
 
     #[test]
-    fn conflicts_are_told_once_with_their_place() {
+    fn conflicts_are_reported_once_with_their_place() {
         let (_, faults) = routes(&[
             &["/a/{x}", "GET /b/{x}"],
             &["/a/{y}", "/a/{*rest}", "GET /b/{*rest}", "GET /c"],
@@ -479,7 +479,7 @@ mod tests {
             }
             let matches = taken.iter().any(|pattern| matches(pattern, &path));
             let found = valid(&[&taken]).find(&Method::GET, &path);
-            prop_assert_eq!(matches, found == Found::One(Some(0)), "{:?}", taken);
+            prop_assert_eq!(matches, found == Routed::One(Some(0)), "{:?}", taken);
         }
 
         /// Whatever is made of a path on its way to the service, it does not lead past a limit.
@@ -499,9 +499,9 @@ mod tests {
             });
             let service: BTreeSet<_> = routes.others.find(&seen).into_iter().collect();
             let ours = match routes.find(&Method::GET, &path) {
-                Found::One(found) => found.into_iter().collect(),
-                Found::Several(found) => found,
-                Found::Unreadable => return Ok(()),
+                Routed::One(found) => found.into_iter().collect(),
+                Routed::Several(found) => found,
+                Routed::Unreadable => return Ok(()),
             };
             prop_assert!(service.is_subset(&ours), "{path} is seen as {seen}: {service:?}, {ours:?}");
         }

@@ -1,4 +1,6 @@
 //! The `[store]` section.
+//!
+//! Tests: `tests/config/faults.rs`, `tests/security/files.rs`.
 
 use std::{env, fmt, time::Duration};
 
@@ -169,14 +171,14 @@ impl<'de> Deserialize<'de> for StoreUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Table {
+        struct UrlTable {
             #[serde(deserialize_with = "secret")]
             env: String,
         }
         word_or_table(
             deserializer,
             |url| Ok(Self::Plain(url)),
-            |table: Table| Ok(Self::Env(table.env)),
+            |table: UrlTable| Ok(Self::Env(table.env)),
         )
     }
 }

@@ -1,24 +1,26 @@
-//! What a configuration does for requests: the layer of each route.
+//! The layer of each route.
+//!
+//! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
 
 use super::{
-    Config,
-    checked::Checked,
+    check::Checked,
     error::{ConfigFileError, Faults},
-    routes::Found,
+    routes::Routed,
+    sections::Config,
 };
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{Edit, LimitLayer, Scope},
+    layer::{Edit, Gates, LimitLayer, Scope},
     limit::{Limit, OnUnavailable},
     limiter::Limiter,
 };
 
-/// The name of the limit that nobody gets a slot of.
+/// The name of the limit that refuses all requests.
 const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
@@ -28,9 +30,9 @@ pub(super) struct Table {
     layers: Vec<Option<LimitLayer>>,
     /// For requests without limits.
     open: LimitLayer,
-    /// For requests that nobody can tell the limits of.
+    /// For requests whose limits cannot be determined.
     closed: LimitLayer,
-    /// What the program has set, which goes before what the file says.
+    /// Settings by the program, which go before those of the file.
     edits: Vec<Edit>,
 }
 
@@ -69,7 +71,7 @@ impl Table {
     /// The same with one more edit.
     pub(super) fn edited(mut self, edit: Edit) -> Self {
         for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
-            edit(layer);
+            edit(&mut layer.gates);
         }
         self.edits.push(edit);
         self
@@ -82,18 +84,18 @@ impl Table {
             .map(|checked| checked.limit.clone())
     }
 
-    pub(super) fn find(&self, method: &Method, path: &str) -> LimitLayer {
+    pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
         let layer = match self.checked.routes.find(method, path) {
-            Found::One(route) => route.and_then(|route| self.layers[route].as_ref()),
-            Found::Several(routes) => {
+            Routed::One(route) => route.and_then(|route| self.layers[route].as_ref()),
+            Routed::Several(routes) => {
                 let layers = routes
                     .iter()
                     .filter_map(|route| self.layers[*route].as_ref());
-                return self.together(&layers.collect::<Vec<_>>());
+                return self.together(&layers.collect::<Vec<_>>()).gates;
             }
-            Found::Unreadable => Some(&self.closed),
+            Routed::Unreadable => Some(&self.closed),
         };
-        layer.unwrap_or(&self.open).clone()
+        layer.unwrap_or(&self.open).gates.clone()
     }
 
     fn together(&self, layers: &[&LimitLayer]) -> LimitLayer {
@@ -109,7 +111,7 @@ impl Table {
     }
 }
 
-/// A layer that lets nobody in.
+/// A layer that refuses all requests.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
     let nothing = Limit::concurrent(UNREADABLE, 1).on_unavailable(OnUnavailable::Reject);
     let nothing = Scope::from(nothing).values([(Key::SHARED, 0)]);

@@ -4,15 +4,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
-    part::Part,
-};
+use super::effects::{Effect, Effects, Inquiry, Report, StoredWaker};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
     leases::Lease,
     ledger::{Batch, Exchange, ReplicaId, Seq},
+    part::Part,
     telemetry::{History, LimitMeter, Measure},
 };
 

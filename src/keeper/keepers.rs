@@ -16,13 +16,13 @@ use super::{
     demand::{Leg, Taken},
     effects::Inquiry,
     lock::{Afterwards, Keeper},
-    part::{PARTS, Part},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
     leases::{Lease, Leases, Pool, Tenure},
     limit::{Limit, MAX_WAIT},
+    part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
     telemetry::LimitMeter,

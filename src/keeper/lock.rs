@@ -20,10 +20,10 @@ use super::{
     core::Core,
     driver::lifecycle::{DriverState, KeptSession},
     effects::Effects,
-    part::PARTS,
 };
 use crate::{
     home::{DedicatedThread, Home},
+    part::PARTS,
     store::{Session, Store},
     sync::LockMarker,
     telemetry::{self, History, StoreMeter},

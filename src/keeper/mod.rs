@@ -16,7 +16,6 @@
 //! | `context` | what all queues share: settings, the time, timers, counts, effects |
 //! | `effects` | what a step leaves to be done once the lock is free |
 //! | `demand` | what a request asks for, and what it gets |
-//! | `part` | parts of a cluster |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether the books agree |
 //!
 //! Calls go upward in this table only from a test. What works without the lock, leases and pools, is in
@@ -29,7 +28,6 @@ mod driver;
 mod effects;
 mod keepers;
 mod lock;
-mod part;
 mod queue;
 mod request;
 #[cfg(test)]
@@ -44,6 +42,5 @@ pub(crate) use self::{
     driver::ConnectError,
     keepers::{BoundPool, Granted, Keepers},
     lock::Keeper,
-    part::Part,
     request::Request,
 };

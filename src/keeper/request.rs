@@ -14,9 +14,8 @@ use super::{
     effects::StoredWaker,
     keepers::{Granted, Keepers},
     lock::Keeper,
-    part::Part,
 };
-use crate::error::AcquireError;
+use crate::{error::AcquireError, part::Part};
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -112,7 +111,7 @@ impl Request {
         self.keepers.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
             notes.passed.retain(|(limit, _)| limit.period().is_some());
-            notes.quotas.retain(|quota| quota.limit.period().is_some());
+            notes.quotas.retain(|quota| quota.period.is_some());
         }
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
@@ -136,7 +135,7 @@ impl Request {
             let slots = quotas
                 .into_iter()
                 .flatten()
-                .filter(|quota| quota.limit.period().is_none());
+                .filter(|quota| quota.period.is_none());
             error.quotas.extend(slots);
             error.quotas.extend(self.keepers.give_back(taken));
         }

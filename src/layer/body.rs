@@ -1,4 +1,6 @@
 //! The response body: the service's, with the slot it runs in, or a refusal's.
+//!
+//! Tests: `tests/layer/releases.rs`, `transparency.rs`.
 
 use std::{
     error::Error,
@@ -132,7 +134,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.source {
             Source::Plain { body, .. } => body.is_end_stream(),
-            // One that was dropped with its slot has yet to tell its error.
+            // One that was dropped with its slot has yet to return its error.
             Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
             Source::Bytes { bytes } => bytes.is_empty(),

@@ -1,13 +1,15 @@
 //! Bounds on the slot of a response that does not end.
+//!
+//! Tests: `tests/layer/bounds.rs`, `stalled.rs`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::layer::LimitLayer;
-use crate::error::{ConfigError, ConfigErrorKind};
+use crate::error::ConfigError;
 
 /// The longest bound of a slot: [`LimitLayer::max_hold`] and [`LimitLayer::idle`].
 pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// Timers are no finer.
+/// The resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Responses that do not end.
@@ -37,7 +39,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         let max_hold = checked("max_hold", max_hold);
-        self.edit(move |gate| gate.bounds.max_hold = Some(max_hold))
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.max_hold = Some(max_hold))
     }
 
     /// The longest time for which a response may lie unread. Default: none.
@@ -56,7 +58,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
         let idle = checked("idle", idle);
-        self.edit(move |gate| gate.bounds.idle = Some(idle))
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.idle = Some(idle))
     }
 }
 
@@ -73,5 +75,5 @@ pub(crate) fn check_bound(name: &str, bound: Duration) -> Result<(), ConfigError
         return Ok(());
     }
     let message = format!("{name} is {bound:?}: it must be {SHORTEST:?} to {MAX_HOLD:?}");
-    Err(ConfigError::new(ConfigErrorKind::Value, message))
+    Err(ConfigError::value(message))
 }

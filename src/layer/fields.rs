@@ -6,10 +6,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, utf8_percent_encode};
 
-use crate::{
-    limit::{Limit, Mode},
-    status::Quota,
-};
+use crate::status::Quota;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -25,20 +22,19 @@ pub(super) fn append(headers: &mut HeaderMap, quotas: &[Quota]) {
     append_list(headers, LIMIT, enforced(quotas).map(limit_item).collect());
 }
 
-/// When none of the limits is used up any more, as far as is known.
-pub(super) fn all_again(quotas: &[Quota]) -> Option<Duration> {
+/// Time until none of the limits is used up, if it is known.
+pub(super) fn until_none_is_used_up(quotas: &[Quota]) -> Option<Duration> {
     enforced(quotas)
         .filter(|quota| quota.remaining == 0)
         .filter_map(until_more)
         .max()
 }
 
-/// A time until a limit gives more, within bounds.
-pub(super) fn bounded(limit: &Limit, told: Duration) -> Duration {
-    if limit.period().is_some() {
-        told.min(MAX_TIME)
-    } else {
-        told.min(MAX_ESTIMATE)
+/// A time until a limit gives more, within bounds. Of a rate, which has a period, it is exact.
+pub(super) fn bounded(period: Option<Duration>, time: Duration) -> Duration {
+    match period {
+        Some(_) => time.min(MAX_TIME),
+        None => time.min(MAX_ESTIMATE),
     }
 }
 
@@ -48,8 +44,8 @@ pub(super) fn whole_seconds(time: Duration) -> u64 {
 }
 
 /// A limit's name as a quoted string, the same in structured fields, which know ASCII only, and in JSON.
-pub(super) fn quoted_name(limit: &Limit) -> String {
-    let name = printable(limit.name()).to_string();
+pub(super) fn quoted_name(limit_name: &str) -> String {
+    let name = printable(limit_name).to_string();
     format!(r#""{}""#, name.replace('\\', r"\\").replace('"', r#"\""#))
 }
 
@@ -59,24 +55,23 @@ pub(super) fn printable(text: &str) -> PercentEncode<'_> {
     utf8_percent_encode(text, OTHERS)
 }
 
-/// One that only looks on should slow nobody down.
+/// A limit in shadow mode should slow no client down.
 fn enforced(quotas: &[Quota]) -> impl Iterator<Item = &Quota> {
-    let is_enforced = |quota: &&Quota| quota.limit.current_mode() == Mode::Enforce;
-    quotas.iter().filter(is_enforced)
+    quotas.iter().filter(|quota| quota.is_enforced)
 }
 
 fn policy_item(quota: &Quota) -> String {
-    let name = quoted_name(&quota.limit);
-    let Some(period) = quota.limit.period() else {
+    let name = quoted_name(&quota.limit_name);
+    let Some(period) = quota.period else {
         return format!(r#"{name};q={};qu="concurrent-requests""#, quota.max);
     };
     let (window, count) = (whole_seconds(period), quota_in_window(quota));
     format!(r#"{name};q={count};w={window};qu="requests""#)
 }
 
-/// A window has whole seconds. A rate of another period is told for a window that has.
+/// A window has whole seconds: the count of another period is scaled to the next longer window.
 fn quota_in_window(quota: &Quota) -> u128 {
-    let Some(period) = quota.limit.period() else {
+    let Some(period) = quota.period else {
         return quota.max.into();
     };
     let window = Duration::from_secs(whole_seconds(period));
@@ -84,7 +79,7 @@ fn quota_in_window(quota: &Quota) -> u128 {
 }
 
 fn limit_item(quota: &Quota) -> String {
-    let name = quoted_name(&quota.limit);
+    let name = quoted_name(&quota.limit_name);
     // A burst may be larger than what there is in a window.
     let remaining = u128::from(quota.remaining).min(quota_in_window(quota));
     match until_more(quota) {
@@ -94,7 +89,7 @@ fn limit_item(quota: &Quota) -> String {
 }
 
 fn until_more(quota: &Quota) -> Option<Duration> {
-    quota.reset.map(|told| bounded(&quota.limit, told))
+    quota.reset.map(|time| bounded(quota.period, time))
 }
 
 fn append_list(headers: &mut HeaderMap, field: HeaderName, items: Vec<String>) {
@@ -113,16 +108,16 @@ mod tests {
     use sfv::{BareItem, Integer, List, ListEntry, Parser};
 
     use super::*;
+    use crate::limit::{Limit, Mode};
 
     const CHAT: Limit = Limit::concurrent("chat", 5);
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60));
 
     fn quota(limit: &Limit, remaining: u32, reset: Option<Duration>) -> Quota {
         Quota {
-            limit: limit.clone(),
-            max: limit.max(),
             remaining,
             reset,
+            ..limit.quota(limit.max())
         }
     }
 
@@ -197,11 +192,11 @@ mod tests {
     fn a_retry_waits_for_all_that_is_used_up() {
         let secs = |secs| Some(Duration::from_secs(secs));
         let (chat, opens) = (quota(&CHAT, 0, secs(2)), quota(&OPENS, 0, secs(9)));
-        assert_eq!(all_again(&[chat.clone(), opens]), secs(9));
+        assert_eq!(until_none_is_used_up(&[chat.clone(), opens]), secs(9));
         let left = quota(&OPENS, 1, secs(9));
         let shadow = quota(&OPENS.mode(Mode::Shadow), 0, secs(9));
-        assert_eq!(all_again(&[chat, left, shadow]), secs(2));
-        assert_eq!(all_again(&[quota(&CHAT, 0, None)]), None);
+        assert_eq!(until_none_is_used_up(&[chat, left, shadow]), secs(2));
+        assert_eq!(until_none_is_used_up(&[quota(&CHAT, 0, None)]), None);
     }
 
     proptest! {
@@ -231,16 +226,16 @@ mod tests {
                 prop_assert_eq!(decoded, limit.name());
             }
             // The problem details name it alike.
-            let json = serde_json::from_str::<String>(&quoted_name(&limit)).unwrap();
+            let json = serde_json::from_str::<String>(&quoted_name(limit.name())).unwrap();
             prop_assert_eq!(&json, &policies[0].0);
 
             let (_, params) = &limits[0];
-            let (_, told) = &policies[0];
-            let quota = told[0].1.as_integer().map(i64::from);
+            let (_, policy) = &policies[0];
+            let quota = policy[0].1.as_integer().map(i64::from);
             let left = i64::from(remaining).min(quota.unwrap());
             prop_assert_eq!(&params[0], &("r".into(), integer(left as u64)));
             if let Some(reset) = reset {
-                let seconds = whole_seconds(bounded(&limit, reset));
+                let seconds = whole_seconds(bounded(limit.period(), reset));
                 prop_assert_eq!(&params[1], &("t".into(), integer(seconds)));
             }
             let (_, params) = &policies[0];

@@ -1,4 +1,6 @@
 //! The response future: a turn in the line, then the service.
+//!
+//! Tests: `tests/layer/releases.rs`, `refusals.rs`.
 
 use std::{
     fmt,
@@ -15,10 +17,10 @@ use tower_service::Service;
 
 use super::{
     body::ResponseBody,
-    gate::{Gate, Turn},
+    gate::{Admission, Gate},
     grpc::is_grpc,
     guard::Guard,
-    refusal::{Refusal, RefusalKind},
+    refusal::RefusalKind,
     revocable::Revocable,
 };
 use crate::{
@@ -37,19 +39,19 @@ pin_project! {
     {
         gate: Arc<Gate>,
         #[pin]
-        state: State<S, Q>,
+        phase: Phase<S, Q>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<S, Q>
+    #[project = PhaseProj]
+    enum Phase<S, Q>
     where
         S: Service<Request<Q>>,
     {
         // The service is ready, and is called once the request has its slot.
         Waiting {
-            turn: Turn,
+            admission: Admission,
             call: Option<(S, Parts, Q)>,
         },
         Running {
@@ -76,33 +78,32 @@ where
 {
     pub(super) fn new(gate: Arc<Gate>, service: S, request: Request<Q>) -> Self {
         let (head, body) = request.into_parts();
-        let state = State::Waiting {
-            turn: gate.turn(&head),
+        let phase = Phase::Waiting {
+            admission: gate.admission(&head),
             call: Some((service, head, body)),
         };
-        Self { gate, state }
+        Self { gate, phase }
     }
 
-    /// The request's body, while it waits for its turn.
+    /// The request's body, while it waits for its admission.
     pub(super) fn waiting(self: Pin<&mut Self>) -> Option<&mut Q> {
-        match self.project().state.project() {
-            StateProj::Waiting { call, .. } => call.as_mut().map(|(.., body)| body),
+        match self.project().phase.project() {
+            PhaseProj::Waiting { call, .. } => call.as_mut().map(|(.., body)| body),
             _ => None,
         }
     }
 
     /// Leaves the line, and refuses the request.
     pub(super) fn give_up<R>(self: Pin<&mut Self>, kind: RefusalKind) -> Response<ResponseBody<R>> {
-        let ResponseFutureProj { gate, mut state } = self.project();
-        let head = match state.as_mut().project() {
-            StateProj::Waiting { call, .. } => call.take(),
+        let ResponseFutureProj { gate, mut phase } = self.project();
+        let head = match phase.as_mut().project() {
+            PhaseProj::Waiting { call, .. } => call.take(),
             _ => None,
         }
         .map(|(_, head, _)| head);
-        state.set(State::Done);
+        phase.set(Phase::Done);
         let grpc = head.as_ref().is_some_and(|head| is_grpc(&head.headers));
-        let refusal = Refusal::of_kind(gate, gate.first_scope(), kind);
-        gate.refuse(refusal, grpc, head.as_ref())
+        gate.refuse(gate.refusal(kind), grpc, head.as_ref())
     }
 }
 
@@ -114,24 +115,24 @@ where
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let ResponseFutureProj { gate, mut state } = self.project();
-        if let StateProj::Waiting { turn, call } = state.as_mut().project() {
-            let turn = ready!(turn.poll(gate, cx));
+        let ResponseFutureProj { gate, mut phase } = self.project();
+        if let PhaseProj::Waiting { admission, call } = phase.as_mut().project() {
+            let admission = ready!(admission.poll(gate, cx));
             let Some((service, head, body)) = call.take() else {
                 panic!("`ResponseFuture` polled after a panic");
             };
-            match turn {
-                Ok(permit) => state.set(State::run(gate, service, head, body, permit)),
+            match admission {
+                Ok(permit) => phase.set(Phase::run(gate, service, head, body, permit)),
                 Err(error) => {
-                    state.set(State::Done);
-                    let refusal = Refusal::new(gate, &error);
+                    phase.set(Phase::Done);
+                    let refusal = gate.refusal_of(&error);
                     let grpc = is_grpc(&head.headers);
                     return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
                 }
             }
         }
-        let result = match state.as_mut().project() {
-            StateProj::Running {
+        let result = match phase.as_mut().project() {
+            PhaseProj::Running {
                 future,
                 share,
                 quotas,
@@ -140,7 +141,7 @@ where
                 let guard = Guard::Plain(share.take());
                 result.map(|response| gate.hand_over(guard, quotas, response))
             }
-            StateProj::Revocable {
+            PhaseProj::Revocable {
                 future,
                 quotas,
                 grpc,
@@ -155,19 +156,22 @@ where
                     Ok(result) => result.map(|(tie, response)| {
                         gate.hand_over(Guard::Revocable(tie), quotas, response)
                     }),
-                    Err(kind) => Ok(gate.refuse(Refusal::lost(gate, kind), *grpc, head.as_deref())),
+                    Err(kind) => {
+                        let refusal = gate.refusal(kind.into());
+                        Ok(gate.refuse(refusal, *grpc, head.as_deref()))
+                    }
                 }
             }
-            StateProj::Waiting { .. } | StateProj::Done => {
+            PhaseProj::Waiting { .. } | PhaseProj::Done => {
                 panic!("`ResponseFuture` polled after completion")
             }
         };
-        state.set(State::Done);
+        phase.set(Phase::Done);
         Poll::Ready(result)
     }
 }
 
-impl<S, Q> State<S, Q>
+impl<S, Q> Phase<S, Q>
 where
     S: Service<Request<Q>, Future: Send + 'static>,
 {
@@ -187,13 +191,13 @@ where
             },
             Guard::Revocable(tie) => {
                 let grpc = is_grpc(&head.headers);
-                let spare_head = gate.spare_head(&head);
+                let kept_head = gate.head_for_refusals(&head);
                 let future = service.call(Request::from_parts(head, body));
                 Self::Revocable {
                     future: Revocable::new(future, tie),
                     quotas,
                     grpc,
-                    head: spare_head,
+                    head: kept_head,
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The gate in front of a service: a layer's settings, and what they decide for a request.
+//!
+//! Tests: `tests/layer/policies.rs`, `refusals.rs`, `logs.rs`.
 
-#[cfg(feature = "config")]
-use std::time::Duration;
 use std::{
     fmt,
     sync::Arc,
@@ -19,33 +19,29 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
-    guard::{Guard, Tie},
-    layer::{OnLost, ReleaseAt},
-    refusal::Refusal,
-    scope::{Found, Scope},
+    guard::{Guard, Terms, Tie},
+    options::ReleaseAt,
+    refusal::{Refusal, RefusalKind},
+    scope::Scope,
     slot::Slot,
+    values::Lookup,
 };
 use crate::{
-    error::{AcquireError, LostErrorKind},
-    keeper::{Bounds, Demand, Leg, Request as Asked},
-    limiter::Limiter,
+    error::AcquireError,
+    keeper::{Demand, Keepers, Leg, Request as PermitRequest},
     permit::Permit,
     status::Quota,
-    telemetry::LimitMeter,
 };
 
 pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Gate {
-    pub(super) limiter: Limiter,
+pub(crate) struct Gate {
+    pub(super) keepers: Arc<Keepers>,
     /// With the limits' numbers at the limiter.
     pub(super) scopes: Vec<(usize, Scope)>,
-    /// Of the [first](first_of) of them.
-    pub(super) meter: Option<Arc<LimitMeter>>,
-    pub(super) on_lost: OnLost,
+    pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
-    pub(super) bounds: Bounds,
     /// `None`: it depends on the scope.
     pub(super) limited_status: Option<StatusCode>,
     pub(super) unavailable_status: StatusCode,
@@ -56,80 +52,86 @@ pub(super) struct Gate {
 impl Gate {
     /// Takes the stricter of both gates' settings.
     #[cfg(feature = "config")]
-    pub(super) fn keep_to(&mut self, other: &Self) {
-        let shorter = |one: Option<Duration>, other| one.into_iter().chain(other).min();
-        self.bounds = Bounds {
-            max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
-            idle: shorter(self.bounds.idle, other.bounds.idle),
-        };
-        if other.on_lost == OnLost::Abort {
-            self.on_lost = OnLost::Abort;
-        }
+    pub(super) fn tighten(&mut self, other: &Self) {
+        Arc::make_mut(&mut self.terms).tighten(&other.terms);
         if other.release_at == ReleaseAt::BodyEnd {
             self.release_at = ReleaseAt::BodyEnd;
         }
     }
 
     /// The scope of this limit. Refusals name one of the gate's own.
-    pub(super) fn scope(&self, limit_name: &str) -> &Scope {
+    fn scope(&self, limit_name: &str) -> &Scope {
         let mut scopes = self.scopes.iter().map(|(_, scope)| scope);
         let named = scopes.find(|scope| scope.limit().name() == limit_name);
         named.unwrap_or(self.first_scope())
     }
 
-    /// To be named where no limit is at fault: the first that has slots, if one has.
-    pub(super) fn first_scope(&self) -> &Scope {
-        &self.scopes[first_of(&self.scopes)].1
+    /// The scope to name where no limit is at fault: the first that has slots, or else the first.
+    fn first(&self) -> Option<&(usize, Scope)> {
+        let mut scopes = self.scopes.iter();
+        let with_slots = scopes.find(|(_, scope)| scope.limit().period().is_none());
+        with_slots.or(self.scopes.first())
     }
 
-    pub(super) fn turn(&self, head: &Parts) -> Turn {
+    fn first_scope(&self) -> &Scope {
+        let (_, scope) = self.first().expect("only a gate with limits refuses");
+        scope
+    }
+
+    /// Reports ended responses under the name of the first scope.
+    pub(super) fn name_first(&mut self) {
+        let Some((number, scope)) = self.first() else {
+            return;
+        };
+        let (name, meter) = (scope.limit().name().to_owned(), self.keepers.meter(*number));
+        let terms = Arc::make_mut(&mut self.terms);
+        (terms.limit_name, terms.meter) = (name, Some(meter));
+    }
+
+    pub(super) fn admission(&self, head: &Parts) -> Admission {
         match &self.scopes[..] {
             [(number, scope)] => match scope.find(*number, head) {
-                Found::Now(leg) => self.turn_of(leg.map(Demand::One)),
-                Found::Later(leg) => Turn::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
+                Lookup::Now(leg) => self.admission_of(leg.map(Demand::One)),
+                Lookup::Later(leg) => Admission::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
             },
-            scopes => self.turn_under_all(scopes, head),
+            scopes => self.admission_under_all(scopes, head),
         }
     }
 
-    fn turn_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Turn {
+    fn admission_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (number, scope) in scopes {
             match scope.find(*number, head) {
-                Found::Now(leg) => legs.extend(leg),
-                Found::Later(leg) => later.push(leg),
+                Lookup::Now(leg) => legs.extend(leg),
+                Lookup::Later(leg) => later.push(leg),
             }
         }
         let demand = |legs: Vec<Leg>| (!legs.is_empty()).then_some(Demand::All(legs));
         if later.is_empty() {
-            return self.turn_of(demand(legs));
+            return self.admission_of(demand(legs));
         }
         let found = join_all(later).map(move |found| {
             legs.extend(found.into_iter().flatten());
             demand(legs)
         });
-        Turn::Key(found.boxed())
+        Admission::Key(found.boxed())
     }
 
-    fn turn_of(&self, demand: Option<Demand>) -> Turn {
+    fn admission_of(&self, demand: Option<Demand>) -> Admission {
         match demand {
             Some(demand) => {
-                let request = self.limiter.request(demand);
-                Turn::Slot(match self.rate_limit_fields {
+                let request = PermitRequest::new(self.keepers.clone(), demand);
+                Admission::Slot(match self.rate_limit_fields {
                     true => request.telling(),
                     false => request,
                 })
             }
-            None => Turn::Free,
+            None => Admission::Unlimited,
         }
     }
 
     /// Shows the slot to the handler, and returns what holds it, and how its limits stand. `None`: no limit applies.
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        permit: Option<Permit>,
-        head: &mut Parts,
-    ) -> (Guard, Vec<Quota>) {
+    pub(super) fn admit(&self, permit: Option<Permit>, head: &mut Parts) -> (Guard, Vec<Quota>) {
         let Some(permit) = permit else {
             Slot::show_none(&mut head.extensions);
             return (Guard::Plain(None), Vec::new());
@@ -139,13 +141,13 @@ impl Gate {
         }
         let (share, quotas) = permit.into_share();
         Slot::show(&share, &mut head.extensions);
-        if !self.bounds.is_none() {
-            share.bound(self.bounds);
+        if !self.terms.bounds.is_none() {
+            share.bound(self.terms.bounds);
         }
-        let guard = match self.may_end_early() {
+        let guard = match self.terms.may_end_early() {
             true => Guard::Revocable(Tie {
                 share,
-                gate: self.clone(),
+                terms: self.terms.clone(),
                 ended: None,
             }),
             false => Guard::Plain(Some(share)),
@@ -153,18 +155,8 @@ impl Gate {
         (guard, quotas)
     }
 
-    /// Whether a response may have to end with its slot.
-    pub(super) fn may_end_early(&self) -> bool {
-        self.on_lost == OnLost::Abort || !self.bounds.is_none()
-    }
-
-    /// Whether a response ends with a slot that is over for this reason.
-    pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
-        self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
-    }
-
     /// A copy of the head for a refusal that may come when the service has taken the request.
-    pub(super) fn spare_head(&self, head: &Parts) -> Option<Box<Parts>> {
+    pub(super) fn head_for_refusals(&self, head: &Parts) -> Option<Box<Parts>> {
         let is_needed = self.refuse.is_some();
         is_needed.then(|| Box::new(head.clone()))
     }
@@ -177,11 +169,36 @@ impl Gate {
         quotas: &[Quota],
         mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
-        self.tell(response.headers_mut(), quotas);
+        self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
             guard = Guard::Plain(None);
         }
         response.map(|body| ResponseBody::new(body, guard))
+    }
+
+    /// The refusal of a request that got no permit.
+    pub(super) fn refusal_of(&self, error: &AcquireError) -> Refusal {
+        let scope = self.scope(error.limit_name());
+        self.refusal_under(scope, error.kind().into())
+            .because(error)
+    }
+
+    /// A refusal that no limit is at fault for.
+    pub(super) fn refusal(&self, kind: RefusalKind) -> Refusal {
+        self.refusal_under(self.first_scope(), kind)
+    }
+
+    fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
+        let status = match kind {
+            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
+            _ if kind.is_limited() => self.limited_status.unwrap_or(if scope.is_shared() {
+                StatusCode::SERVICE_UNAVAILABLE
+            } else {
+                StatusCode::TOO_MANY_REQUESTS
+            }),
+            _ => self.unavailable_status,
+        };
+        Refusal::new(scope.limit(), !scope.is_shared(), kind, status)
     }
 
     pub(super) fn refuse<B>(
@@ -203,44 +220,38 @@ impl Gate {
             _ if grpc => refusal.to_grpc_response(),
             _ => refusal.to_response(),
         };
-        self.tell(response.headers_mut(), refusal.quotas());
+        self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);
         response.map(ResponseBody::refusal)
     }
 
-    /// Tells the client how its limits stand, if it is to know.
-    fn tell(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
+    /// Adds how the limits stand, if the layer is set to.
+    fn append_fields(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
         if self.rate_limit_fields {
             fields::append(headers, quotas);
         }
     }
 }
 
-/// Of these the first that has slots, if one has.
-pub(super) fn first_of(scopes: &[(usize, Scope)]) -> usize {
-    let has_slots = |(_, scope): &(usize, Scope)| scope.limit().period().is_none();
-    scopes.iter().position(has_slots).unwrap_or(0)
-}
-
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate")
             .field("scopes", &self.scopes)
-            .field("on_lost", &self.on_lost)
+            .field("on_lost", &self.terms.on_lost)
             .field("release_at", &self.release_at)
             .field("rate_limit_fields", &self.rate_limit_fields)
             .finish_non_exhaustive()
     }
 }
 
-/// What a request waits for before the service is called.
-pub(super) enum Turn {
-    Free,
+/// What a request waits for before the service is called: its key, then its slot.
+pub(super) enum Admission {
+    Unlimited,
     Key(BoxFuture<'static, Option<Demand>>),
-    Slot(Asked),
+    Slot(PermitRequest),
 }
 
-impl Turn {
+impl Admission {
     /// `None`: the request is not limited.
     pub(super) fn poll(
         &mut self,
@@ -249,9 +260,9 @@ impl Turn {
     ) -> Poll<Result<Option<Permit>, AcquireError>> {
         loop {
             match self {
-                Turn::Free => return Poll::Ready(Ok(None)),
-                Turn::Key(key) => *self = gate.turn_of(ready!(key.as_mut().poll(cx))),
-                Turn::Slot(asked) => {
+                Admission::Unlimited => return Poll::Ready(Ok(None)),
+                Admission::Key(key) => *self = gate.admission_of(ready!(key.as_mut().poll(cx))),
+                Admission::Slot(asked) => {
                     return asked.poll(cx).map_ok(|granted| Some(Permit::new(granted)));
                 }
             }

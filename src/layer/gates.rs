@@ -1,35 +1,37 @@
 //! Which gate a request goes through: always the same one, or that of its route.
+//!
+//! Tests: `tests/config/routes.rs`, `reloads.rs`.
 
 use std::{fmt, sync::Arc};
 
 use http::{Method, Request};
 
-use super::{gate::Gate, layer::LimitLayer};
+use super::gate::Gate;
 
 #[derive(Clone)]
-pub(super) enum Gates {
+pub(crate) enum Gates {
     One(Arc<Gate>),
     #[cfg_attr(not(feature = "config"), allow(dead_code))]
     Routed(Arc<dyn Routing>),
 }
 
-/// Finds the layer of a request. It may change while requests come.
+/// Finds the gate of a request. It may change while requests come.
 pub(crate) trait Routing: Send + Sync {
-    fn find(&self, method: &Method, path: &str) -> LimitLayer;
+    fn find(&self, method: &Method, path: &str) -> Gates;
 
-    /// Changes all layers, and those that come later.
+    /// Changes all gates, and those that come later.
     fn edit(&self, edit: Edit);
 }
 
-pub(crate) type Edit = Arc<dyn Fn(&mut LimitLayer) + Send + Sync>;
+pub(crate) type Edit = Arc<dyn Fn(&mut Gates) + Send + Sync>;
 
 impl Gates {
     pub(super) fn find<Q>(&self, request: &Request<Q>) -> Arc<Gate> {
         match self {
             Self::One(gate) => gate.clone(),
             Self::Routed(routing) => {
-                let layer = routing.find(request.method(), request.uri().path());
-                layer.gates.find(request)
+                let gates = routing.find(request.method(), request.uri().path());
+                gates.find(request)
             }
         }
     }
@@ -38,8 +40,8 @@ impl Gates {
     pub(super) fn edit(&mut self, edit: impl Fn(&mut Gate) + Send + Sync + 'static) {
         match self {
             Self::One(gate) => edit(Arc::make_mut(gate)),
-            Self::Routed(routing) => routing.edit(Arc::new(move |layer| {
-                if let Self::One(gate) = &mut layer.gates {
+            Self::Routed(routing) => routing.edit(Arc::new(move |gates| {
+                if let Self::One(gate) = gates {
                     edit(Arc::make_mut(gate));
                 }
             })),

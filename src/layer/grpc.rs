@@ -38,31 +38,44 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
         && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
 }
 
-/// "Trailers-Only": the trailers are the head of a response without a body.
-pub(super) fn response(refusal: &Refusal) -> Response<Bytes> {
-    let (code, message) = if refusal.kind().is_limited() {
-        let message = format!("{}: {}", refusal.limit().name(), problem::detail(refusal));
-        (RESOURCE_EXHAUSTED, message)
-    } else if refusal.kind() == RefusalKind::BodyFailed {
-        (CANCELLED, problem::detail(refusal))
-    } else {
-        (UNAVAILABLE, problem::detail(refusal))
-    };
-    let details = BASE64_STANDARD_NO_PAD.encode(status(refusal, code, &message));
-    let mut response = Response::new(Bytes::new());
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
-    headers.insert(STATUS, u16::from(code).into());
-    for (name, text) in [
-        (MESSAGE, printable(&message).to_string()),
-        (DETAILS, details),
-    ] {
-        // Printable ASCII is always a value.
-        if let Ok(value) = HeaderValue::try_from(text) {
-            headers.insert(name, value);
+impl Refusal {
+    /// The response that is sent to gRPC clients, unless
+    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another.
+    ///
+    /// Its HTTP status is 200, as for every answer in gRPC, and it has no body. The gRPC status is
+    ///
+    /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
+    /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
+    /// - `UNAVAILABLE` (14) otherwise: the store is out of order, the limiter is shutting down, the slot was lost.
+    ///
+    /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
+    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`.
+    pub fn to_grpc_response(&self) -> Response<Bytes> {
+        // "Trailers-Only": the trailers are the head of a response without a body.
+        let (code, message) = if self.kind().is_limited() {
+            let message = format!("{}: {}", self.limit().name(), problem::detail(self));
+            (RESOURCE_EXHAUSTED, message)
+        } else if self.kind() == RefusalKind::BodyFailed {
+            (CANCELLED, problem::detail(self))
+        } else {
+            (UNAVAILABLE, problem::detail(self))
+        };
+        let details = BASE64_STANDARD_NO_PAD.encode(status(self, code, &message));
+        let mut response = Response::new(Bytes::new());
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        headers.insert(STATUS, u16::from(code).into());
+        for (name, text) in [
+            (MESSAGE, printable(&message).to_string()),
+            (DETAILS, details),
+        ] {
+            // Printable ASCII is always a value.
+            if let Ok(value) = HeaderValue::try_from(text) {
+                headers.insert(name, value);
+            }
         }
+        response
     }
-    response
 }
 
 /// `google.rpc.Status`.
@@ -136,8 +149,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grpc_is_told_by_its_media_type() {
-        let told = |content_type| {
+    fn grpc_is_recognized_by_its_media_type() {
+        let accepted = |content_type| {
             let value = HeaderValue::from_static(content_type);
             is_grpc(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]))
         };
@@ -148,7 +161,7 @@ mod tests {
             "application/grpc ; charset=utf-8",
             "Application/gRPC+json",
         ] {
-            assert!(told(grpc), "{grpc}");
+            assert!(accepted(grpc), "{grpc}");
         }
         for other in [
             "",
@@ -160,7 +173,7 @@ mod tests {
             "application/grpcs",
             "text/plain; application/grpc",
         ] {
-            assert!(!told(other), "{other}");
+            assert!(!accepted(other), "{other}");
         }
         assert!(!is_grpc(&HeaderMap::new()));
     }

@@ -1,13 +1,17 @@
-//! What keeps a slot until the end of its response.
+//! What keeps a slot until the end of its response, and the terms on which it may end first.
+//!
+//! Tests: `tests/layer/lost.rs`, `bounds.rs`.
 
-use std::sync::Arc;
+#[cfg(feature = "config")]
+use std::time::Duration;
+use std::{future::Future, pin::Pin, sync::Arc};
 
-use super::{gate::Gate, revocable::Ended};
-use crate::permit::Share;
+use super::options::OnLost;
+use crate::{error::LostErrorKind, keeper::Bounds, permit::Share, telemetry::LimitMeter};
 
 /// Holds the slot of a response, on its way from the service's future to its body.
 pub(super) enum Guard {
-    /// For a response that ends by itself. `None`: no limit applies to it, or its slot was given back.
+    /// For a response that ends by itself. `None`: no limit applies to it, or its slot was released.
     Plain(Option<Share>),
     /// For one that ends with its slot.
     Revocable(Tie),
@@ -16,7 +20,49 @@ pub(super) enum Guard {
 /// What ties a response to its slot.
 pub(super) struct Tie {
     pub(super) share: Share,
-    pub(super) gate: Arc<Gate>,
+    pub(super) terms: Arc<Terms>,
     /// The end of the slot, if it is awaited already.
     pub(super) ended: Option<Ended>,
+}
+
+/// Completes when the slot is over for a reason that ends the response.
+pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
+
+/// When the responses of a layer end with their slots, and under which limit's name that is reported.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) on_lost: OnLost,
+    pub(super) bounds: Bounds,
+    pub(super) limit_name: String,
+    /// `None`: the layer has no limit.
+    pub(super) meter: Option<Arc<LimitMeter>>,
+}
+
+impl Terms {
+    /// Takes the stricter of both terms.
+    #[cfg(feature = "config")]
+    pub(super) fn tighten(&mut self, other: &Self) {
+        self.bounds = Bounds {
+            max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
+            idle: shorter(self.bounds.idle, other.bounds.idle),
+        };
+        if other.on_lost == OnLost::Abort {
+            self.on_lost = OnLost::Abort;
+        }
+    }
+
+    /// Whether a response may have to end with its slot.
+    pub(super) fn may_end_early(&self) -> bool {
+        self.on_lost == OnLost::Abort || !self.bounds.is_none()
+    }
+
+    /// Whether a response ends with a slot that is over for this reason.
+    pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
+        self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
+    }
+}
+
+#[cfg(feature = "config")]
+fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    one.into_iter().chain(other).min()
 }

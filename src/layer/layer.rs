@@ -1,4 +1,6 @@
 //! The layer: made by a limiter, and its settings.
+//!
+//! Tests: `tests/layer/`, by theme.
 
 use std::sync::Arc;
 
@@ -9,8 +11,10 @@ use tower_layer::Layer;
 #[cfg(feature = "config")]
 use super::gates::Routing;
 use super::{
-    gate::{Gate, Refuse, first_of},
+    gate::{Gate, Refuse},
     gates::Gates,
+    guard::Terms,
+    options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
     scope::Scope,
@@ -37,49 +41,7 @@ use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LimitLayer {
-    pub(super) gates: Gates,
-}
-
-/// What becomes of a response whose slot is lost: its lease has ended in the store, and somebody else may have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "config",
-    derive(serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-#[non_exhaustive]
-pub enum OnLost {
-    /// It goes on, over the limit. The handler can see it in its [`Slot`](super::Slot).
-    #[default]
-    Continue,
-    /// It ends: the service's body is dropped, also while the server asks for no frames because the client has stopped
-    /// reading. What the server had taken may still be sent, and then the client sees an error
-    /// ([`LostError`](super::LostError)) in place of the end. If there is no response head yet, the service's future
-    /// is dropped, as if the client had left, and the request is refused ([`RefusalKind::Lost`]).
-    ///
-    /// The local deadline of a lease is a little before its end in the store (2 ms and a thousandth of the lease), so
-    /// the work behind the layer has ended when somebody else gets the slot, if the runtime of the request gets to a
-    /// task within this time.
-    ///
-    /// [`RefusalKind::Lost`]: super::RefusalKind::Lost
-    Abort,
-}
-
-/// When the slot of a request is given back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "config",
-    derive(serde::Deserialize),
-    serde(rename_all = "kebab-case")
-)]
-#[non_exhaustive]
-pub enum ReleaseAt {
-    /// When the response body has ended, failed or been dropped.
-    #[default]
-    BodyEnd,
-    /// When the response head is there. For limits on the work before the first byte, such as a search whose result
-    /// is then sent at the client's pace. The body cannot lose its slot any more.
-    Head,
+    pub(crate) gates: Gates,
 }
 
 impl Limiter {
@@ -107,7 +69,7 @@ impl Limiter {
     pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
-        let number = |scope: Scope| Ok((self.register(scope.limit())?, scope));
+        let number = |scope: Scope| Ok((self.keepers().register(scope.limit())?, scope));
         let scopes = policy.0.into_iter().map(number);
         let scopes = scopes.collect::<Result<_, ConfigError>>()?;
         Ok(LimitLayer::new(self, scopes))
@@ -116,19 +78,23 @@ impl Limiter {
 
 impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(usize, Scope)>) -> Self {
-        let first = scopes.get(first_of(&scopes));
-        let gate = Gate {
-            limiter: limiter.clone(),
-            meter: first.map(|(number, _)| limiter.meter(*number)),
-            scopes,
+        let terms = Terms {
             on_lost: OnLost::default(),
-            release_at: ReleaseAt::default(),
             bounds: Bounds::default(),
+            limit_name: String::new(),
+            meter: None,
+        };
+        let mut gate = Gate {
+            keepers: limiter.keepers().clone(),
+            scopes,
+            terms: Arc::new(terms),
+            release_at: ReleaseAt::default(),
             limited_status: None,
             unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
             refuse: None,
             rate_limit_fields: false,
         };
+        gate.name_first();
         Self {
             gates: Gates::One(Arc::new(gate)),
         }
@@ -150,7 +116,7 @@ impl LimitLayer {
         });
         let mut together = Gate::clone(gates.next()?);
         for gate in gates {
-            together.keep_to(gate);
+            together.tighten(gate);
             for (number, scope) in &gate.scopes {
                 let counts =
                     |(known, other): &(usize, Scope)| known == number && other.has_key_of(scope);
@@ -159,6 +125,7 @@ impl LimitLayer {
                 }
             }
         }
+        together.name_first();
         (together.scopes.len() <= MAX_SCOPES).then(|| Self {
             gates: Gates::One(Arc::new(together)),
         })
@@ -177,7 +144,7 @@ impl LimitLayer {
     /// Abort keeps to the limit whatever happens to this process, and breaks responses when the store is gone for a
     /// whole lease. A response that may be aborted costs a few allocations more.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        self.edit(move |gate| gate.on_lost = on_lost)
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).on_lost = on_lost)
     }
 
     /// When slots are given back. Default: [`ReleaseAt::BodyEnd`].

@@ -264,12 +264,12 @@
 //! | `policy`, `scope` | limits, and where the keys of a request come from |
 //! | `values` | a limit's value for a single key |
 //! | `address` | a client's address as a key |
-//! | `layer` | settings |
+//! | `layer`, `options` | settings |
 //! | `read_ahead` | the layer that reads the bodies of those who wait |
 //! | `gate`, `gates` | what the settings decide for a request, and which of several do |
 //! | `service`, `future` | a turn in the line, then the wrapped service |
 //! | `revocable` | drops the service's future or body when its slot ends |
-//! | `guard` | keeps the slot on its way from the one to the other |
+//! | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
 //! | `bounds` | settings for responses that do not end |
 //! | `body` | ends the slot with the response, and the response after its slot |
 //! | `slot` | the slot as the handler sees it |
@@ -288,6 +288,7 @@ mod grpc;
 mod guard;
 #[allow(clippy::module_inception)]
 mod layer;
+mod options;
 mod policy;
 mod problem;
 mod read_ahead;
@@ -302,7 +303,8 @@ pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
 pub use body::{LostError, ResponseBody};
 pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
-pub use layer::{LimitLayer, OnLost, ReleaseAt};
+pub use layer::LimitLayer;
+pub use options::{OnLost, ReleaseAt};
 pub use policy::Policy;
 pub use read_ahead::{
     MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer,
@@ -314,7 +316,7 @@ pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]
 pub(crate) use {
     bounds::check_bound,
-    gates::{Edit, Routing},
+    gates::{Edit, Gates, Routing},
 };
 
 pub use crate::error::LostErrorKind;

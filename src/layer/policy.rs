@@ -1,4 +1,6 @@
 //! A policy: the scopes that a request is under, together.
+//!
+//! Tests: `tests/layer/policies.rs`, `values.rs`.
 
 use std::fmt;
 

@@ -1,16 +1,58 @@
 //! Problem details (RFC 9457) of a refusal. The types are those of draft-ietf-httpapi-ratelimit-headers.
+//!
+//! Tests: `refusal.rs`, `tests/layer/refusals.rs`.
 
 use std::fmt::{self, Display, Write};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
 
 use super::{
     fields::{quoted_name, whole_seconds},
     refusal::{Refusal, RefusalKind},
 };
 
+const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const TYPES: &str = "https://iana.org/assignments/http-problem-types";
 
+impl Refusal {
+    /// The response that is sent to others than gRPC clients, unless
+    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another: problem details (RFC 9457) in JSON,
+    /// and `Retry-After` in whole seconds, rounded up. Of [`RefusalKind::BodyFailed`] only the status, since hardly ever
+    /// somebody is there to read it.
+    ///
+    /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
+    /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
+    /// `#temporary-reduced-capacity`. Besides `type`, `title`, `status` and `detail` there are
+    ///
+    /// | member | what it says | when it is there |
+    /// | --- | --- | --- |
+    /// | `violated-policies` | a list of the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
+    /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
+    /// | `limit` | [`max`](Self::max) | the limit was reached |
+    /// | `in_use`, `waiting` | slots and waiters, across all replicas | the same, and it is no rate |
+    /// | `period` | in seconds | the same, and it is a rate |
+    /// | `place` | [`place`](Self::place) | it was in line |
+    /// | `waited` | in seconds | it waited |
+    ///
+    /// [`RateLimit`]: super::LimitLayer::rate_limit_fields
+    pub fn to_response(&self) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::new());
+        *response.status_mut() = self.status();
+        if self.kind() == RefusalKind::BodyFailed {
+            return response;
+        }
+        *response.body_mut() = Bytes::from(json(self));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
+        let seconds = whole_seconds(self.retry_after());
+        headers.insert(header::RETRY_AFTER, seconds.into());
+        response
+    }
+}
+
 /// The object in JSON.
-pub(super) fn json(refusal: &Refusal) -> String {
+fn json(refusal: &Refusal) -> String {
     let mut json = String::with_capacity(512);
     // Writing to a string does not fail.
     let _ = write(&mut json, refusal);
@@ -50,7 +92,7 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
     member(json, "status", refusal.status().as_u16())?;
     member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
     if refusal.kind().is_limited() {
-        let name = quoted_name(refusal.limit());
+        let name = quoted_name(refusal.limit().name());
         member(json, "violated-policies", format_args!("[{name}]"))?;
         member(json, "limit", refusal.max())?;
         write_standing(json, refusal)?;

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::StatusCode;
 
-use super::{fields, gate::Gate, grpc, problem, scope::Scope};
+use super::fields;
 use crate::{
     error::{AcquireError, AcquireErrorKind, LostErrorKind},
     limit::Limit,
     status::Quota,
 };
 
-const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
-/// If nobody knows when it is worth to try again. Never zero, which clients take for "at once".
+/// Time until a retry, if nothing is known. Never zero, which clients take for "at once".
 const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 
 /// Why a request was answered in place of the service.
@@ -66,31 +64,13 @@ pub enum RefusalKind {
 }
 
 impl Refusal {
-    pub(super) fn new(gate: &Gate, error: &AcquireError) -> Self {
-        let scope = gate.scope(error.limit_name());
-        let kind = RefusalKind::from(error.kind());
-        Self::of_kind(gate, scope, kind).because(error)
-    }
-
-    pub(super) fn lost(gate: &Gate, kind: LostErrorKind) -> Self {
-        Self::of_kind(gate, gate.first_scope(), kind.into())
-    }
-
-    pub(super) fn of_kind(gate: &Gate, scope: &Scope, kind: RefusalKind) -> Self {
-        let status = match kind {
-            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
-            _ if kind.is_limited() => gate.limited_status.unwrap_or(if scope.is_shared() {
-                StatusCode::SERVICE_UNAVAILABLE
-            } else {
-                StatusCode::TOO_MANY_REQUESTS
-            }),
-            _ => gate.unavailable_status,
-        };
-        Self::of_limit(scope.limit(), !scope.is_shared(), kind, status)
-    }
-
     /// With nothing known but the limit.
-    fn of_limit(limit: &Limit, has_keys: bool, kind: RefusalKind, status: StatusCode) -> Self {
+    pub(super) fn new(
+        limit: &Limit,
+        has_keys: bool,
+        kind: RefusalKind,
+        status: StatusCode,
+    ) -> Self {
         Self {
             limit: limit.clone(),
             kind,
@@ -106,24 +86,23 @@ impl Refusal {
         }
     }
 
-    fn because(self, error: &AcquireError) -> Self {
+    pub(super) fn because(self, error: &AcquireError) -> Self {
         let refusal = Self {
             max: error.limit(),
             in_use: error.in_use(),
             waiting: error.waiting(),
             place: error.place(),
             waited: error.waited(),
-            retry_after: retry_after(self.kind, &self.limit, error.retry_after()),
+            retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
             ..self
         };
         refusal.with_quotas(error.quotas.clone())
     }
 
-    /// How the request's limits stand. The retry is put off until none of them is used up, or it would only meet the
-    /// next refusal.
+    /// Puts the retry off until none of the request's limits is used up: an earlier one would only meet the next refusal.
     fn with_quotas(mut self, quotas: Vec<Quota>) -> Self {
-        let again = fields::all_again(&quotas).unwrap_or_default();
-        self.retry_after = self.retry_after.max(again);
+        let wait = fields::until_none_is_used_up(&quotas).unwrap_or_default();
+        self.retry_after = self.retry_after.max(wait);
         self.quotas = quotas;
         self
     }
@@ -186,55 +165,6 @@ impl Refusal {
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
-
-    /// The response that is sent to others than gRPC clients, unless
-    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another: problem details (RFC 9457) in JSON,
-    /// and `Retry-After` in whole seconds, rounded up. Of [`RefusalKind::BodyFailed`] only the status, since hardly ever
-    /// somebody is there to read it.
-    ///
-    /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
-    /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
-    /// `#temporary-reduced-capacity`. Besides `type`, `title`, `status` and `detail` there are
-    ///
-    /// | member | what it says | when it is there |
-    /// | --- | --- | --- |
-    /// | `violated-policies` | a list of the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
-    /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
-    /// | `limit` | [`max`](Self::max) | the limit was reached |
-    /// | `in_use`, `waiting` | slots and waiters, across all replicas | the same, and it is no rate |
-    /// | `period` | in seconds | the same, and it is a rate |
-    /// | `place` | [`place`](Self::place) | it was in line |
-    /// | `waited` | in seconds | it waited |
-    ///
-    /// [`RateLimit`]: super::LimitLayer::rate_limit_fields
-    pub fn to_response(&self) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::new());
-        *response.status_mut() = self.status;
-        if self.kind == RefusalKind::BodyFailed {
-            return response;
-        }
-        *response.body_mut() = Bytes::from(problem::json(self));
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        let seconds = fields::whole_seconds(self.retry_after);
-        headers.insert(header::RETRY_AFTER, seconds.into());
-        response
-    }
-
-    /// The response that is sent to gRPC clients, unless
-    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another.
-    ///
-    /// Its HTTP status is 200, as for every answer in gRPC, and it has no body. The gRPC status is
-    ///
-    /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
-    /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
-    /// - `UNAVAILABLE` (14) otherwise: the store is out of order, the limiter is shutting down, the slot was lost.
-    ///
-    /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
-    /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`.
-    pub fn to_grpc_response(&self) -> Response<Bytes> {
-        grpc::response(self)
-    }
 }
 
 impl RefusalKind {
@@ -265,27 +195,27 @@ impl From<LostErrorKind> for RefusalKind {
     fn from(kind: LostErrorKind) -> Self {
         match kind {
             LostErrorKind::Lost => Self::Lost,
-            // Before there is a response nobody can leave it unread.
+            // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
         }
     }
 }
 
-fn retry_after(kind: RefusalKind, limit: &Limit, told: Option<Duration>) -> Duration {
-    let Some(told) = told.filter(|told| !told.is_zero()) else {
+fn retry_after(kind: RefusalKind, period: Option<Duration>, hint: Option<Duration>) -> Duration {
+    let Some(time) = hint.filter(|time| !time.is_zero()) else {
         return RETRY_SOME_TIME;
     };
-    let told = fields::bounded(limit, told);
+    let time = fields::bounded(period, time);
     match kind {
-        RefusalKind::TooSoon => told,
-        // Clients that were refused together should not come back together.
-        _ => told.mul_f64(1.0 + fastrand::f64() / 4.0),
+        RefusalKind::TooSoon => time,
+        // Jitter, so that clients that were refused together do not come back together.
+        _ => time.mul_f64(1.0 + fastrand::f64() / 4.0),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
+    use http::{StatusCode, header};
     use proptest::prelude::*;
     use serde_json::{Value, json};
     use tonic::{Code, Status};
@@ -297,24 +227,22 @@ mod tests {
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
     const HOUR: Duration = Duration::from_secs(3_600);
 
-    fn refusal(limit: &Limit, kind: AcquireErrorKind, told: Option<Duration>) -> Refusal {
+    fn refusal(limit: &Limit, kind: AcquireErrorKind, hint: Option<Duration>) -> Refusal {
         let quota = Quota {
-            limit: limit.clone(),
-            max: limit.max(),
-            remaining: 0,
-            reset: told,
+            reset: hint,
+            ..limit.quota(limit.max())
         };
         let error = AcquireError {
-            retry_after: told,
+            retry_after: hint,
             quotas: vec![quota],
-            ..AcquireError::new(kind, limit)
+            ..limit.acquire_error(kind)
         };
         refused(limit, &error)
     }
 
     fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
         let kind = error.kind().into();
-        Refusal::of_limit(limit, true, kind, StatusCode::TOO_MANY_REQUESTS).because(error)
+        Refusal::new(limit, true, kind, StatusCode::TOO_MANY_REQUESTS).because(error)
     }
 
     fn problem(refusal: &Refusal) -> Value {
@@ -327,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_left_the_line_is_told_how_it_stood() {
+    fn a_request_that_left_the_line_shows_how_it_stood() {
         let error = AcquireError {
             limit: 7,
             in_use: 7,
@@ -335,11 +263,11 @@ mod tests {
             place: Some(3),
             waited: Duration::from_millis(1_500),
             retry_after: None,
-            ..AcquireError::new(AcquireErrorKind::TimedOut, &CHAT)
+            ..CHAT.acquire_error(AcquireErrorKind::TimedOut)
         };
         let refusal = refused(&CHAT, &error);
         assert_eq!((refusal.max(), refusal.place()), (7, Some(3)));
-        let told = json!({
+        let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
@@ -352,17 +280,17 @@ mod tests {
             "waited": 1.5,
             "retry_after": 1,
         });
-        assert_eq!(problem(&refusal), told);
+        assert_eq!(problem(&refusal), expected);
     }
 
     #[test]
-    fn a_used_up_rate_is_told_exactly() {
+    fn the_retry_of_a_used_up_rate_is_exact() {
         let exact = Duration::from_micros(2_000_001);
         let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(exact));
         assert_eq!(refusal.kind(), RefusalKind::TooSoon);
         assert_eq!(refusal.retry_after(), exact);
         assert_eq!(seconds(&refusal), 3);
-        let told = json!({
+        let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
@@ -372,28 +300,28 @@ mod tests {
             "period": 90,
             "retry_after": 3,
         });
-        assert_eq!(problem(&refusal), told);
+        assert_eq!(problem(&refusal), expected);
     }
 
     #[test]
-    fn what_is_no_fault_of_a_limit_violates_none() {
+    fn a_refusal_without_a_limit_at_fault_violates_no_policy() {
         for kind in [AcquireErrorKind::Unavailable, AcquireErrorKind::ShutDown] {
-            let told = problem(&refusal(&CHAT, kind, None));
+            let problem = problem(&refusal(&CHAT, kind, None));
             let kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
-            assert_eq!(told["type"], kind);
-            assert_eq!(told["violated-policies"], json!([]));
-            assert_eq!(told.get("limit"), None);
+            assert_eq!(problem["type"], kind);
+            assert_eq!(problem["violated-policies"], json!([]));
+            assert_eq!(problem.get("limit"), None);
         }
     }
 
     #[test]
-    fn nobody_knows_is_one_second() {
-        for told in [None, Some(Duration::ZERO)] {
+    fn an_unknown_retry_is_one_second() {
+        for hint in [None, Some(Duration::ZERO)] {
             for (limit, kind) in [
                 (&CHAT, AcquireErrorKind::Full),
                 (&OPENS, AcquireErrorKind::TooSoon),
             ] {
-                let refusal = refusal(limit, kind, told);
+                let refusal = refusal(limit, kind, hint);
                 assert_eq!(refusal.retry_after(), RETRY_SOME_TIME);
                 assert_eq!(seconds(&refusal), 1);
             }
@@ -402,13 +330,11 @@ mod tests {
 
     #[test]
     fn a_retry_meets_no_other_limit_that_is_used_up() {
-        let told = Some(Duration::from_secs(2));
-        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, told);
+        let hint = Some(Duration::from_secs(2));
+        let refusal = refusal(&OPENS, AcquireErrorKind::TooSoon, hint);
         let other = Quota {
-            limit: CHAT,
-            max: 5,
-            remaining: 0,
             reset: Some(Duration::from_secs(9)),
+            ..CHAT.quota(5)
         };
         let refusal = refusal.with_quotas(vec![other]);
         assert_eq!(seconds(&refusal), 9);
@@ -423,9 +349,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_retry_is_never_too_early(told: Duration) {
-            let full = refusal(&CHAT, AcquireErrorKind::Full, Some(told));
-            let too_soon = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(told));
+        fn a_retry_is_never_too_early(hint: Duration) {
+            let full = refusal(&CHAT, AcquireErrorKind::Full, Some(hint));
+            let too_soon = refusal(&OPENS, AcquireErrorKind::TooSoon, Some(hint));
             for refusal in [&full, &too_soon] {
                 prop_assert!(seconds(refusal) >= 1);
                 prop_assert_eq!(problem(refusal)["retry_after"].as_u64(), Some(seconds(refusal)));
@@ -435,7 +361,7 @@ mod tests {
                 let (_, t) = field.split_once("r=0;t=").unwrap();
                 prop_assert!(seconds(refusal) >= t.parse::<u64>().unwrap());
             }
-            let estimate = told.min(HOUR);
+            let estimate = hint.min(HOUR);
             prop_assert!(full.retry_after() >= estimate.min(RETRY_SOME_TIME));
             prop_assert!(full.retry_after() <= (estimate * 5 / 4).max(RETRY_SOME_TIME));
         }
@@ -443,10 +369,10 @@ mod tests {
         #[test]
         fn a_grpc_client_reads_any_name_and_time(
             name in "\\PC{1,32}|[\\x00-\\x7f]{1,128}",
-            told: Duration,
+            hint: Duration,
         ) {
             let limit = Limit::try_rate(name.clone(), 60, HOUR).unwrap();
-            let refusal = refusal(&limit, AcquireErrorKind::TooSoon, Some(told));
+            let refusal = refusal(&limit, AcquireErrorKind::TooSoon, Some(hint));
             let head = refusal.to_grpc_response().headers().clone();
             let status = Status::from_header_map(&head).unwrap();
             prop_assert_eq!(status.code(), Code::ResourceExhausted);

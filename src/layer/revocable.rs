@@ -1,4 +1,4 @@
-//! Drops the service's future or body when its slot ends, even if nobody polls the response.
+//! Drops the service's future or body when its slot ends, even if no task polls the response.
 //!
 //! hyper polls a response only while it can send: not at an HTTP/2 window of zero, nor with a full socket, and waking
 //! the connection does not change that. A future in a `FuturesUnordered` or behind a `select!` may not be polled for
@@ -23,14 +23,13 @@
 //!
 //! # Why no end is missed
 //!
-//! Whoever looks for the end takes it out of the cell, so that only one does at a time, and polls it without the lock. A
-//! wake-up sets `woken` before its task looks: if that finds nothing because another one is looking, this one sees `woken`
-//! when it has put the end back, and looks again. The lock orders the two: the flag was set before the task looked, which
-//! was before the end was put back. All else is behind the lock. (`loom` checks it, with the work taken out and put back
-//! by its owner.)
+//! A task that looks for the end takes it out of the cell, so that only one looks at a time, and polls it without the lock.
+//! A wake-up sets `woken` before its task looks: if that task finds nothing because another one is looking, the other one
+//! sees `woken` when it has put the end back, and looks once more. The lock orders the two: the flag was set before the
+//! task looked, which was before the end was put back. All else is behind the lock. (`loom` checks it, with the work taken
+//! out and put back by its owner.)
 
 use std::{
-    future::Future,
     pin::Pin,
     sync::{Arc, PoisonError},
     task::{Context, Poll, Wake, Waker},
@@ -38,7 +37,7 @@ use std::{
 
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{gate::Gate, guard::Tie};
+use super::guard::{Ended, Terms, Tie};
 use crate::{
     error::LostErrorKind,
     permit::Share,
@@ -53,17 +52,17 @@ pub(super) struct Revocable<T> {
 }
 
 struct Cell<T> {
-    gate: Arc<Gate>,
+    terms: Arc<Terms>,
     /// Of the request.
     runtime: Option<Handle>,
     /// The task that polled the work last.
     reader: AtomicWaker,
     /// Since `ended` was last polled.
     woken: AtomicBool,
-    state: Mutex<State<T>>,
+    state: Mutex<CellState<T>>,
 }
 
-enum State<T> {
+enum CellState<T> {
     Live {
         /// `None` while it is polled.
         held: Option<Held<T>>,
@@ -76,7 +75,7 @@ enum State<T> {
     Closed,
 }
 
-type Live<T> = (Option<Held<T>>, Option<Ended>);
+type LiveWork<T> = (Option<Held<T>>, Option<Ended>);
 
 /// Dropped in this order: the slot is given back when the work has ended.
 struct Held<T> {
@@ -84,23 +83,24 @@ struct Held<T> {
     share: Share,
 }
 
-/// Completes when the slot is over for a reason that ends the response.
-pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
-
 impl<T: Send + 'static> Revocable<T> {
     /// Its slot is watched from the first poll that has to wait, or from [`watch`](Self::watch) on.
     pub(super) fn new(work: T, tie: Tie) -> Self {
-        let Tie { share, gate, ended } = tie;
+        let Tie {
+            share,
+            terms,
+            ended,
+        } = tie;
         let ended = ended.unwrap_or_else(|| {
-            let (share, gate) = (share.clone(), gate.clone());
-            Box::pin(async move { share.ended(|kind| gate.ends(kind)).await })
+            let (share, terms) = (share.clone(), terms.clone());
+            Box::pin(async move { share.ended(|kind| terms.ends(kind)).await })
         });
         let cell = Arc::new(Cell {
-            gate,
+            terms,
             runtime: Handle::try_current().ok(),
             reader: AtomicWaker::new(),
             woken: AtomicBool::new(false),
-            state: Mutex::new(State::Live {
+            state: Mutex::new(CellState::Live {
                 held: Some(Held {
                     work: Box::pin(work),
                     share,
@@ -116,7 +116,7 @@ impl<T: Send + 'static> Revocable<T> {
 }
 
 impl<T> Revocable<T> {
-    /// Has the work dropped when its slot ends, though nobody polls it.
+    /// Has the work dropped when its slot ends, though no task polls it.
     pub(super) fn watch(&self) {
         self.cell.look(&self.waker);
     }
@@ -128,7 +128,7 @@ impl<T> Revocable<T> {
         poll: impl FnOnce(Pin<&mut T>, &mut Context<'_>) -> Poll<R>,
     ) -> Poll<Result<R, LostErrorKind>> {
         self.cell.reader.register(cx.waker());
-        let idles = self.cell.gate.bounds.idle.is_some();
+        let idles = self.cell.terms.bounds.idle.is_some();
         let polled = self.cell.lend(|Held { work, share }| {
             if idles {
                 share.set_unread(None);
@@ -173,16 +173,19 @@ impl<T> Revocable<T> {
             self.cell.revoke(kind);
             return Err(kind);
         }
-        let live = self.cell.leave(State::Closed);
+        let live = self.cell.leave(CellState::Closed);
         let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
         let Held { share, .. } = held.expect("not used after a panic");
-        let gate = self.cell.gate.clone();
-        Ok(Tie { share, gate, ended })
+        Ok(Tie {
+            share,
+            terms: self.cell.terms.clone(),
+            ended,
+        })
     }
 
-    /// Whoever else holds the slot has no response that could lie unread.
+    /// Closes the cell. A [`Hold`](super::Hold) that keeps the slot has no response that could lie unread.
     fn close(&self) -> Option<(Held<T>, Option<Ended>)> {
-        let (held, ended) = self.cell.leave(State::Closed).ok()?;
+        let (held, ended) = self.cell.leave(CellState::Closed).ok()?;
         let held = held?;
         held.share.set_unread(None);
         Some((held, ended))
@@ -199,12 +202,12 @@ impl<T> Cell<T> {
     /// Lends the work, without the lock. If it is revoked meanwhile, it is dropped here.
     fn lend<R>(&self, lend: impl FnOnce(&mut Held<T>) -> R) -> Result<R, LostErrorKind> {
         let mut lent = match &mut *self.lock() {
-            State::Live { held, .. } => held.take().expect("not used after a panic"),
-            State::Revoked(kind) => return Err(*kind),
-            State::Closed => unreachable!("its owner is here"),
+            CellState::Live { held, .. } => held.take().expect("not used after a panic"),
+            CellState::Revoked(kind) => return Err(*kind),
+            CellState::Closed => unreachable!("its owner is here"),
         };
         let result = lend(&mut lent);
-        if let State::Live { held, .. } = &mut *self.lock() {
+        if let CellState::Live { held, .. } = &mut *self.lock() {
             *held = Some(lent);
         }
         Ok(result)
@@ -213,20 +216,20 @@ impl<T> Cell<T> {
     /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this
     /// process ran for a while.
     fn over(&self, share: &Share) -> Option<LostErrorKind> {
-        share.over().filter(|kind| self.gate.ends(*kind))
+        share.over().filter(|kind| self.terms.ends(*kind))
     }
 
     /// Revokes the work if its slot is over, or else has `waker` woken when it may be.
     fn look(&self, waker: &Waker) {
         while let Some(mut ended) = self.take_ended() {
-            // What was done before it was woken is to be seen.
+            // Acquire: whatever happened before the wake-up must be visible to this poll.
             self.woken.swap(false, Ordering::AcqRel);
             if let Poll::Ready(kind) = ended.as_mut().poll(&mut Context::from_waker(waker)) {
                 drop(ended);
                 return self.revoke(kind);
             }
             self.put_back(ended);
-            // Whoever came while it was out has found nothing.
+            // A task that looked while it was out has found nothing.
             if !self.woken.load(Ordering::Acquire) {
                 return;
             }
@@ -235,26 +238,26 @@ impl<T> Cell<T> {
 
     fn take_ended(&self) -> Option<Ended> {
         match &mut *self.lock() {
-            State::Live { ended, .. } => ended.take(),
-            State::Revoked(_) | State::Closed => None,
+            CellState::Live { ended, .. } => ended.take(),
+            CellState::Revoked(_) | CellState::Closed => None,
         }
     }
 
     fn put_back(&self, polled: Ended) {
-        if let State::Live { ended, .. } = &mut *self.lock() {
+        if let CellState::Live { ended, .. } = &mut *self.lock() {
             *ended = Some(polled);
         }
     }
 
     /// Drops the work and then the slot, unless the work is being polled.
     fn revoke(&self, kind: LostErrorKind) {
-        let Ok((held, ended)) = self.leave(State::Revoked(kind)) else {
+        let Ok((held, ended)) = self.leave(CellState::Revoked(kind)) else {
             return;
         };
         drop(ended);
-        let limit = self.gate.first_scope().limit().name();
+        let limit = &*self.terms.limit_name;
         tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
-        if let Some(meter) = &self.gate.meter {
+        if let Some(meter) = &self.terms.meter {
             meter.aborted(kind);
         }
         // First, for the drop may panic or block.
@@ -263,20 +266,20 @@ impl<T> Cell<T> {
     }
 
     /// What was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
-    fn leave(&self, next: State<T>) -> Result<Live<T>, Option<LostErrorKind>> {
+    fn leave(&self, next: CellState<T>) -> Result<LiveWork<T>, Option<LostErrorKind>> {
         let mut state = self.lock();
         match &mut *state {
-            State::Live { held, ended } => {
+            CellState::Live { held, ended } => {
                 let live = (held.take(), ended.take());
                 *state = next;
                 Ok(live)
             }
-            State::Revoked(kind) => Err(Some(*kind)),
-            State::Closed => Err(None),
+            CellState::Revoked(kind) => Err(Some(*kind)),
+            CellState::Closed => Err(None),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, CellState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -304,14 +307,9 @@ mod tests {
     use tokio_test::task;
 
     use super::*;
-    use crate::{
-        key::Key,
-        layer::{LimitLayer, OnLost, gates::Gates},
-        limit::Limit,
-        limiter::Limiter,
-    };
+    use crate::{keeper::Bounds, key::Key, layer::OnLost, limit::Limit, limiter::Limiter};
 
-    /// Of a slot that is over when this says so.
+    /// Work whose slot is over when `ended` completes.
     pub(super) fn revocable<T: Send + 'static>(
         work: T,
         mut ended: impl FnMut(&mut Context<'_>) -> Poll<LostErrorKind> + Send + 'static,
@@ -320,20 +318,22 @@ mod tests {
         let limiter = Limiter::in_memory();
         let acquired = limiter.semaphore(&LIMIT, Key::SHARED).acquire();
         let permit = acquired.now_or_never().expect("free").expect("free");
-        let LimitLayer { gates } = limiter.layer(LIMIT).on_lost(OnLost::Abort);
-        let Gates::One(gate) = gates else {
-            unreachable!("it is not routed");
+        let terms = Terms {
+            on_lost: OnLost::Abort,
+            bounds: Bounds::default(),
+            limit_name: LIMIT.name().to_owned(),
+            meter: None,
         };
         let ended = poll_fn(move |cx| ended(cx));
         let tie = Tie {
             share: permit.into_share().0,
-            gate,
+            terms: Arc::new(terms),
             ended: Some(Box::pin(ended)),
         };
         Revocable::new(work, tie)
     }
 
-    /// There is no runtime that would look again.
+    /// There is no runtime that would look once more.
     #[test]
     fn an_end_that_comes_while_it_is_looked_for_is_seen() {
         let mut looks = 0;

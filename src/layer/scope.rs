@@ -1,11 +1,13 @@
 //! A scope: a limit, and where the key of a request comes from.
+//!
+//! Tests: `tests/layer/scopes.rs`.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderName, request::Parts};
 
-use super::values::{Value, Values};
+use super::values::{Lookup, Values};
 use crate::{error::ConfigError, keeper::Leg, key::Key, limit::Limit};
 
 /// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
@@ -34,12 +36,6 @@ enum Keys {
 
 type Find<K> = dyn Fn(&Parts) -> K + Send + Sync;
 type KeyFuture = BoxFuture<'static, Option<Key>>;
-
-/// What a request wants of a scope's limit, or the way to it. `None`: it is not limited.
-pub(super) enum Found {
-    Now(Option<Leg>),
-    Later(BoxFuture<'static, Option<Leg>>),
-}
 
 impl Limit {
     /// Counts each value of a request header by itself, such as an API key.
@@ -259,8 +255,8 @@ impl Scope {
         matches!(self.keys, Keys::Shared)
     }
 
-    /// What a request wants of this limit, which has this number.
-    pub(super) fn find(&self, number: usize, head: &Parts) -> Found {
+    /// What a request asks of this limit, which has this number. `None`: it is not limited.
+    pub(super) fn find(&self, number: usize, head: &Parts) -> Lookup<Leg> {
         let leg = Leg {
             limit: number,
             key: Key::SHARED,
@@ -280,29 +276,29 @@ impl Scope {
             Keys::Async(find) => return self.find_later(find(head), leg, head),
         };
         let Some(key) = key else {
-            return Found::Now(None);
+            return Lookup::Now(None);
         };
         match self.values.find(Some(head), &key) {
-            Value::Now(max) => Found::Now(Some(Leg { key, max, ..leg })),
-            Value::Later(max) => {
-                Found::Later(max.map(move |max| Some(Leg { key, max, ..leg })).boxed())
+            Lookup::Now(max) => Lookup::Now(Some(Leg { key, max, ..leg })),
+            Lookup::Later(max) => {
+                Lookup::Later(max.map(move |max| Some(Leg { key, max, ..leg })).boxed())
             }
         }
     }
 
     /// The head is gone when the key is there, unless a value has to be found in it.
-    fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts) -> Found {
+    fn find_later(&self, key: KeyFuture, leg: Leg, head: &Parts) -> Lookup<Leg> {
         let values = self.values.clone();
         let head = values.needs_head().then(|| head.clone());
         let find = async move {
             let key = key.await?;
             let max = match values.find(head.as_ref(), &key) {
-                Value::Now(max) => max,
-                Value::Later(max) => max.await,
+                Lookup::Now(max) => max,
+                Lookup::Later(max) => max.await,
             };
             Some(Leg { key, max, ..leg })
         };
-        Found::Later(find.boxed())
+        Lookup::Later(find.boxed())
     }
 }
 

@@ -1,4 +1,6 @@
 //! The service: one that is called once the request has its slot.
+//!
+//! Tests: `tests/layer/transparency.rs`.
 
 use std::{
     mem,

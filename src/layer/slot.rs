@@ -1,4 +1,6 @@
 //! The slot of a request, as its handler sees it.
+//!
+//! Tests: `tests/layer/slots.rs`.
 
 use std::{fmt, future::pending, iter, sync::Arc};
 

@@ -1,4 +1,6 @@
 //! Values of a limit for single keys: from a table, a closure, or a lookup whose answers are kept for a while.
+//!
+//! Tests: `tests/layer/values.rs`, `corners.rs`.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -26,10 +28,10 @@ enum Rule {
 
 type ByHead = dyn Fn(&Parts, &Key) -> Option<u32> + Send + Sync;
 
-/// A key's own value, or the way to it.
-pub(super) enum Value {
-    Now(Option<u32>),
-    Later(BoxFuture<'static, Option<u32>>),
+/// What was looked up, or its future.
+pub(super) enum Lookup<T> {
+    Now(Option<T>),
+    Later(BoxFuture<'static, Option<T>>),
 }
 
 impl Values {
@@ -70,13 +72,13 @@ impl Values {
         matches!(self.rule, Rule::Head(_))
     }
 
-    pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Value {
+    pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<u32> {
         let listed = self.table.as_ref().and_then(|table| table.get(key));
         match (&self.rule, listed, head) {
-            (_, Some(value), _) => Value::Now(Some(*value)),
-            (Rule::Head(find), None, Some(head)) => Value::Now(find(head, key)),
-            (Rule::Async(find), None, _) => Value::Later(find(key.clone())),
-            _ => Value::Now(None),
+            (_, Some(value), _) => Lookup::Now(Some(*value)),
+            (Rule::Head(find), None, Some(head)) => Lookup::Now(find(head, key)),
+            (Rule::Async(find), None, _) => Lookup::Later(find(key.clone())),
+            _ => Lookup::Now(None),
         }
     }
 }
@@ -101,7 +103,7 @@ where
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
                 let value = find(&key).await;
-                // If somebody was quicker the answer is as good.
+                // It fails if another answer is there already, which is as good.
                 let _ = guard.insert((value, Instant::now()));
                 return value;
             }

@@ -20,7 +20,7 @@
 use std::{cmp::min, time::Duration};
 
 use super::Charged;
-use crate::limit::{MAX_LIMIT, MAX_WAIT};
+use crate::ranges::{MAX_LIMIT, MAX_WAIT};
 
 /// The largest product of two numbers that the script's floating point numbers hold exactly, and some to spare.
 const MAX_EXACT: u64 = 1 << 52;

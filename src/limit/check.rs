@@ -1,22 +1,27 @@
-//! What a limit may not say: by itself, beside another of its name, and beside others in a policy.
+//! Checks of a limit: by itself, beside another of its name, and beside others in a policy.
+//!
+//! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
 use std::collections::BTreeSet;
 
-use super::{Limit, MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, OnUnavailable};
-use crate::error::{ConfigError, ConfigErrorKind};
+use super::{kinds::OnUnavailable, limit::Limit};
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    ranges::{MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
+};
 
 impl Limit {
     /// Checks what the `const` setters could not refuse.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let name = &self.name;
         if self.wait > MAX_WAIT {
-            return Err(value_error(format!(
+            return Err(ConfigError::value(format!(
                 "limit `{name}` waits {:?}: at most {MAX_WAIT:?}",
                 self.wait
             )));
         }
         if self.max_waiters > MAX_WAITERS {
-            return Err(value_error(format!(
+            return Err(ConfigError::value(format!(
                 "limit `{name}` has {} waiters: at most {MAX_WAITERS}",
                 self.max_waiters
             )));
@@ -24,13 +29,13 @@ impl Limit {
         if let Some(rate) = self.to_rate(self.max)
             && !rate.is_exact()
         {
-            return Err(value_error(format!(
+            return Err(ConfigError::value(format!(
                 "rate `{name}` has a burst of {}: it must be 1 to {MAX_LIMIT}, and less than that with a long period",
                 rate.burst
             )));
         }
         match self.on_unavailable {
-            OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(value_error(format!(
+            OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
                 "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
             ))),
             _ => Ok(()),
@@ -41,7 +46,7 @@ impl Limit {
     pub(crate) fn check_value(&self, value: u32) -> Result<(), ConfigError> {
         let name = &self.name;
         let (least, fits) = match self.to_rate(value) {
-            // Nobody gets a slot with a value of 0. Of a rate there is no such value.
+            // A value of 0 refuses a key always. A rate has no such value.
             None => (0, true),
             Some(rate) => (1, rate.is_exact()),
         };
@@ -52,7 +57,7 @@ impl Limit {
             0 => "",
             _ => ", and less than that with a long period",
         };
-        Err(value_error(format!(
+        Err(ConfigError::value(format!(
             "a key of limit `{name}` has a value of {value}: it must be {least} to {MAX_LIMIT}{less}"
         )))
     }
@@ -71,7 +76,7 @@ impl Limit {
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 
-    /// Whether both say the same of their ledgers; how long one use of a limit waits is its own affair.
+    /// Whether both have the same ledgers. The wait may differ between uses of a limit.
     pub(crate) fn agrees_with(&self, other: &Limit) -> bool {
         let ledger = |limit: &Limit| {
             (
@@ -95,17 +100,16 @@ pub(crate) fn check_together<'a>(
     let mut names = BTreeSet::new();
     for limit in limits {
         if !names.insert(limit.name()) {
-            return Err(value_error(format!("limit `{}` comes twice", limit.name())));
+            return Err(ConfigError::value(format!(
+                "limit `{}` comes twice",
+                limit.name()
+            )));
         }
     }
     match names.len() {
         1..=MAX_SCOPES => Ok(()),
-        count => Err(value_error(format!(
+        count => Err(ConfigError::value(format!(
             "a request is under 1 to {MAX_SCOPES} limits, not {count}"
         ))),
     }
-}
-
-pub(super) fn value_error(message: String) -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Value, message)
 }

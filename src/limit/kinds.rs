@@ -1,4 +1,4 @@
-//! What a limit may be told: how wide it is, whether it is enforced, and what to do without a store.
+//! Choices of a limit: how wide it is, whether it is enforced, and what it does without a store.
 
 /// How many callers share one key of a limit.
 ///

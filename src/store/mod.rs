@@ -19,7 +19,7 @@ use futures_util::future::BoxFuture;
 
 use crate::ledger::{Exchange, LedgerError, Reply, Wake};
 
-/// Opens sessions, and keeps what outlives them: what one session learned of the servers, the next one knows.
+/// Opens sessions, and keeps for the next one what a session has learned of the servers.
 pub(crate) trait Store: Send + Sync + 'static {
     /// A session that has not connected yet.
     fn open(&self) -> Box<dyn Session>;
@@ -28,7 +28,7 @@ pub(crate) trait Store: Send + Sync + 'static {
 /// The connections of one driver.
 ///
 /// They are made on the runtime that polls the session and its exchanges, and end when both are dropped: no connection
-/// outlives its reactor, and none is left to a reactor that nobody drives.
+/// outlives its reactor, and none is left to a reactor that no thread drives.
 pub(crate) trait Session: Send + 'static {
     /// Connects if need be and runs one exchange. Exchanges are sent in the order in which these futures are first
     /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
@@ -51,7 +51,7 @@ pub(crate) enum Event {
     /// A new connection is there, and its subscription to wake-ups is confirmed if it has one; earlier wake-ups may be
     /// lost.
     Connected,
-    /// A connection has ended: from now on wake-ups are lost. What is under way on it fails by itself.
+    /// A connection has ended: from now on wake-ups are lost. Its exchanges in flight fail by themselves.
     Disconnected,
     /// Waiters of this replica were promoted by another one's exchange.
     Wake(Wake),
@@ -63,16 +63,16 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     pub(crate) kind: StoreErrorKind,
-    /// In words of ours: without passwords, keys, or anything else that a server said.
+    /// In our own words: without passwords, keys, or any other text of a server.
     pub(crate) message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreErrorKind {
-    /// Down, slow, full, loading, failing over: it may get well by itself, and the limit's policy applies.
+    /// Down, slow, full, loading, failing over: it may recover by itself, and the limit's policy applies.
     Outage,
-    /// The store refuses the name or password. Like what follows it stays until somebody mends it, and it never
-    /// opens the gate.
+    /// The store refuses the name or password. Like the kinds that follow it stays until an operator mends it, and it
+    /// never opens the gate.
     Credentials,
     /// The store does not permit a command, key or channel.
     Permission,

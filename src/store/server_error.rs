@@ -1,15 +1,15 @@
-//! What an error of a Redis server means, and the words in which it is told.
+//! What an error of a Redis server means, in words of our own.
 //!
 //! A server may quote what it was sent, and it was sent a user's name and a password. An unknown command is repeated with
 //! its arguments; a proxy may repeat anything, at any later time, in a form of its own. So no word of a server is passed
-//! on: its error is recognized, and told in words of ours. All texts that can come of it are in this file.
+//! on: its error is recognized, and replaced by words of ours. All texts that can come of it are in this file.
 
 use super::{
     StoreError,
     StoreErrorKind::{self, Credentials, Misconfigured, Outage, Permission},
 };
 
-/// Errors that are known by their code, the first word: the kind, and what is said after the code.
+/// Errors that are known by their code, the first word: the kind, and our text after the code.
 const CODES: &[(&str, StoreErrorKind, &str)] = &[
     ("ASK", Misconfigured, IN_A_CLUSTER),
     ("BUSY", Outage, "the server is busy with a script"),
@@ -72,8 +72,8 @@ const CODES: &[(&str, StoreErrorKind, &str)] = &[
 const IN_A_CLUSTER: &str =
     "the server is a node of a cluster: the URL of one begins with `redis+cluster://`";
 
-/// Errors without a code of their own: words that they have, and what is said of them after `ERR`. None is an outage,
-/// which could open the gate: a server may have been told these words by us.
+/// Errors without a code of their own: words that they have, and our text after `ERR`. None is an outage, which could
+/// open the gate: the server may be repeating words that we sent.
 const PHRASES: &[(&str, &str)] = &[
     (
         "DB index is out of range",
@@ -132,7 +132,7 @@ const COMMANDS: &[&str] = &[
 impl StoreError {
     /// Reads the words of a Redis server. What is not known is no outage: that would open the gate.
     ///
-    /// The message is read as the same error again.
+    /// Idempotent: the message reads as the same error.
     pub(crate) fn of_server(words: &str) -> Self {
         let (kind, message) = read(words);
         Self { kind, message }
@@ -255,8 +255,8 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_needs_is_told() {
-        for (words, kind, told) in [
+    fn the_message_has_what_an_operator_needs() {
+        for (words, kind, text) in [
             (
                 "NOAUTH Authentication required.",
                 Credentials,
@@ -355,7 +355,7 @@ mod tests {
             let error = StoreError::of_server(words);
             assert_eq!(
                 (error.kind, error.message.as_str()),
-                (kind, told),
+                (kind, text),
                 "{words}"
             );
         }
@@ -415,7 +415,7 @@ mod tests {
             .prop_map(|(pieces, between)| pieces.join(between))
     }
 
-    /// All that is ever told.
+    /// All texts that can come of an error.
     fn all_messages() -> BTreeSet<String> {
         let codes = CODES
             .iter()
@@ -447,8 +447,8 @@ mod tests {
         fn no_word_of_a_server_is_passed_on(words in words()) {
             let error = StoreError::of_server(&words);
             prop_assert!(all_messages().contains(&error.message), "{}", error.message);
-            let again = StoreError::of_server(&error.message);
-            prop_assert_eq!((again.kind, again.message), (error.kind, error.message));
+            let second = StoreError::of_server(&error.message);
+            prop_assert_eq!((second.kind, second.message), (error.kind, error.message));
         }
     }
 }

@@ -3,7 +3,7 @@
 pub(crate) use metrics::{Counter, Gauge, Histogram};
 use metrics::{Label, Unit};
 
-use super::{Kind, Metric};
+use super::catalog::{Kind, Metric};
 
 pub(super) fn describe(metric: &Metric) {
     let Metric { name, kind, help } = *metric;

@@ -1,4 +1,4 @@
-//! The history of what a process and its store have told each other, for checking the guarantees afterwards.
+//! The history of the messages between a process and its store, for checking the guarantees afterwards.
 //!
 //! These are TRACE events of the target `tower_turnstile::history`, with one field `event`: an object in JSON, one
 //! for each exchange sent, answered or failed, each wake-up, and each permit that is held, taken, given back or lost.
@@ -7,12 +7,14 @@
 //!
 //! Local times are microseconds of the monotonic clock since the limiter was made. A process's own are in order; how
 //! they relate to the store's is learned from the exchanges: the store ran each between its sending and its answer.
-//! One is told of before it is sent, and a permit before its owner has it.
+//! An exchange is recorded before it is sent, and a permit before its owner has it.
 //!
 //! An event is made while the keeper's lock is held, and written when it is free, by the same thread. So events of
 //! several threads may change places, and a process that is killed may leave gaps: `order` numbers those of a replica as
-//! they happened. Whether anybody listens is asked by the driver before
-//! each step. If nobody does, nothing is written or allocated.
+//! they happened. The driver asks before each step whether a subscriber listens. Without one, nothing is written or
+//! allocated.
+//!
+//! Tests: `tests/history/`.
 
 use std::{
     cell::Cell,
@@ -28,7 +30,7 @@ use crate::ledger::{
 
 const TARGET: &str = "tower_turnstile::history";
 
-/// Makes the events of one keeper; `None` if nobody listens.
+/// Makes the events of one keeper; `None` if no subscriber listens.
 #[derive(Debug)]
 pub(crate) struct History {
     on: bool,
@@ -48,7 +50,7 @@ impl History {
         }
     }
 
-    /// Whether anybody listens. This asks the subscriber.
+    /// Whether a subscriber listens. This asks it.
     pub(crate) fn is_wanted() -> bool {
         tracing::event_enabled!(target: TARGET, Level::TRACE)
     }
@@ -94,7 +96,7 @@ impl History {
         })
     }
 
-    /// A permit counts as held until `until` by the local clock, since the store said `until_ms`.
+    /// A permit counts as held until `until` by the local clock, and until `until_ms` by the store's.
     pub(crate) fn held(
         &self,
         key: &str,
@@ -112,12 +114,12 @@ impl History {
         })
     }
 
-    /// A permit was admitted without the store's word.
+    /// A permit was admitted without the store.
     pub(crate) fn admitted(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
         self.permit_event("admitted", key, seq, now)
     }
 
-    /// A permit is handed to whoever asked for it.
+    /// A permit is handed to its owner.
     pub(crate) fn taken(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
         self.permit_event("taken", key, seq, now)
     }
@@ -126,7 +128,7 @@ impl History {
         self.permit_event("lost", key, seq, now)
     }
 
-    /// Nobody wants a permit any more, whether it was held or not.
+    /// A permit is no longer wanted, whether it was held or not.
     pub(crate) fn given_up(&self, key: &str, seq: Seq, now: Instant) -> Option<String> {
         self.permit_event("given_up", key, seq, now)
     }

@@ -1,23 +1,28 @@
 //! What is measured of a limit.
+//!
+//! Tests: `tests.rs`, `tests/metrics.rs`.
 
 use std::time::Duration;
 
-use super::facade::{self, Counter, Gauge, Histogram};
+use super::{
+    catalog,
+    facade::{self, Counter, Gauge, Histogram},
+};
 use crate::error::{AcquireErrorKind, LostErrorKind};
 
-/// Something that is measured of a limit. Recorders are foreign code, so that the keeper only notes it.
+/// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measure {
-    /// So many more permits are held, or fewer.
+    /// Change of the number of held permits.
     Held(f64),
-    /// So many more requests wait, or fewer.
+    /// Change of the number of waiting requests.
     Waiting(f64),
     /// A request got its permit after this wait.
     Admitted(Duration),
     Refused(AcquireErrorKind),
     /// A request would have been refused, if the limit were enforced.
     RefusedInShadow(AcquireErrorKind),
-    /// A permit was held for so long.
+    /// Time for which a permit was held.
     Hold(Duration),
     Lost,
     Adopted(u64),
@@ -60,8 +65,8 @@ impl LimitMeter {
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let labels = [("namespace", namespace), ("limit", limit)];
         let with = |label, value| [labels[0], labels[1], (label, value)];
-        let expired = |bound| facade::counter(super::EXPIRED, &with("bound", bound));
-        let aborted = |reason| facade::counter(super::ABORTED, &with("reason", reason));
+        let expired = |bound| facade::counter(catalog::EXPIRED, &with("bound", bound));
+        let aborted = |reason| facade::counter(catalog::ABORTED, &with("reason", reason));
         let refusals = |name| {
             let refused = |reason| facade::counter(name, &with("reason", reason));
             Refusals {
@@ -76,15 +81,15 @@ impl LimitMeter {
             }
         };
         Self {
-            held: facade::gauge(super::HELD, &labels),
-            waiting: facade::gauge(super::WAITING, &labels),
-            admitted: facade::counter(super::ADMITTED, &labels),
-            wait: facade::histogram(super::WAIT, &labels),
-            hold: facade::histogram(super::HOLD, &labels),
-            lost: facade::counter(super::LOST, &labels),
-            adopted: facade::counter(super::ADOPTED, &labels),
-            refusals: refusals(super::REFUSALS),
-            shadow_refusals: refusals(super::SHADOW_REFUSALS),
+            held: facade::gauge(catalog::HELD, &labels),
+            waiting: facade::gauge(catalog::WAITING, &labels),
+            admitted: facade::counter(catalog::ADMITTED, &labels),
+            wait: facade::histogram(catalog::WAIT, &labels),
+            hold: facade::histogram(catalog::HOLD, &labels),
+            lost: facade::counter(catalog::LOST, &labels),
+            adopted: facade::counter(catalog::ADOPTED, &labels),
+            refusals: refusals(catalog::REFUSALS),
+            shadow_refusals: refusals(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired("max_hold"),
             expired_idle: expired("idle"),
             aborted_lost: aborted("lost"),

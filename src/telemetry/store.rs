@@ -1,8 +1,13 @@
 //! What is measured of the store.
+//!
+//! Tests: `tests.rs`, `tests/metrics.rs`.
 
 use std::time::Duration;
 
-use super::facade::{self, Counter, Gauge, Histogram};
+use super::{
+    catalog,
+    facade::{self, Counter, Gauge, Histogram},
+};
 use crate::store::StoreError;
 
 /// Whether the store answers, as it has just turned out.
@@ -38,12 +43,12 @@ impl StoreMeter {
     pub(crate) fn new(namespace: &str, share: Option<f64>) -> Self {
         let labels = [("namespace", namespace)];
         let with = |label, value| [labels[0], (label, value)];
-        let outcome = |outcome| facade::counter(super::EXCHANGES, &with("outcome", outcome));
-        let opened = |cause| facade::counter(super::BREAKER_OPENED, &with("cause", cause));
+        let outcome = |outcome| facade::counter(catalog::EXCHANGES, &with("outcome", outcome));
+        let opened = |cause| facade::counter(catalog::BREAKER_OPENED, &with("cause", cause));
         let store = Self {
-            up: facade::gauge(super::STORE_UP, &labels),
+            up: facade::gauge(catalog::STORE_UP, &labels),
             share,
-            seconds: facade::histogram(super::EXCHANGE, &labels),
+            seconds: facade::histogram(catalog::EXCHANGE, &labels),
             answered: outcome("ok"),
             failed: outcome("failed"),
             refused: outcome("refused"),

@@ -1,16 +1,16 @@
-//! What a recorder is told.
+//! What a recorder receives.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use super::{LimitMeter, METRICS, Measure, StoreMeter, StoreState, describe};
+use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, describe};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     store::{StoreError, StoreErrorKind},
 };
 
-/// Handles that tell the snapshotter.
+/// Handles that record to the snapshotter.
 struct Meters {
     store: StoreMeter,
     chat: LimitMeter,
@@ -31,8 +31,8 @@ fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     (meters, snapshotter)
 }
 
-/// What is not zero, as `name{label=value}`; histograms by the number of their values. It is told once only.
-fn told(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+/// What is not zero, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
+fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let metric = |(key, _, _, value)| {
         let key: metrics_util::CompositeKey = key;
         let key = key.key();
@@ -52,11 +52,11 @@ fn told(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
 }
 
 #[track_caller]
-fn assert_told(snapshotter: &Snapshotter, expected: &[(&str, f64)]) {
+fn assert_recorded(snapshotter: &Snapshotter, expected: &[(&str, f64)]) {
     let expected = expected
         .iter()
         .map(|(name, value)| (name.to_string(), *value));
-    assert_eq!(told(snapshotter), expected.collect());
+    assert_eq!(recorded(snapshotter), expected.collect());
 }
 
 fn down(was_up: bool, refused: bool) -> StoreState {
@@ -88,7 +88,7 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         ("hold_seconds", 1.0),
     ];
     let named = named.map(|(name, value)| (format!("turnstile_{name}{chat}"), value));
-    assert_eq!(told(&snapshotter), BTreeMap::from(named));
+    assert_eq!(recorded(&snapshotter), BTreeMap::from(named));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn each_refusal_has_its_reason() {
         let labels = format!("{{namespace=shop,limit=chat,reason={reason}}}");
         let refused = format!("turnstile_refusals_total{labels}");
         let shadow = format!("turnstile_shadow_refusals_total{labels}");
-        assert_told(&snapshotter, &[(&refused, 1.0), (&shadow, 1.0)]);
+        assert_recorded(&snapshotter, &[(&refused, 1.0), (&shadow, 1.0)]);
     }
 }
 
@@ -127,11 +127,11 @@ fn each_end_has_its_reason() {
             format!("{expired}{reason}}}"),
             format!("{aborted}{reason}}}"),
         );
-        assert_told(&snapshotter, &[(&expired, 1.0), (&aborted, 1.0)]);
+        assert_recorded(&snapshotter, &[(&expired, 1.0), (&aborted, 1.0)]);
     }
     meters.chat.note(Measure::Expired(LostErrorKind::Lost));
     meters.chat.aborted(LostErrorKind::Lost);
-    assert_told(&snapshotter, &[(&format!("{aborted}lost}}"), 1.0)]);
+    assert_recorded(&snapshotter, &[(&format!("{aborted}lost}}"), 1.0)]);
 }
 
 #[test]
@@ -140,12 +140,12 @@ fn the_store_is_up_until_it_is_down() {
     let store = meters.store.clone();
     let up = "turnstile_store_up{namespace=shop}";
     let opened = |cause| format!("turnstile_breaker_opened_total{{namespace=shop,cause={cause}}}");
-    assert_told(&snapshotter, &[(up, 1.0)]);
+    assert_recorded(&snapshotter, &[(up, 1.0)]);
     for (refused, cause) in [(false, "outage"), (true, "refused")] {
         store.is(down(true, refused));
-        assert_told(&snapshotter, &[(&opened(cause), 1.0)]);
+        assert_recorded(&snapshotter, &[(&opened(cause), 1.0)]);
         store.is(StoreState::Up);
-        assert_told(&snapshotter, &[(up, 1.0)]);
+        assert_recorded(&snapshotter, &[(up, 1.0)]);
     }
 }
 
@@ -160,7 +160,7 @@ fn a_part_of_the_store_counts_for_its_share() {
     one.is(StoreState::Up);
     // The other one is still down.
     assert_eq!(
-        told(&snapshotter)["turnstile_store_up{namespace=shop}"],
+        recorded(&snapshotter)["turnstile_store_up{namespace=shop}"],
         0.75
     );
 }
@@ -172,7 +172,7 @@ fn each_exchange_has_its_outcome() {
         kind,
         message: "no".to_owned(),
     };
-    assert_told(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);
+    assert_recorded(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);
     for (outcome, expected) in [
         (Ok(()), "ok"),
         (Err((error(StoreErrorKind::Outage), true)), "timed_out"),
@@ -181,7 +181,7 @@ fn each_exchange_has_its_outcome() {
     ] {
         meters.store.exchanged(&outcome, Duration::from_millis(3));
         let expected = format!("turnstile_exchanges_total{{namespace=shop,outcome={expected}}}");
-        assert_told(
+        assert_recorded(
             &snapshotter,
             &[
                 (&expected, 1.0),
@@ -196,7 +196,7 @@ fn a_store_in_memory_is_not_measured() {
     let (meters, snapshotter) = meters(false, None);
     meters.store.is(StoreState::Up);
     meters.store.exchanged(&Ok(()), Duration::ZERO);
-    assert_told(&snapshotter, &[]);
+    assert_recorded(&snapshotter, &[]);
 }
 
 /// The docs have a row for each metric that is described, and each that is made is described.

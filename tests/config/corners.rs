@@ -111,7 +111,7 @@ fn an_encoded_pattern_is_a_fault() {
 }
 
 #[test]
-fn all_faults_of_a_limit_are_told() {
+fn all_faults_of_a_limit_are_reported() {
     let error =
         Config::from_toml("limits.a = { concurrent = 0, wait = '48h', max_waiters = 1000000000 }")
             .unwrap_err();
@@ -119,7 +119,7 @@ fn all_faults_of_a_limit_are_told() {
 }
 
 #[test]
-fn faults_are_told_where_they_are() {
+fn faults_are_reported_where_they_are() {
     let error = Config::from_toml(
         "limits.a = { rate = 5, per = '0s', burst = 3, overrides = { k = 3 }, key.header='x' }",
     )
@@ -130,7 +130,7 @@ fn faults_are_told_where_they_are() {
 }
 
 #[tokio::test]
-async fn a_change_that_fails_lets_nobody_in() {
+async fn a_change_that_fails_admits_no_request() {
     let text =
         "limits.a = { concurrent = 1, wait = '10s' }\nroutes = [{ match = ['/'], limits = ['a'] }]";
     let live = live(&config(text));
@@ -160,7 +160,7 @@ async fn a_limit_taken_before_a_reload_serves_after_it() {
 }
 
 #[test]
-fn nobody_is_in_two_plans_by_another_spelling() {
+fn no_caller_is_in_two_plans_by_another_spelling() {
     let text = "
         [plans.gold]
         keys = ['2001:db8::1']

@@ -1,4 +1,4 @@
-//! Values that are out of range or do not go together: all of them are told, each by its path.
+//! Values that are out of range or do not go together: all of them are reported, each by its path.
 
 use tower_turnstile::config::Config;
 
@@ -12,7 +12,7 @@ fn faults(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn all_faults_are_told_at_once() {
+fn all_faults_are_reported_at_once() {
     let faults = faults(
         "
         [store]
@@ -60,7 +60,7 @@ fn all_faults_are_told_at_once() {
 
 /// One fault each: the path, and words of the message.
 #[test]
-fn each_fault_is_told_by_its_path() {
+fn each_fault_is_reported_by_its_path() {
     let limit = |fields: &str| format!("[limits.a]\n{fields}");
     let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");
     for (text, path, words) in [
@@ -150,7 +150,7 @@ fn the_burst_of_a_rate_makes_its_value_possible() {
 }
 
 #[tokio::test]
-async fn a_store_that_cannot_be_connected_to_is_told_by_its_path() {
+async fn a_store_that_cannot_be_connected_to_is_reported_by_its_path() {
     let text = "unlimited = true\nstore.url.env = 'TURNSTILE_NOT_SET'";
     let config = Config::from_toml(text).unwrap();
     let error = config.store.connect().await.unwrap_err();

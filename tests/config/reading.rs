@@ -94,7 +94,7 @@ fn words_and_tables_read_alike() {
 
 /// TOML's own words, and the line.
 #[test]
-fn what_cannot_be_read_is_told_with_its_line() {
+fn unreadable_text_is_reported_with_its_line() {
     for (text, line, words) in [
         ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
         ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
@@ -209,7 +209,7 @@ fn columns_count_characters() {
 }
 
 #[test]
-fn secrets_are_not_told() {
+fn secrets_are_not_shown() {
     for text in [
         "store = 'redis://:s3cret@host'",
         "store.url.env = 'redis://:s3cret=@host'",

@@ -150,7 +150,7 @@ async fn a_limit_can_go_and_come_back_otherwise() {
 }
 
 #[tokio::test]
-async fn what_cannot_change_is_told_and_nothing_changes() {
+async fn a_forbidden_change_is_reported_and_nothing_changes() {
     let live = live(&of(1));
     let service = serving(&live);
     let _first = send(&service, get("/")).await;

@@ -264,7 +264,7 @@ async fn a_path_under_too_many_limits_is_refused() {
 }
 
 #[tokio::test]
-async fn a_path_that_nobody_can_read_is_refused() {
+async fn a_path_with_too_many_readings_is_refused() {
     let text = "
         limits.a.concurrent = 1
         routes = [{ match = ['/a'], limits = ['a'] }]
@@ -322,7 +322,7 @@ async fn a_route_has_its_own_bounds() {
 }
 
 #[tokio::test]
-async fn a_limit_in_shadow_refuses_nobody() {
+async fn a_limit_in_shadow_refuses_no_request() {
     let text = "
         limits = { a = { concurrent = 1, mode = 'shadow' }, b = { concurrent = 1, mode = 'off' } }
         routes = [{ match = ['/'], limits = ['a', 'b'] }]

@@ -1,4 +1,4 @@
-//! Clients told apart by their addresses: what proxies tell, and what callers would like to.
+//! Clients distinguished by their addresses: those that proxies forward, and those that callers forge.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -205,7 +205,7 @@ fn key(address: &ClientAddress, entry: &str) -> Key {
 }
 
 #[test]
-fn ipv6_clients_are_told_apart_by_their_network() {
+fn ipv6_clients_are_distinguished_by_their_network() {
     let default = ClientAddress::forwarded_for(1);
     let table: &[(ClientAddress, &str, &str, bool)] = &[
         (

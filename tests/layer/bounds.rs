@@ -239,7 +239,7 @@ fn holds()
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_is_told_to_a_hold() {
+async fn max_hold_ends_a_hold() {
     let limiter = Limiter::in_memory();
     let service = limiter.layer(ONE).max_hold(MAX).layer(holds());
     let (parts, body) = send(&service, get("/")).await.into_parts();

@@ -1,4 +1,4 @@
-//! What the layer tells an operator, and what it keeps to itself.
+//! What the layer logs, and what it must not log.
 
 use std::time::Duration;
 

@@ -348,7 +348,7 @@ async fn hold_keeps_all_slots() {
 }
 
 #[tokio::test]
-async fn slot_and_hold_are_told_of_the_loss_of_any() {
+async fn slot_and_hold_see_the_loss_of_any() {
     let limiter = Limiter::in_memory();
     let response = send(&limiter.layer(policy()).layer(shows_slot()), with_key("a")).await;
     let slot = response.extensions().get::<Slot>().unwrap().clone();

@@ -255,7 +255,7 @@ async fn request_whose_body_fails_is_refused() {
 }
 
 #[tokio::test]
-async fn client_that_asks_is_told_to_continue_only_if_it_waits() {
+async fn client_that_expects_100_continue_gets_it_only_if_it_waits() {
     let (limiter, permit, layer) = busy().await;
     let deaf =
         service_fn(|_: Request<_>| async move { Ok(Response::new(Full::<Bytes>::from("served"))) });

@@ -76,7 +76,7 @@ async fn shutdown_is_503_even_for_a_callers_own_limit() {
 }
 
 #[tokio::test]
-async fn shutdown_refuses_those_who_wait() {
+async fn shutdown_refuses_waiters() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let layer = limiter.layer(ONE.wait_up_to(SOON));
@@ -88,7 +88,7 @@ async fn shutdown_refuses_those_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_in_vain_is_told() {
+async fn a_timed_out_wait_is_reported() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let wait = Duration::from_millis(1_500);
@@ -104,7 +104,7 @@ async fn a_wait_in_vain_is_told() {
 }
 
 #[tokio::test]
-async fn a_full_line_is_told() {
+async fn a_full_line_is_reported() {
     let limiter = Limiter::in_memory();
     let short = Limit::concurrent("short", 1)
         .wait_up_to(SOON)

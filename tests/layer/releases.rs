@@ -38,7 +38,7 @@ async fn trailers_release_when_they_end_the_body() {
 }
 
 #[tokio::test]
-async fn last_frame_releases_when_it_is_told() {
+async fn last_frame_releases_when_it_is_announced() {
     let limiter = Limiter::in_memory();
     let service = limiter.layer(ONE).layer(serve(Full::from("all")));
     let mut body = send(&service, get("/")).await.into_body();

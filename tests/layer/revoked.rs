@@ -1,4 +1,4 @@
-//! Slots that end while nobody polls the response: the service's work ends with them.
+//! Slots that end while no task polls the response: the service's work ends with them.
 
 use std::{
     convert::Infallible,

@@ -90,7 +90,7 @@ async fn hold_outlives_a_release_at_the_head() {
 }
 
 #[tokio::test]
-async fn hold_is_told_of_a_loss() {
+async fn hold_sees_a_loss() {
     let limiter = Limiter::in_memory();
     let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
     let hold = slot(&response).hold().unwrap();

@@ -37,7 +37,7 @@ async fn a_refusal_tells_what_is_used_up() {
 }
 
 #[tokio::test]
-async fn nothing_is_told_unless_it_is_wanted() {
+async fn no_fields_unless_they_are_enabled() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let head = head(limiter.layer(ONE)).await;
@@ -46,7 +46,7 @@ async fn nothing_is_told_unless_it_is_wanted() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_not_at_fault_is_not_told_of() {
+async fn a_limit_that_is_not_at_fault_has_no_field() {
     let limiter = Limiter::in_memory();
     let layer = limiter.layer(ONE).rate_limit_fields();
     limiter.shutdown(std::time::Duration::ZERO).await;

@@ -56,7 +56,7 @@ async fn end_of_stream_passes() {
 
 /// `Incoming` may tell of the end before HTTP/1 trailers.
 #[tokio::test]
-async fn frames_after_the_told_end_pass() {
+async fn frames_after_the_announced_end_pass() {
     #[derive(Clone)]
     struct Hasty(Script);
 

@@ -146,7 +146,7 @@ fn values_out_of_range_are_errors() {
 }
 
 #[tokio::test]
-async fn zero_refuses_even_those_who_would_wait() {
+async fn zero_refuses_even_requests_that_would_wait() {
     let limiter = Limiter::in_memory();
     let patient = ONE.wait_up_to(Duration::from_millis(20));
     let scope = patient.by_header("x-key").values([("none", 0)]);
@@ -219,7 +219,7 @@ impl Plans {
 }
 
 #[tokio::test]
-async fn lookup_is_made_once_for_all_who_wait_for_it() {
+async fn lookup_is_made_once_for_all_requests_that_wait_for_it() {
     let limiter = Limiter::in_memory();
     let plans = Plans::new(0);
     let service = limiter.layer(plans.scope(10)).layer(serve(endless()));

@@ -12,12 +12,12 @@ use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
 
 use crate::{
     echo::{At, Echo, EchoServer, Form, Quote, SAID},
+    output::{CANARY, Output},
     servers::serve_two,
     support::{
         log::log,
         redis_server::{RedisServer, command},
     },
-    told::{CANARY, Told},
 };
 
 /// The user's name and the password: however they are cut, a piece is a canary.
@@ -135,15 +135,15 @@ fn url(scheme: Scheme, host: &str) -> String {
 }
 
 /// All that the library says while it deals with such a server.
-async fn meet(told: &mut Told, url: &str) -> Option<ConfigErrorKind> {
+async fn meet(output: &mut Output, url: &str) -> Option<ConfigErrorKind> {
     let builder = Limiter::builder()
         .namespace("echo")
         .store_timeout(STORE_TIMEOUT);
-    told.debug(&builder);
+    output.debug(&builder);
     let limiter = match builder.connect(url).await {
         Ok(limiter) => limiter,
         Err(error) => {
-            told.error(&error);
+            output.error(&error);
             return Some(error.kind());
         }
     };
@@ -153,19 +153,19 @@ async fn meet(told: &mut Told, url: &str) -> Option<ConfigErrorKind> {
     let both = limiter.semaphore(&one, CANARY).and(&rate, CANARY);
     for semaphore in [limiter.semaphore(&one, CANARY), both] {
         if let Err(error) = semaphore.try_acquire().await {
-            told.error(&error);
+            output.error(&error);
         }
     }
-    serve_two(told, &limiter, one).await;
-    told.debug(&limiter.status());
-    told.debug(&limiter.shutdown(Duration::ZERO).await);
+    serve_two(output, &limiter, one).await;
+    output.debug(&limiter.status());
+    output.debug(&limiter.shutdown(Duration::ZERO).await);
     // The driver says its last words.
     yield_now().await;
     None
 }
 
 #[test]
-fn no_word_of_a_server_that_repeats_is_told() {
+fn no_word_of_a_server_that_repeats_is_shown() {
     log();
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -173,31 +173,31 @@ fn no_word_of_a_server_that_repeats_is_told() {
         .expect("a runtime");
     let mut config = ProptestConfig::with_cases(CASES);
     config.failure_persistence = None;
-    let mut told = Told::default();
+    let mut output = Output::default();
     let mut ends = BTreeMap::<_, usize>::new();
-    let shared = std::cell::RefCell::new((&mut told, &mut ends));
+    let shared = std::cell::RefCell::new((&mut output, &mut ends));
     let outcome = TestRunner::new(config).run(&echo(), |(scheme, echo)| {
-        let (told, ends) = &mut *shared.borrow_mut();
+        let (output, ends) = &mut *shared.borrow_mut();
         let end = runtime.block_on(async {
             let server = EchoServer::start(echo).await;
-            meet(told, &url(scheme, &server.host())).await
+            meet(output, &url(scheme, &server.host())).await
         });
         *ends.entry(format!("{scheme:?}: {end:?}")).or_default() += 1;
-        match told.search(&[CANARY, SAID, "%63%61", "63616e"]) {
+        match output.search(&[CANARY, SAID, "%63%61", "63616e"]) {
             None => Ok(()),
             Some(found) => Err(TestCaseError::fail(found)),
         }
     });
-    println!("{ends:#?} {:?}", told.searched);
+    println!("{ends:#?} {:?}", output.searched);
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    assert!(told.searched.texts > 1_000);
+    assert!(output.searched.texts > 1_000);
 }
 
 /// As in a hosted Redis that forbids it, or behind a proxy that does not know it.
 #[tokio::test]
-async fn a_server_without_hello_does_not_get_the_password_told() {
+async fn the_password_of_a_server_without_hello_is_not_shown() {
     log();
-    let mut told = Told::default();
+    let mut output = Output::default();
     for renamed in ["HELLO", "AUTH", "CLIENT", "SUBSCRIBE", "EVALSHA", "EVAL"] {
         let server = RedisServer::start_with(&["--rename-command", renamed, ""]);
         let user = [
@@ -218,10 +218,10 @@ async fn a_server_without_hello_does_not_get_the_password_told() {
             assert!(echoed.contains(CANARY), "{echoed}");
         }
         let url = url(Scheme::Server, &format!("127.0.0.1:{}", server.port()));
-        let end = meet(&mut told, &url).await;
-        told.has_none_of(&[CANARY]);
+        let end = meet(&mut output, &url).await;
+        output.has_none_of(&[CANARY]);
         let refuses = matches!(renamed, "HELLO" | "SUBSCRIBE" | "EVAL");
         assert_eq!(end, refuses.then_some(ConfigErrorKind::Store), "{renamed}");
     }
-    println!("{:?}", told.searched);
+    println!("{:?}", output.searched);
 }

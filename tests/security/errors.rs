@@ -23,11 +23,11 @@ use tower_turnstile::{
 };
 
 use crate::{
+    output::{CANARY, Output},
     support::{
         log::log,
         redis_server::{RedisServer, free_port},
     },
-    told::{CANARY, Told},
 };
 
 const TOKEN: &str = "canary-token";
@@ -43,7 +43,7 @@ const CLOSED: Limit = Limit::concurrent("closed", 1).on_unavailable(OnUnavailabl
 /// What was said, and which kinds of it.
 #[derive(Default)]
 struct Scene {
-    told: Told,
+    output: Output,
     kinds: BTreeSet<String>,
 }
 
@@ -54,10 +54,10 @@ impl Scene {
 
     fn config<T: Debug>(&mut self, result: Result<T, ConfigError>) {
         match result {
-            Ok(value) => self.told.debug(&value),
+            Ok(value) => self.output.debug(&value),
             Err(error) => {
                 self.kind(error.kind());
-                self.told.error(&error);
+                self.output.error(&error);
             }
         }
     }
@@ -65,12 +65,12 @@ impl Scene {
     /// Asks for a permit and tells of it, which is given back.
     async fn acquire(&mut self, semaphore: &Semaphore) {
         let acquire = semaphore.acquire();
-        self.told.debug(&acquire);
+        self.output.debug(&acquire);
         match acquire.await {
-            Ok(permit) => self.told.debug(&permit),
+            Ok(permit) => self.output.debug(&permit),
             Err(error) => {
                 self.kind(error.kind());
-                self.told.error(&error);
+                self.output.error(&error);
             }
         }
     }
@@ -80,10 +80,10 @@ impl Scene {
     where
         S: Service<Request<Q>, Response = Response<B>, Error = Infallible, Future: Debug> + Debug,
     {
-        self.told.debug(&service);
+        self.output.debug(&service);
         let Ok(ready) = service.ready().await;
         let call = ready.call(request);
-        self.told.debug(&call);
+        self.output.debug(&call);
         let Ok(response) = call.await;
         response
     }
@@ -101,10 +101,10 @@ impl Scene {
         if let Err(error) = &body {
             let lost = error.downcast_ref::<LostError>();
             self.kind(("lost", lost.expect("a loss").kind()));
-            self.told.error(&**error);
+            self.output.error(&**error);
         }
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-        self.told
+        self.output
             .response(Response::from_parts(head, Full::new(body)))
             .await;
     }
@@ -148,8 +148,8 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
     let own = |limit: Limit| limit.by_header("authorization").values([(TOKEN, 1)]);
     for limit in [FULL, LINE, RATE] {
         let layer = limiter.layer(own(limit.clone())).rate_limit_fields();
-        scene.told.debug(&own(limit.clone()));
-        scene.told.debug(&layer);
+        scene.output.debug(&own(limit.clone()));
+        scene.output.debug(&layer);
         let service = layer.layer(service_fn(done));
         let first = scene.send(service.clone(), request(content_type)).await;
         // The second waits, if it may; then there is no room for a third.
@@ -159,17 +159,17 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         for response in [second, third] {
             scene.read(response).await;
         }
-        scene.told.debug(&limiter.status());
+        scene.output.debug(&limiter.status());
 
         // The slot is still the first response's.
         let semaphore = limiter.semaphore(&limit, TOKEN);
-        scene.told.debug(&semaphore);
+        scene.output.debug(&semaphore);
         let waits = semaphore.acquire();
         let (_, ()) = join(waits, scene.acquire(&semaphore)).await;
         scene.acquire(&semaphore).await;
-        scene.told.debug(&semaphore.usage().await);
+        scene.output.debug(&semaphore.usage().await);
         scene
-            .told
+            .output
             .debug(&limiter.semaphore(&limit, TOKEN).and(&CLOSED, "canary"));
         scene.read(first).await;
     }
@@ -180,15 +180,15 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
         .chain([ClientAddress::peer().peer_by(|_| None)])
     {
         let scope = Limit::concurrent("address", 1).by_client_address(address.clone());
-        scene.told.debug(&address);
-        scene.told.debug(&scope);
+        scene.output.debug(&address);
+        scene.output.debug(&scope);
         let response = limiter.layer(scope).layer(service_fn(done));
         let response = scene.send(response, request(content_type)).await;
         scene.read(response).await;
     }
     let scope = Limit::concurrent("found", 1).by_key(|head| Some(head.uri.path().to_owned()));
     let scope = scope.values_by(|_, key| (*key == Key::from(CANARY)).then_some(2));
-    scene.told.debug(&scope);
+    scene.output.debug(&scope);
     let shadow = FULL.mode(tower_turnstile::Mode::Shadow);
     let other = Limiter::in_memory();
     let service = other
@@ -235,7 +235,7 @@ async fn ends(scene: &mut Scene, content_type: &str) {
         .send(layer.layer(service_fn(endless)), request(content_type))
         .await;
     let (Ok(silent), report) = join(silent, limiter.shutdown(Duration::ZERO)).await;
-    scene.told.debug(&report);
+    scene.output.debug(&report);
     scene.read(silent).await;
     scene.read(open).await;
     let late = scene
@@ -253,7 +253,7 @@ async fn a_body_that_fails(scene: &mut Scene) {
     let layer = limiter
         .layer(patient.by_header("authorization"))
         .read_ahead();
-    scene.told.debug(&layer);
+    scene.output.debug(&layer);
     let fails = stream::iter([
         Ok(Frame::data(Bytes::from_static(b"canary"))),
         Err(BoxError::from("the client left: canary")),
@@ -291,10 +291,10 @@ async fn stores(scene: &mut Scene) {
         let semaphore = limiter.semaphore(&CLOSED, TOKEN);
         scene.acquire(&semaphore).await;
         if let Err(error) = semaphore.usage().await {
-            scene.told.error(&error);
+            scene.output.error(&error);
         }
-        scene.told.debug(&limiter);
-        scene.told.debug(&limiter.shutdown(Duration::ZERO).await);
+        scene.output.debug(&limiter);
+        scene.output.debug(&limiter.shutdown(Duration::ZERO).await);
     }
     // Something else than Redis.
     let web = tokio::net::TcpListener::bind("127.0.0.1:0")
@@ -312,15 +312,15 @@ async fn stores(scene: &mut Scene) {
 
 fn configurations(scene: &mut Scene) {
     let limiter = Limiter::in_memory();
-    scene.told.debug(&Key::from(TOKEN));
-    scene.told.debug(&Key::from_parts([TOKEN, "canary"]));
+    scene.output.debug(&Key::from(TOKEN));
+    scene.output.debug(&Key::from_parts([TOKEN, "canary"]));
     let _layer = limiter.layer(FULL.by_header("authorization"));
     let other = Limit::concurrent("full", 2);
     scene.config(limiter.try_semaphore(&other, TOKEN));
     let none = other
         .by_header("authorization")
         .values([(TOKEN, 2_000_000)]);
-    scene.told.debug(&none);
+    scene.output.debug(&none);
     scene.config(Limiter::in_memory().try_layer(none));
     scene.config(Limit::try_concurrent("none", 0));
     let builder = Limiter::builder().namespace("redis://:canary@host");
@@ -354,13 +354,13 @@ fn no_error_and_no_type_shows_a_secret() {
         let server = RedisServer::start();
         let shared = Limiter::connect(&server.url()).await.expect("it is up");
         limits_that_are_reached(&mut scene, &shared, "text/plain").await;
-        scene.told.text(server.cli(&["KEYS", "*"]));
+        scene.output.text(server.cli(&["KEYS", "*"]));
         shared.shutdown(Duration::ZERO).await;
         a_body_that_fails(&mut scene).await;
         stores(&mut scene).await;
     });
     #[cfg(feature = "metrics")]
-    scene.told.text(recorder.handle().render());
+    scene.output.text(recorder.handle().render());
 
     use AcquireErrorKind as A;
     use ConfigErrorKind as C;
@@ -384,6 +384,6 @@ fn no_error_and_no_type_shows_a_secret() {
         .chain(ends.map(|kind| format!("{:?}", ("lost", kind))))
         .collect();
     assert_eq!(scene.kinds, expected);
-    scene.told.has_no_canary();
-    println!("{} kinds, {:?}", scene.kinds.len(), scene.told.searched);
+    scene.output.has_no_canary();
+    println!("{} kinds, {:?}", scene.kinds.len(), scene.output.searched);
 }

@@ -6,7 +6,7 @@ use tower_turnstile::{
     config::{Config, LimitConfig, LiveConfig, PlanConfig, StoreConfig, StoreUrl},
 };
 
-use crate::told::{CANARY, Told};
+use crate::output::{CANARY, Output};
 
 const CASES: u32 = 6_000;
 /// A number and a date that are secrets.
@@ -174,7 +174,7 @@ fn text() -> impl Strategy<Value = String> {
     ]);
     (select(PLACES), value(), name(), rest).prop_map(|(place, value, name, rest)| {
         let is_number = |value: &str| value.bytes().all(|byte| b"+-_0123456789".contains(&byte));
-        // Of numbers that are out of range those of limits may be told.
+        // Of numbers that are out of range those of limits may be output.
         let other = if is_number(&value) { CANARY } else { &value };
         let place = place.replace('#', other).replace('@', &value);
         format!("{}{rest}", place.replace('%', &name))
@@ -185,29 +185,30 @@ fn text() -> impl Strategy<Value = String> {
 fn no_fault_of_a_configuration_quotes_it() {
     let mut config = ProptestConfig::with_cases(CASES);
     config.failure_persistence = None;
-    let mut told = Told::default();
+    let mut output = Output::default();
     let (mut good, mut bad) = (0, 0);
-    let shared = std::cell::RefCell::new((&mut told, &mut good, &mut bad));
+    let shared = std::cell::RefCell::new((&mut output, &mut good, &mut bad));
     let outcome = TestRunner::new(config).run(&text(), |text| {
-        let (told, good, bad) = &mut *shared.borrow_mut();
+        let (output, good, bad) = &mut *shared.borrow_mut();
         match Config::from_toml(&text) {
             Ok(config) => {
                 **good += 1;
-                told.debug(&config);
+                output.debug(&config);
                 match LiveConfig::new(&config, &Limiter::in_memory()) {
-                    Ok(live) => told.debug(&live),
-                    Err(error) => told.error(&error),
+                    Ok(live) => output.debug(&live),
+                    Err(error) => output.error(&error),
                 }
             }
             Err(error) => {
                 **bad += 1;
                 // The value of a limit is no secret.
-                let told_of = |text: String| text.replace(&format!("is {NUMBER}: it must be"), "");
-                told.text(told_of(error.to_string()));
-                told.text(told_of(format!("{error:?} {error:#?}")));
+                let output_of =
+                    |text: String| text.replace(&format!("is {NUMBER}: it must be"), "");
+                output.text(output_of(error.to_string()));
+                output.text(output_of(format!("{error:?} {error:#?}")));
             }
         }
-        let found = told.search(&[CANARY, NUMBER, DATE]);
+        let found = output.search(&[CANARY, NUMBER, DATE]);
         prop_assert!(found.is_none(), "{text}\n{}", found.unwrap_or_default());
         Ok(())
     });
@@ -215,7 +216,7 @@ fn no_fault_of_a_configuration_quotes_it() {
     println!(
         "{} places, {good} good and {bad} bad files, {:?}",
         PLACES.len(),
-        told.searched
+        output.searched
     );
     assert!(good > 50 && bad > 1_000);
 }
@@ -223,7 +224,7 @@ fn no_fault_of_a_configuration_quotes_it() {
 /// Their errors are those of the format, in which a secret can have another type.
 #[test]
 fn other_formats_do_not_quote_secrets_either() {
-    let mut told = Told::default();
+    let mut output = Output::default();
     let mut read = 0;
     for value in [
         NUMBER,
@@ -238,28 +239,28 @@ fn other_formats_do_not_quote_secrets_either() {
         let url = format!("{{\"url\": {value}}}");
         let variable = format!("{{\"url\": {{\"env\": {value}}}}}");
         if let Err(error) = serde_json::from_str::<PlanConfig>(&plan) {
-            told.text(error.to_string());
+            output.text(error.to_string());
             read += 1;
         }
         for store in [url, variable] {
             if let Err(error) = serde_json::from_str::<StoreConfig>(&store) {
                 // The name of a field is serde's to quote.
-                told.text(error.to_string().replace("unknown field `canary`", ""));
+                output.text(error.to_string().replace("unknown field `canary`", ""));
                 read += 1;
             }
         }
     }
     assert_eq!(read, 3 * 7);
-    told.has_none_of(&[CANARY, NUMBER]);
+    output.has_none_of(&[CANARY, NUMBER]);
     let overrides = r#"{"concurrent": 1, "overrides": {"canary": 1}}"#;
     let limit: LimitConfig = serde_json::from_str(overrides).expect("it is one");
-    told.debug(&limit);
-    told.has_no_canary();
+    output.debug(&limit);
+    output.has_no_canary();
 }
 
 #[tokio::test]
-async fn no_url_is_told_that_stands_for_the_name_of_a_variable() {
-    let mut told = Told::default();
+async fn no_url_is_shown_that_stands_for_the_name_of_a_variable() {
+    let mut output = Output::default();
     for name in [
         "redis://user:canary@host",
         "canary",
@@ -270,9 +271,9 @@ async fn no_url_is_told_that_stands_for_the_name_of_a_variable() {
         let mut config = config;
         config.url = StoreUrl::Env(name.to_owned());
         config.namespace = Some("redis://user:canary@host".to_owned());
-        told.debug(&config);
+        output.debug(&config);
         let error = config.connect().await.expect_err("it is not set");
-        told.error(&error);
+        output.error(&error);
     }
-    told.has_no_canary();
+    output.has_no_canary();
 }

@@ -8,8 +8,8 @@ use tower_turnstile::{
 };
 
 use crate::{
+    output::is_refused,
     support::{log::log, redis_server::RedisServer},
-    told::is_refused,
 };
 
 const PATIENT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Real servers: whatever happens to the store, no secret is told.
+//! Real servers: whatever happens to the store, no secret is output.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -10,8 +10,8 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
 
 use crate::{
+    output::{Output, is_refused},
     support::{log::log, redis_server::RedisServer},
-    told::{Told, is_refused},
 };
 
 const TOKEN: &str = "Bearer canary-token";
@@ -22,36 +22,36 @@ pub(crate) fn request() -> Request<()> {
 }
 
 /// Two requests of one caller under a limit of one, and all that is said about it.
-pub(crate) async fn serve_two(told: &mut Told, limiter: &Limiter, limit: Limit) {
+pub(crate) async fn serve_two(output: &mut Output, limiter: &Limiter, limit: Limit) {
     let layer = limiter.layer(limit.clone().by_header("authorization"));
-    told.debug(&layer);
-    told.debug(&limit.by_header("authorization").values([(TOKEN, 1)]));
+    output.debug(&layer);
+    output.debug(&limit.by_header("authorization").values([(TOKEN, 1)]));
     let service = layer.layer(service_fn(|_: Request<()>| async move {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("done")))
     }));
-    told.debug(&service);
+    output.debug(&service);
     let Ok(first) = service.clone().oneshot(request()).await;
     let Ok(second) = service.oneshot(request()).await;
-    told.response(second).await;
-    told.response(first).await;
+    output.response(second).await;
+    output.response(first).await;
 }
 
-async fn ask(told: &mut Told, limiter: &Limiter, limit: &Limit, key: &str) {
-    told.debug(limiter);
+async fn ask(output: &mut Output, limiter: &Limiter, limit: &Limit, key: &str) {
+    output.debug(limiter);
     let semaphore = limiter.semaphore(limit, key);
-    told.debug(&semaphore);
+    output.debug(&semaphore);
     let acquire = semaphore.try_acquire();
-    told.debug(&acquire);
+    output.debug(&acquire);
     match acquire.await {
-        Ok(permit) => told.debug(&permit),
-        Err(error) => told.error(&error),
+        Ok(permit) => output.debug(&permit),
+        Err(error) => output.error(&error),
     }
-    told.debug(&semaphore.usage().await);
-    told.debug(&limiter.status());
+    output.debug(&semaphore.usage().await);
+    output.debug(&limiter.status());
 }
 
 #[tokio::test]
-async fn no_secret_is_told_whatever_happens_to_the_store() {
+async fn no_secret_is_shown_whatever_happens_to_the_store() {
     log();
     #[cfg(feature = "metrics")]
     let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
@@ -59,7 +59,7 @@ async fn no_secret_is_told_whatever_happens_to_the_store() {
     let measured = recorder.handle();
     #[cfg(feature = "metrics")]
     let _recorder = metrics::set_default_local_recorder(&recorder);
-    let mut told = Told::default();
+    let mut output = Output::default();
     let mut server = RedisServer::start();
     let password = |password: &str| {
         server.cli(&[
@@ -83,12 +83,12 @@ async fn no_secret_is_told_whatever_happens_to_the_store() {
         .await
         .expect_err("a wrong password");
     assert_eq!(error.kind(), ConfigErrorKind::Credentials);
-    told.error(&error);
+    output.error(&error);
 
     let builder = Limiter::builder()
         .namespace("secrets")
         .store_timeout(Duration::from_millis(200));
-    told.debug(&builder);
+    output.debug(&builder);
     let limiter = builder.connect(&url).await.expect("it is up");
     let limits = [
         Limit::concurrent("local", 1),
@@ -96,24 +96,24 @@ async fn no_secret_is_told_whatever_happens_to_the_store() {
         Limit::rate("rate", 1, Duration::from_secs(60)),
     ];
     let keys = ["canary", "canary\r\n", "}canary{", &"canary".repeat(1_000)];
-    let serve = async |told: &mut Told| {
+    let serve = async |output: &mut Output| {
         for limit in &limits {
-            serve_two(told, &limiter, limit.clone()).await;
+            serve_two(output, &limiter, limit.clone()).await;
             for key in keys {
-                ask(told, &limiter, limit, key).await;
+                ask(output, &limiter, limit, key).await;
             }
         }
     };
-    serve(&mut told).await;
-    told.text(server.cli(&["KEYS", "*"]));
+    serve(&mut output).await;
+    output.text(server.cli(&["KEYS", "*"]));
 
     // The password is changed under way.
     password(">canary-other");
     server.cli(&["CLIENT", "KILL", "USER", "canary-user"]);
     while limiter.status().store_up {
-        ask(&mut told, &limiter, &limits[0], "canary").await;
+        ask(&mut output, &limiter, &limits[0], "canary").await;
     }
-    serve(&mut told).await;
+    serve(&mut output).await;
     assert!(is_refused("secrets"));
 
     password(">canary-password");
@@ -122,17 +122,17 @@ async fn no_secret_is_told_whatever_happens_to_the_store() {
     }
     server.stop();
     while limiter.status().store_up {
-        ask(&mut told, &limiter, &limits[0], "canary").await;
+        ask(&mut output, &limiter, &limits[0], "canary").await;
     }
-    serve(&mut told).await;
-    told.debug(&limiter.shutdown(Duration::ZERO).await);
+    serve(&mut output).await;
+    output.debug(&limiter.shutdown(Duration::ZERO).await);
     #[cfg(feature = "metrics")]
     {
         assert!(measured.render().contains("turnstile_"));
-        told.text(measured.render());
+        output.text(measured.render());
     }
     for said in ["the store is down", "refused", "the store is back"] {
         assert!(!log().lines_with(said).is_empty(), "{said}");
     }
-    told.has_no_canary();
+    output.has_no_canary();
 }

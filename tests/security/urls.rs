@@ -3,14 +3,14 @@
 use tower_turnstile::Limiter;
 
 use crate::{
+    output::Output,
     support::{log::log, redis_server::free_port},
-    told::Told,
 };
 
 #[tokio::test]
 async fn no_url_is_repeated() {
     log();
-    let mut told = Told::default();
+    let mut output = Output::default();
     let port = free_port();
     for scheme in [
         "redis",
@@ -44,18 +44,18 @@ async fn no_url_is_repeated() {
         ] {
             for url in [format!("{scheme}://{rest}"), format!("{scheme}:{rest}")] {
                 match Limiter::connect(&url).await {
-                    Ok(limiter) => told.debug(&limiter),
-                    Err(error) => told.error(&error),
+                    Ok(limiter) => output.debug(&limiter),
+                    Err(error) => output.error(&error),
                 }
                 // A name that could be a namespace is no secret.
                 let builder = Limiter::builder().namespace(url + "//");
-                told.debug(&builder);
+                output.debug(&builder);
                 if let Err(error) = builder.in_memory() {
-                    told.error(&error);
+                    output.error(&error);
                 }
             }
         }
     }
-    told.has_no_canary();
-    println!("{:?}", told.searched);
+    output.has_no_canary();
+    println!("{:?}", output.searched);
 }

@@ -1,4 +1,4 @@
-//! Slots that are used again without the store.
+//! Slots that are reused without the store.
 
 use std::{
     future::Future,

@@ -220,7 +220,7 @@ impl Core {
             let slots = self.slots_of(&claim);
             let rates = claim.fees.iter().filter_map(|fee| self.quota_without(fee));
             let others = slots.chain(rates);
-            let others = others.filter(|quota| quota.limit.name() != refused);
+            let others = others.filter(|quota| quota.limit_name != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
             self.ctx.wake(claim.waker.take());

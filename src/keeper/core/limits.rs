@@ -9,12 +9,10 @@ use tokio::time::Instant;
 use super::{Core, index::Index};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::{
-        demand::{Leg, Taken},
-        part::Part,
-    },
+    keeper::demand::{Leg, Taken},
     key::Key,
     limit::{Limit, Mode},
+    part::Part,
     telemetry::{LimitMeter, Measure},
 };
 

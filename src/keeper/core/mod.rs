@@ -306,7 +306,7 @@ impl Core {
     }
 
     pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
-        AcquireError::new(kind, &self.limits[limit])
+        self.limits[limit].acquire_error(kind)
     }
 
     /// The queue of a key, made if need be. It goes when it is idle.

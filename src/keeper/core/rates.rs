@@ -95,10 +95,8 @@ impl Core {
     pub(super) fn too_soon(&self, fee: &Fee, rest_us: u64) -> AcquireError {
         let rest = Some(Duration::from_micros(rest_us));
         let quota = Quota {
-            limit: (*self.limits[fee.limit]).clone(),
-            max: fee.max,
-            remaining: 0,
             reset: rest,
+            ..self.limits[fee.limit].quota(fee.max)
         };
         AcquireError {
             limit: fee.max,
@@ -134,10 +132,9 @@ impl Core {
     fn quota_at(&self, fee: &Fee, rate: Rate, tat: Tat, now_us: u64) -> Quota {
         let next_us = rate.next_at_us(tat, now_us) - now_us;
         Quota {
-            limit: (*self.limits[fee.limit]).clone(),
-            max: fee.max,
             remaining: rate.remaining(tat, now_us),
             reset: (next_us > 0).then(|| Duration::from_micros(next_us)),
+            ..self.limits[fee.limit].quota(fee.max)
         }
     }
 

@@ -413,7 +413,7 @@ impl Queue {
             waited,
             retry_after: self.next_free(ctx),
             quotas: self.quota(ctx).into_iter().collect(),
-            ..AcquireError::new(kind, &self.limit)
+            ..self.limit.acquire_error(kind)
         }
     }
 
@@ -423,10 +423,9 @@ impl Queue {
         let free = self.max().saturating_sub(self.usage().in_use);
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {
-            limit: (*self.limit).clone(),
-            max: self.max(),
             remaining,
             reset: self.next_free(ctx).filter(|_| remaining == 0),
+            ..self.limit.quota(self.max())
         })
     }
 

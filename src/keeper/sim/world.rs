@@ -20,9 +20,9 @@ use super::{
     replica::Replica,
 };
 use crate::{
-    keeper::Part,
     ledger::{Ledgers, PermitId},
     limit::OnUnavailable,
+    part::Part,
 };
 
 pub(super) struct World {

@@ -16,8 +16,9 @@ use tokio::time::sleep;
 use super::*;
 use crate::{
     home::Home,
-    keeper::{Granted, Keeper, Keepers, Part, Request},
+    keeper::{Granted, Keeper, Keepers, Request},
     ledger::Exchange,
+    part::Part,
     permit::Permit,
     store::{Event, Session, Store},
 };
@@ -147,7 +148,7 @@ async fn a_refusal_gives_back_what_was_taken_before() {
     );
     let quotas = error.quotas.iter();
     let quotas: Vec<_> = quotas
-        .map(|quota| (quota.limit.name(), quota.remaining))
+        .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();
     // The rate has what it had.
     assert_eq!(quotas, [("wide", 0), ("narrow", 0), ("rate", 1)]);

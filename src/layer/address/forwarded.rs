@@ -1,7 +1,9 @@
 //! Reads `X-Forwarded-For` and `Forwarded` from the right.
 //!
-//! What stands to the left of the entry that is asked for comes from somebody who may be a liar. It is never looked at:
-//! not even to find out where quotes begin, or an open one would swallow what follows.
+//! Entries to the left of the one that counts may be forged. They are never read, not even to find out where quotes begin:
+//! an open quote would swallow the entries that follow.
+//!
+//! Tests: `tests/layer/addresses.rs`, `src/fuzzing.rs`.
 
 use std::net::{IpAddr, Ipv6Addr};
 

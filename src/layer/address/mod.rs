@@ -1,4 +1,6 @@
-//! The address of a client as a key: the peer's, or the one that a trusted proxy tells.
+//! The address of a client as a key: the peer's, or the one that a trusted proxy forwards.
+//!
+//! Tests: `tests/layer/addresses.rs`, `src/fuzzing.rs`.
 
 mod forwarded;
 

@@ -1,4 +1,6 @@
 //! The request's body: keeps what was read ahead, and replays it.
+//!
+//! Tests: `tests/layer/replay.rs`.
 
 use std::{
     fmt, mem,
@@ -105,8 +107,8 @@ impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
         self.data.is_empty() && self.last.is_none() && (self.ended || self.rest.is_end_stream())
     }
 
-    /// That of the rest, and what is kept. If the rest does not know its length, it is not told here either: a proxy
-    /// may take a known length as a reason not to send trailers.
+    /// That of the rest, and what is kept. Without a known length of the rest there is none here either: a proxy may
+    /// take a known length as a reason not to send trailers.
     fn size_hint(&self) -> SizeHint {
         let (kept, rest) = (self.data.len() as u64, self.rest.size_hint());
         let mut hint = SizeHint::new();

@@ -1,4 +1,6 @@
 //! The response future: the limit's, and the body's reader beside it while the request waits.
+//!
+//! Tests: `tests/layer/read_ahead.rs`, `replay.rs`.
 
 use std::{
     fmt,

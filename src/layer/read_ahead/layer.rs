@@ -1,4 +1,6 @@
 //! The layer and its service: a limit around a service that takes the replayed body.
+//!
+//! Tests: `tests/layer/read_ahead.rs`.
 
 use std::task::{Context, Poll};
 

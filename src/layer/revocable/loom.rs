@@ -1,5 +1,5 @@
-//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whoever is first, and nobody
-//! takes it twice.
+//! Interleavings of a response's owner with the end of its slot: the work ends with the slot, whichever is first, and is
+//! never taken twice.
 
 use std::{
     sync::{Arc, Weak},
@@ -12,7 +12,7 @@ use crate::{
     sync::{AtomicBool, AtomicWaker, Ordering},
 };
 
-/// A slot, and who waits for its end.
+/// A slot, and the waker that waits for its end.
 struct Slot {
     is_over: AtomicBool,
     watcher: AtomicWaker,
@@ -72,7 +72,7 @@ fn work_ends_with_its_slot() {
         let ending = spawn(0, move || slot.end(&cell));
         revocable.watch();
         join(ending);
-        assert_eq!(alive.strong_count(), 0, "nobody polls it");
+        assert_eq!(alive.strong_count(), 0, "no task polls it");
     });
 }
 

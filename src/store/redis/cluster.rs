@@ -1,8 +1,8 @@
 //! A cluster: which of its nodes to ask.
 //!
-//! A node that does not have what is asked for says who has. So the way to a part of the cluster begins at any node, goes
-//! where that one sends it, and stays there until it is sent elsewhere or the connection fails; then it begins again.
-//! What was redirected did not run, so nothing runs twice.
+//! A node that does not own a hash slot redirects to the one that does. So a part's first connection leads to any node,
+//! the next one to where that node redirects, and later ones there too, until another redirect or a failed connection
+//! starts the search anew. A redirected exchange did not run, so nothing runs twice.
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -14,17 +14,13 @@ use redis::{
     ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 
-use super::{Inner, locked, socket};
-use crate::{
-    keeper::Part,
-    ledger::{Exchange, Reply},
-    store::{StoreError, StoreErrorKind},
-};
+use super::{locked::locked, socket};
+use crate::part::Part;
 
-/// Nodes in a URL.
+/// Most nodes in a URL.
 const MAX_SEEDS: usize = 16;
-/// Other nodes that are remembered, in case none of those is left.
-const MAX_HEARD_OF: usize = 64;
+/// Most nodes known by redirects, for when no node of the URL is left.
+const MAX_DISCOVERED: usize = 64;
 
 /// One part of a cluster.
 pub(crate) struct Cluster {
@@ -32,35 +28,32 @@ pub(crate) struct Cluster {
     nodes: Arc<Nodes>,
 }
 
-/// The way to one part of a cluster, for one session.
-pub(super) struct Path {
+/// Makes the clients for the connections of one session to its part of a cluster.
+pub(super) struct PartDialer {
     nodes: Arc<Nodes>,
-    /// Where the next connection has to lead.
+    /// The node that the next connection has to lead to.
     to: Mutex<Option<Node>>,
-    /// Which node to begin at next time.
+    /// The node that the next search starts at.
     next: AtomicUsize,
     /// To the node that keys are moving to.
     ahead: tokio::sync::Mutex<Option<(Node, MultiplexedConnection)>>,
 }
 
-/// What all parts know.
+/// Shared by all parts.
 struct Nodes {
-    /// For one of the nodes, with what is the same for all.
+    /// Of one node; all but the address is the same for all nodes.
     info: ConnectionInfo,
     seeds: Vec<Node>,
-    heard_of: Mutex<Vec<Node>>,
+    discovered: Mutex<Vec<Node>>,
     /// See [`Target::warned`](super::Target::warned).
     warned: Arc<AtomicBool>,
 }
 
-/// Redirects of one exchange: a cluster that is changing may take a few.
-const MAX_REDIRECTS: usize = 8;
-
 /// Host and port.
-type Node = (String, u16);
+pub(super) type Node = (String, u16);
 
 /// Where an error sends its exchange.
-enum Redirect {
+pub(super) enum Redirect {
     /// To another node from now on.
     Moved(Node),
     /// To another node this once: keys are moving there.
@@ -92,11 +85,11 @@ impl Cluster {
         }
         let infos = clients.iter().map(|client| client.get_connection_info());
         let seeds = infos.filter_map(|info| node_of(info.addr())).collect();
-        let info = super::target::prepared(clients[0].get_connection_info().clone());
+        let info = socket::prepared(clients[0].get_connection_info().clone());
         let nodes = Arc::new(Nodes {
             info,
             seeds,
-            heard_of: Mutex::default(),
+            discovered: Mutex::default(),
             warned: Arc::default(),
         });
         let part = Part::default();
@@ -116,8 +109,8 @@ impl Cluster {
         self.nodes.warned.clone()
     }
 
-    pub(super) fn path(&self) -> Path {
-        Path {
+    pub(super) fn dialer(&self) -> PartDialer {
+        PartDialer {
             nodes: self.nodes.clone(),
             to: Mutex::default(),
             next: AtomicUsize::new(self.part.number()),
@@ -126,14 +119,14 @@ impl Cluster {
     }
 }
 
-impl Path {
-    /// How many nodes are worth a try before giving up.
+impl PartDialer {
+    /// Nodes to try before giving up.
     pub(super) fn attempts(&self) -> usize {
         if self.to().is_some() {
-            // The others would only send it there again.
+            // Any other node would redirect there.
             return 1;
         }
-        self.nodes.seeds.len() + self.nodes.heard_of().len()
+        self.nodes.seeds.len() + self.nodes.discovered().len()
     }
 
     /// The node that the last redirect named; after that each of those it knows in turn.
@@ -142,18 +135,18 @@ impl Path {
             return self.nodes.client(node);
         }
         let next = self.next.fetch_add(1, Relaxed);
-        let heard_of = self.nodes.heard_of();
-        let known = self.nodes.seeds.iter().chain(&*heard_of);
+        let discovered = self.nodes.discovered();
+        let known = self.nodes.seeds.iter().chain(&*discovered);
         let node = known
             .cycle()
-            .nth(next % (self.nodes.seeds.len() + heard_of.len()));
+            .nth(next % (self.nodes.seeds.len() + discovered.len()));
         let node = node.cloned().unwrap_or_default();
-        drop(heard_of);
+        drop(discovered);
         self.nodes.client(node)
     }
 
     /// Whether an error sends its exchange elsewhere; `from` is where it was.
-    fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
+    pub(super) fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
         let (address, _slot) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
         let host = match host {
@@ -169,8 +162,13 @@ impl Path {
         Some(Redirect::Moved(node))
     }
 
+    /// Makes the next connection lead to this node.
+    pub(super) fn lead_to(&self, node: Node) {
+        *self.to() = Some(node);
+    }
+
     /// Sends a command to the node that its key is moving to.
-    async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
+    pub(super) async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
         let mut ahead = self.ahead.lock().await;
         let connection = match ahead.take() {
             Some((known, connection)) if known == node => connection,
@@ -182,7 +180,7 @@ impl Path {
         *ahead = Some((node, connection.clone()));
         drop(ahead);
         let mut asking = redis::pipe();
-        // One by one, because an error of the whole does not say where it redirects to.
+        // Outcomes one by one, because an error of the whole pipeline has no redirect.
         asking
             .cmd("ASKING")
             .add_command(command.clone())
@@ -209,45 +207,6 @@ impl Path {
     }
 }
 
-impl Inner {
-    /// Runs an exchange where its key is.
-    pub(super) async fn exchange_in(
-        &self,
-        path: &Path,
-        exchange: &Exchange,
-    ) -> Result<Reply, StoreError> {
-        for _ in 0..MAX_REDIRECTS {
-            let link = self.connector.link().await?;
-            let mut outcome = self.run(&link, exchange).await;
-            let redirect = |outcome: &RedisResult<Value>| {
-                let error = outcome.as_ref().err()?;
-                path.redirect(error, link.client())
-            };
-            match redirect(&outcome) {
-                Some(Redirect::Moved(node)) => {
-                    // Others on this connection are redirected too, but only one of them leads the way.
-                    if self.connector.forget(&link) {
-                        *path.to() = Some(node);
-                    }
-                    continue;
-                }
-                Some(Redirect::Ask(node)) => {
-                    outcome = path.ask(node, &self.by_text(exchange)).await;
-                    if redirect(&outcome).is_some() {
-                        continue;
-                    }
-                }
-                None => {}
-            }
-            return self.read(&link, exchange, outcome);
-        }
-        Err(StoreError {
-            kind: StoreErrorKind::Outage,
-            message: "the cluster's nodes do not agree on who has a key".to_owned(),
-        })
-    }
-}
-
 impl Nodes {
     fn client(&self, (host, port): Node) -> RedisResult<Client> {
         let addr = match self.info.addr().clone() {
@@ -267,17 +226,17 @@ impl Nodes {
     }
 
     fn remember(&self, node: &Node) {
-        let mut heard_of = self.heard_of();
-        if !self.seeds.contains(node) && !heard_of.contains(node) {
-            if heard_of.len() == MAX_HEARD_OF {
-                heard_of.remove(0);
+        let mut discovered = self.discovered();
+        if !self.seeds.contains(node) && !discovered.contains(node) {
+            if discovered.len() == MAX_DISCOVERED {
+                discovered.remove(0);
             }
-            heard_of.push(node.clone());
+            discovered.push(node.clone());
         }
     }
 
-    fn heard_of(&self) -> MutexGuard<'_, Vec<Node>> {
-        locked(&self.heard_of)
+    fn discovered(&self) -> MutexGuard<'_, Vec<Node>> {
+        locked(&self.discovered)
     }
 }
 
@@ -299,8 +258,8 @@ mod tests {
     #[test]
     fn a_redirect_names_a_node_in_many_ways() {
         let cluster = Cluster::open("redis", "user:canary@here:1,there:2").expect("a URL");
-        let path = cluster.path();
-        let from = path.client().expect("a node");
+        let dialer = cluster.dialer();
+        let from = dialer.client().expect("a node");
         for (error, host, port) in [
             ("MOVED 1 127.0.0.1:7000", "127.0.0.1", 7_000),
             ("MOVED 1 ::1:7001", "::1", 7_001),
@@ -311,23 +270,23 @@ mod tests {
         ] {
             let reply = parse_redis_value(format!("-{error}\r\n").as_bytes()).expect("a reply");
             let answer = reply.extract_error().expect_err("an error");
-            let node = match path.redirect(&answer, &from).expect(error) {
+            let node = match dialer.redirect(&answer, &from).expect(error) {
                 Redirect::Moved(node) if error.starts_with("MOVED") => node,
                 Redirect::Ask(node) if error.starts_with("ASK") => node,
                 _ => panic!("{error}"),
             };
             assert_eq!(node, (host.to_owned(), port));
         }
-        // Other ways know them too.
-        assert_eq!(cluster.path().attempts(), 2 + 6);
+        // Other parts know them too.
+        assert_eq!(cluster.dialer().attempts(), 2 + 6);
     }
 
     #[test]
-    fn no_more_nodes_are_remembered_than_are_worth_a_try() {
+    fn the_number_of_discovered_nodes_is_bounded() {
         let cluster = Cluster::open("redis", "here").expect("a URL");
         for port in 0..1_000 {
             cluster.nodes.remember(&("there".to_owned(), port));
         }
-        assert_eq!(cluster.path().attempts(), 1 + MAX_HEARD_OF);
+        assert_eq!(cluster.dialer().attempts(), 1 + MAX_DISCOVERED);
     }
 }

@@ -1,4 +1,6 @@
 //! An exchange as the script's arguments, and the script's reply as a [`Reply`]. `exchange.lua` has both forms.
+//!
+//! Tests: the properties of `src/ledger/`, which run it against a real server; `src/fuzzing.rs`.
 
 use std::collections::HashMap;
 
@@ -23,7 +25,7 @@ pub(crate) fn encode(
     exchange: &Exchange,
 ) -> Cmd {
     let permits = exchange.batches.iter().map(permits).sum::<usize>();
-    let (ledgers, rates) = (exchange.batches.len(), Rates::of(exchange));
+    let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
     let claims = exchange.claims.iter();
     let claims: usize = claims
         .map(|claim| 2 + 7 * claim.charges.len() + 3 * claim.asks.len())
@@ -104,12 +106,12 @@ fn pack(packed: &mut Vec<u8>, numbers: [u64; 7]) {
 }
 
 /// The keys of rates in an exchange, and their places among its keys.
-struct Rates<'a> {
+struct RateKeys<'a> {
     keys: Vec<&'a str>,
     places: HashMap<&'a str, usize>,
 }
 
-impl<'a> Rates<'a> {
+impl<'a> RateKeys<'a> {
     fn of(exchange: &'a Exchange) -> Self {
         let (mut keys, mut places) = (Vec::new(), HashMap::new());
         let refunds = exchange.refunds.iter().map(|refund| &*refund.key);
@@ -174,7 +176,7 @@ fn encode_id(cmd: &mut Cmd, replica: &str, seq: Seq) {
     cmd.write_arg(&id);
 }
 
-/// Whether the replica waits, and twice what it says of reuse.
+/// One bit for whether the replica waits, two above it for reuse.
 fn needs(batch: &Batch) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
@@ -228,7 +230,7 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
     })
 }
 
-/// Nobody waits, and all hold that were asked for.
+/// A short reply: there is no waiter, and all permits of the batch hold.
 fn brief(batch: &Batch, in_use: i64, until_ms: u64) -> Option<BatchReply> {
     let held = |count| vec![Standing::Held { until_ms }; count];
     batch.adopt.is_empty().then_some(())?;

@@ -1,111 +1,55 @@
-//! The connection of a session: made by the exchange that needs it, shared by all, and not used again after an error.
+//! The connection of a session: made by the exchange that needs it, shared by all, and replaced after an error.
+//!
+//! Tests: `tests.rs`.
 
-use std::sync::{
-    Arc, Mutex, Weak,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use redis::{Client, PushInfo, PushKind, RedisResult, aio::MultiplexedConnection, cmd};
+use tokio::time::{Instant, timeout};
 
 use super::{
-    Known,
-    error::evicting,
+    error::{evicting, store_error},
     events::Events,
-    locked,
-    socket::{self, Io},
-    store_error,
-    subscription::Mode,
-    target::Route,
+    known::Known,
+    link::{Link, LinkState, Opened},
+    locked::locked,
+    socket,
+    subscription::{Approach, Probed},
+    target::Dialer,
 };
 use crate::store::{Event, StoreError};
 
+/// The longest time of a probe.
+const MAX_PROBE: Duration = Duration::from_secs(10);
+
 pub(super) struct Connector {
     pub(super) known: Arc<Known>,
-    route: Route,
+    dialer: Dialer,
     pub(super) events: Arc<Events>,
     /// Held while connecting, so that exchanges share one attempt and are sent in their order.
-    turn: tokio::sync::Mutex<()>,
+    connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
 }
 
-/// A connection that its session has to poll, for as long as something uses it.
-pub(super) type Opened = (Weak<LinkState>, Io);
-
-/// A connection that exchanges may use.
-#[derive(Clone)]
-pub(super) struct Link {
-    connection: MultiplexedConnection,
-    /// Where it leads.
-    client: Client,
-    state: Arc<LinkState>,
-}
-
-pub(super) struct LinkState {
-    is_subscribed: bool,
-    /// The keeper was told of it, and is told when it ends.
-    pub(super) in_use: AtomicBool,
-    ended: AtomicBool,
-    script_was_sent: AtomicBool,
-}
-
-impl LinkState {
-    pub(super) fn new(is_subscribed: bool) -> Self {
-        Self {
-            is_subscribed,
-            in_use: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            script_was_sent: AtomicBool::new(false),
-        }
-    }
-
-    /// The connection has ended, and not by us.
-    pub(super) fn end(&self, events: &Events) {
-        if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
-            events.push(Event::Disconnected);
-        }
-    }
-}
-
-impl Link {
-    pub(super) fn is_alive(&self) -> bool {
-        !self.state.ended.load(Relaxed)
-    }
-
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
-    }
-
-    /// Whether the caller is the first to run the script here. It sends the text, so that what comes right behind
-    /// finds the script by its digest, and none falls behind for want of it.
-    pub(super) fn is_first(&self) -> bool {
-        !self.state.script_was_sent.swap(true, Relaxed)
-    }
-
-    pub(super) fn connection(&self) -> MultiplexedConnection {
-        self.connection.clone()
-    }
-
-    pub(super) fn client(&self) -> &Client {
-        &self.client
-    }
-}
-
 impl Connector {
-    pub(super) fn new(known: Arc<Known>, route: Route) -> Self {
+    pub(super) fn new(known: Arc<Known>, dialer: Dialer) -> Self {
         Self {
             known,
-            route,
+            dialer,
             events: Arc::default(),
-            turn: tokio::sync::Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
             current: Mutex::default(),
             opened: Mutex::default(),
         }
     }
 
     #[cfg(feature = "cluster")]
-    pub(super) fn route(&self) -> &Route {
-        &self.route
+    pub(super) fn dialer(&self) -> &Dialer {
+        &self.dialer
     }
 
     /// Connections that were opened since this was last called.
@@ -120,7 +64,7 @@ impl Connector {
 
     /// The connection to use now, made if need be.
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
-        let _turn = self.turn.lock().await;
+        let _connecting = self.connecting.lock().await;
         if let Some(link) = self.current().filter(|link| self.is_usable(link)) {
             return Ok(link);
         }
@@ -131,12 +75,12 @@ impl Connector {
     }
 
     fn is_usable(&self, link: &Link) -> bool {
-        let may_be_plain = || self.known.subscription.mode() == Mode::Suspended;
-        (link.state.is_subscribed || may_be_plain()) && !self.route.has_switched()
+        let may_be_plain = || self.known.subscription.approach() == Approach::Plain;
+        (link.state.is_subscribed || may_be_plain()) && !self.dialer.has_switched()
     }
 
-    /// Takes this connection out of use, and tells whether it was in use. Exchanges that are under way on it may still
-    /// be answered.
+    /// Takes this connection out of use, and returns whether it was in use. Its exchanges in flight may still be
+    /// answered.
     pub(super) fn forget(&self, link: &Link) -> bool {
         let old = locked(&self.current).take_if(|current| current.is(link));
         old.is_some()
@@ -145,14 +89,14 @@ impl Connector {
     pub(super) fn disconnect(&self) {
         let old = locked(&self.current).take();
         drop(old);
-        self.route.disconnect();
+        self.dialer.disconnect();
     }
 
-    /// Without time limits of its own: the caller has one for all of it.
+    /// Without time limits of its own: the caller has one for the whole exchange.
     async fn connect(&self) -> RedisResult<Link> {
-        let mut attempts = self.route.attempts();
+        let mut attempts = self.dialer.attempts();
         loop {
-            let client = self.route.client().await?;
+            let client = self.dialer.client().await?;
             attempts -= 1;
             match self.connect_to(client).await {
                 Err(error) if error.is_io_error() && attempts > 0 => {}
@@ -162,17 +106,17 @@ impl Connector {
     }
 
     async fn connect_to(&self, client: Client) -> RedisResult<Link> {
-        let link = match self.known.subscription.mode() {
-            Mode::Used => self.open(client, true).await?,
-            Mode::Suspected => self.open_cautiously(client).await?,
-            Mode::Suspended => self.open(client, false).await?,
+        let link = match self.known.subscription.approach() {
+            Approach::Subscribe => self.open(client, true).await?,
+            Approach::Probe => self.open_cautiously(client).await?,
+            Approach::Plain => self.open(client, false).await?,
         };
         self.use_from_now(&link);
         self.read_policy(&mut link.connection()).await;
         Ok(link)
     }
 
-    /// A connection whose subscription is confirmed, if it is to have one. Nobody is told when it ends, until it is used.
+    /// A connection whose subscription is confirmed, if it is to have one. Until it is used, its end is not reported.
     pub(super) async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
         let state = Arc::new(LinkState::new(subscribes));
         // Its own `io` must not keep it.
@@ -192,14 +136,56 @@ impl Connector {
         if subscribes {
             connection.clone().subscribe(&self.known.channel).await?;
         }
-        Ok(Link {
-            connection,
-            client,
-            state,
-        })
+        Ok(Link::new(connection, client, state))
     }
 
-    /// Warns once of a store that may evict permits. It may not be allowed to ask.
+    /// A connection that passed the probe, or has no subscription.
+    pub(super) async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
+        let subscription = &self.known.subscription;
+        let link = self.open(client.clone(), true).await?;
+        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
+            subscription.note(Probed::Passed, Instant::now());
+            return Ok(link);
+        }
+        let plain = self.open(client, false).await?;
+        subscription.note(Probed::Ended, Instant::now());
+        Ok(plain)
+    }
+
+    /// The connection without a subscription, if it is time to probe one.
+    pub(super) fn probe_due(&self, now: Instant) -> Option<Link> {
+        let is_due = self.known.subscription.is_due(now);
+        is_due.then(|| self.current()).flatten()
+    }
+
+    /// Probes a subscription on another connection to the same server, while exchanges use the one that has none.
+    pub(super) async fn probe_subscription(&self, plain: &Link) {
+        let probe = self.subscribed(plain.client().clone());
+        let probed = match timeout(MAX_PROBE, probe).await {
+            Ok(Ok(link)) => {
+                self.replace(plain, link);
+                Probed::Passed
+            }
+            Ok(Err(probed)) if plain.is_alive() => probed,
+            _ => Probed::Unknown,
+        };
+        self.known.subscription.note(probed, Instant::now());
+    }
+
+    async fn subscribed(&self, client: Client) -> Result<Link, Probed> {
+        let link = self.open(client, true).await;
+        let link = link.map_err(|error| match store_error(&error).is_outage() {
+            true => Probed::Unknown,
+            false => Probed::Refused,
+        })?;
+        match link.ends_at_a_large_reply().await {
+            Ok(false) => Ok(link),
+            Ok(true) => Err(Probed::Ended),
+            Err(_) => Err(Probed::Unknown),
+        }
+    }
+
+    /// Logs one warning of a store that may evict permits. The server may forbid the question.
     async fn read_policy(&self, connection: &mut MultiplexedConnection) {
         if self.known.policy_was_read.swap(true, Relaxed) {
             return;
@@ -217,7 +203,7 @@ impl Connector {
         }
     }
 
-    /// What is under way on the old one is still answered there.
+    /// Exchanges in flight on the old one are still answered there.
     pub(super) fn replace(&self, old: &Link, new: Link) {
         if self.forget(old) {
             self.use_from_now(&new);

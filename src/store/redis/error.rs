@@ -1,7 +1,7 @@
 //! An error of the `redis` crate as one of the store.
 //!
-//! What it says may quote an answer of the server, and that may quote the password: see `server_error.rs`. Only texts
-//! that are no server's are told: those of this crate, of the `redis` crate itself, and of the operating system.
+//! Its text may quote an answer of the server, and that may quote the password: see `server_error.rs`. Only texts that
+//! are no server's pass: those of this crate, of the `redis` crate itself, and of the operating system.
 
 use std::{error::Error, io, sync::Arc};
 
@@ -45,7 +45,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     StoreError { kind, message }
 }
 
-/// The name of a policy that may evict permits, as the server tells it. `None` if it evicts nothing.
+/// The name of a policy that may evict permits. `None` if it evicts nothing.
 pub(super) fn evicting(policy: &str) -> Option<&'static str> {
     if policy == "noeviction" {
         return None;
@@ -54,7 +54,7 @@ pub(super) fn evicting(policy: &str) -> Option<&'static str> {
     known.or(Some("not known"))
 }
 
-/// What the server said: code and text. Of several commands that failed, the first.
+/// The server's code and text. Of several commands that failed, the first.
 fn server_words(error: &RedisError) -> String {
     let (code, text) = match error.clone().into_server_errors().as_deref() {
         Some([(_, first), ..]) => (
@@ -69,7 +69,7 @@ fn server_words(error: &RedisError) -> String {
     format!("{} {}", code.unwrap_or_default(), text.unwrap_or_default())
 }
 
-/// What the crate itself says. Its details may be the server's, and so may the words of what caused it.
+/// The crate's own words. Its details may be the server's, and so may the words of what caused it.
 fn own_words(error: &RedisError) -> String {
     if error.source().is_some() {
         return error.category().to_owned();
@@ -104,7 +104,7 @@ fn of_io(error: &io::Error) -> StoreError {
     StoreError { kind, message }
 }
 
-/// Without what a certificate says, such as its names.
+/// Without anything from a certificate, such as its names.
 #[cfg(feature = "tls")]
 fn of_tls(error: &rustls::Error) -> String {
     use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
@@ -172,25 +172,25 @@ mod tests {
         for error in details.into_iter().chain(others) {
             let words = error.to_string().to_lowercase();
             assert!(words.contains("canary"), "{words}");
-            let told = store_error(&error).message;
-            assert!(!told.to_lowercase().contains("canary"), "{told}");
-            assert!(told.len() > 8, "{told}");
+            let message = store_error(&error).message;
+            assert!(!message.to_lowercase().contains("canary"), "{message}");
+            assert!(message.len() > 8, "{message}");
         }
     }
 
     #[test]
-    fn what_is_ours_is_told() {
+    fn our_own_words_pass() {
         let ours = (ErrorKind::InvalidClientConfig, "no such service").into();
         let ours = store_error(&ours).message;
         assert_eq!(ours, "no such service - InvalidClientConfig");
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let told = store_error(&refused.into()).message;
-        assert_eq!(told, "connection refused");
+        let message = store_error(&refused.into()).message;
+        assert_eq!(message, "connection refused");
     }
 
     #[cfg(feature = "tls")]
     #[test]
-    fn no_name_in_a_certificate_is_told() {
+    fn names_in_a_certificate_are_left_out() {
         use rustls::{AlertDescription, CertificateError, Error};
         let wrong_name = CertificateError::NotValidForNameContext {
             expected: "canary.example".try_into().unwrap(),

@@ -5,21 +5,21 @@ use std::{collections::VecDeque, sync::Mutex};
 use futures_util::task::AtomicWaker;
 use redis::{PushInfo, PushKind, Value};
 
-use super::{codec::decode_wake, locked};
+use super::{codec::decode_wake, locked::locked};
 use crate::store::Event;
 
-/// How many events are queued before wake-ups are dropped. A dropped one costs time, never a slot.
+/// Most events in the backlog before wake-ups are dropped. A dropped one costs time, never a slot.
 const MAX_EVENTS: usize = 1_024;
 
 /// Events on their way to the task that polls the session.
 #[derive(Default)]
 pub(super) struct Events {
-    queue: Mutex<Queue>,
+    backlog: Mutex<Backlog>,
     poller: AtomicWaker,
 }
 
 #[derive(Default)]
-struct Queue {
+struct Backlog {
     events: VecDeque<Event>,
     /// Whether [`Event::Missed`] is among them.
     missed: bool,
@@ -32,11 +32,11 @@ impl Events {
     }
 
     pub(super) fn next(&self) -> Option<Event> {
-        locked(&self.queue).pop()
+        locked(&self.backlog).pop()
     }
 
     pub(super) fn push(&self, event: Event) {
-        locked(&self.queue).push(event);
+        locked(&self.backlog).push(event);
         self.poller.wake();
     }
 
@@ -52,7 +52,7 @@ impl Events {
     }
 }
 
-impl Queue {
+impl Backlog {
     /// A wake-up that does not fit is dropped, which is reported once, at its place in the order. Everything else fits:
     /// a connection begins once and ends once, and the driver takes all events before it makes another.
     fn push(&mut self, event: Event) {
@@ -95,9 +95,9 @@ mod tests {
         std::iter::from_fn(|| events.next()).map(name).collect()
     }
 
-    /// G4: only wake-ups are dropped, and the keeper hears of it once, after all that were queued before.
+    /// G4: only wake-ups are dropped, and the loss is reported once, after all that were queued before.
     #[test]
-    fn a_full_queue_drops_wake_ups_only_and_says_so() {
+    fn a_full_backlog_drops_only_wake_ups_and_reports_it() {
         let events = Events::default();
         for _ in 0..2 {
             (0..MAX_EVENTS).for_each(|number| events.push(wake(number)));
@@ -117,9 +117,9 @@ mod tests {
         }
     }
 
-    /// Those that come once there is room again are kept, behind the report of those that were dropped before.
+    /// Wake-ups that come once there is room are kept, behind the report of those that were dropped before.
     #[test]
-    fn a_queue_with_room_again_takes_wake_ups() {
+    fn a_backlog_with_room_takes_wake_ups() {
         let events = Events::default();
         (0..=MAX_EVENTS).for_each(|number| events.push(wake(number)));
         // One more than fits: the report.

@@ -1,11 +1,21 @@
 //! The store in Redis 6.2 or later, or Valkey.
 //!
 //! One connection carries the exchanges of a process and the wake-ups for it: it speaks RESP3, and subscribes to the
-//! process's own channel before the first exchange is sent on it. After an error it is not used again; the next
+//! process's own channel before the first exchange is sent on it. After an error it is dropped; the next
 //! exchange makes a new one, and so finds the server that the name now leads to. Where the server's output buffer for
 //! subscribers is too small for that, connections do not subscribe: see `subscription.rs`.
 //!
 //! In a cluster each part of it has a store of its own: see `cluster.rs`.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `target`, `cluster`, `sentinel` | which server a connection has to lead to |
+//! | `session`, `exchange` | what the keeper's driver polls; one exchange on its way |
+//! | `connection`, `link` | makes the connection of a session; one connection |
+//! | `subscription` | whether connections subscribe to wake-ups |
+//! | `events` | what the store reports by itself |
+//! | `codec` | exchanges, replies and wake-ups on the wire |
+//! | `error`, `socket`, `known`, `locked` | errors, streams, names and what is known of the server, locks |
 //!
 //! # Permissions
 //!
@@ -29,6 +39,10 @@ pub(crate) mod codec;
 mod connection;
 mod error;
 mod events;
+mod exchange;
+mod known;
+mod link;
+mod locked;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod session;
@@ -36,44 +50,20 @@ mod socket;
 mod subscription;
 mod target;
 
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, atomic::AtomicBool};
-
-use redis::{Cmd, ErrorKind, RedisResult, Script, ServerErrorKind, Value};
+use std::sync::{Arc, atomic::AtomicBool};
 
 pub(crate) use self::target::Target;
 use self::{
-    codec::{decode, encode},
-    connection::{Connector, Link},
-    error::store_error,
-    session::RedisSession,
+    connection::Connector, exchange::Exchanger, known::Known, session::RedisSession,
     subscription::Subscription,
 };
-use super::{Session, Store, StoreError};
-use crate::ledger::{EXCHANGE_LUA, Exchange, ReplicaId, Reply};
-
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
+use super::{Session, Store};
+use crate::ledger::ReplicaId;
 
 /// Ledgers in one Redis server.
 pub(crate) struct RedisStore {
     target: Target,
     known: Arc<Known>,
-}
-
-/// What outlives a session.
-struct Known {
-    /// The channel of the wake-ups for this replica.
-    channel: String,
-    wake_prefix: String,
-    /// Named by an exchange that has no other key, so that in a cluster it comes to the right node.
-    idle_key: Option<String>,
-    policy_was_read: AtomicBool,
-    subscription: Subscription,
-}
-
-/// A session, for its exchanges.
-struct Inner {
-    known: Arc<Known>,
-    connector: Connector,
 }
 
 impl RedisStore {
@@ -94,8 +84,8 @@ impl RedisStore {
 
     fn session(&self) -> RedisSession {
         let known = self.known.clone();
-        let connector = Connector::new(known.clone(), self.target.route());
-        RedisSession::new(Inner { known, connector })
+        let connector = Connector::new(known.clone(), self.target.dialer());
+        RedisSession::new(Exchanger { known, connector })
     }
 }
 
@@ -103,64 +93,6 @@ impl Store for RedisStore {
     fn open(&self) -> Box<dyn Session> {
         Box::new(self.session())
     }
-}
-
-impl Inner {
-    async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
-        #[cfg(feature = "cluster")]
-        if let target::Route::Cluster(path) = self.connector.route() {
-            return self.exchange_in(path, exchange).await;
-        }
-        let link = self.connector.link().await?;
-        let outcome = self.run(&link, exchange).await;
-        self.read(&link, exchange, outcome)
-    }
-
-    async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
-        let mut connection = link.connection();
-        let command = match link.is_first() {
-            true => self.by_text(exchange),
-            false => self.encode("EVALSHA", SCRIPT.get_hash(), exchange),
-        };
-        match command.query_async(&mut connection).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.by_text(exchange).query_async(&mut connection).await
-            }
-            outcome => outcome,
-        }
-    }
-
-    fn read(
-        &self,
-        link: &Link,
-        exchange: &Exchange,
-        outcome: RedisResult<Value>,
-    ) -> Result<Reply, StoreError> {
-        let value = outcome.map_err(|error| store_error(&error));
-        let reply = value.and_then(|value| decode(exchange, value));
-        if reply.is_err() {
-            // Whatever is wrong with this server, the next connection may lead to another.
-            self.connector.forget(link);
-        }
-        reply
-    }
-
-    fn by_text(&self, exchange: &Exchange) -> Cmd {
-        self.encode("EVAL", EXCHANGE_LUA, exchange)
-    }
-
-    fn encode(&self, command: &str, script: &str, exchange: &Exchange) -> Cmd {
-        let Known {
-            wake_prefix,
-            idle_key,
-            ..
-        } = &*self.known;
-        encode(command, script, wake_prefix, idle_key.as_deref(), exchange)
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

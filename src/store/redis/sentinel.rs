@@ -1,6 +1,6 @@
 //! A primary that Redis Sentinel watches over: each new connection asks the sentinels which server it is.
 //!
-//! All sentinels are asked at once, and the first one counts whose server says of itself that it is a primary. So
+//! All sentinels are asked at once, and the first one counts whose server confirms that it is a primary. So
 //! neither a dead or silent sentinel nor one that still names a demoted server takes time from the others: the caller's
 //! limit is for all of it. (The `redis` crate's own module takes the answers in the order of its list.) A configuration
 //! that is wrong shows only if no sentinel leads to a primary.
@@ -40,7 +40,7 @@ use redis::{
 };
 use tokio::time::Instant;
 
-use super::{locked, socket, store_error, target::prepared};
+use super::{error::store_error, locked::locked, socket};
 
 const MAX_SENTINELS: usize = 16;
 const DEFAULT_PORT: u16 = 26_379;
@@ -55,24 +55,24 @@ pub(crate) struct Sentinels {
     service: String,
     /// Its address is put in when it is known.
     server: ConnectionInfo,
-    /// The primary that was replaced last, and when. It may be well and call itself one for a while, and a sentinel that
-    /// has not heard of the change yet may still name it.
+    /// The primary that was replaced last, and when. It may be up and call itself one for a while, and a sentinel that
+    /// has not seen the change yet may still name it.
     replaced: Arc<Mutex<Option<(String, u16, Instant)>>>,
 }
 
-/// The sentinels as one session asks them.
-pub(super) struct Watch {
+/// Makes the clients for the connections of one session to the primary.
+pub(super) struct PrimaryDialer {
     sentinels: Arc<Sentinels>,
     notice: Mutex<Option<Notice>>,
 }
 
-/// The sentinel that named the primary tells here of another one.
+/// Set by the sentinel that named the primary, when it names another one.
 struct Notice {
     came: Arc<AtomicBool>,
     _connection: MultiplexedConnection,
 }
 
-impl Watch {
+impl PrimaryDialer {
     pub(super) fn new(sentinels: Arc<Sentinels>) -> Self {
         Self {
             sentinels,
@@ -95,7 +95,7 @@ impl Watch {
                     *self.notice() = Some(notice);
                     return Ok(primary);
                 }
-                // What is wrong with the configuration is told before what may pass.
+                // A fault of the configuration goes before one that may pass.
                 Err(error) if fault.as_ref().is_none_or(may_pass) => fault = Some(error),
                 Err(_) => {}
             }
@@ -153,19 +153,20 @@ impl Sentinels {
         Ok(Self {
             sentinels: sentinels.collect::<Result<_, _>>()?,
             service,
-            server: prepared(server),
+            server: socket::prepared(server),
             replaced: Arc::default(),
         })
     }
 
-    /// What one sentinel says, if the server agrees.
+    /// The primary that one sentinel names, if that server confirms it.
     async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
         let came = Arc::new(AtomicBool::new(false));
-        let (service, tell, replaced) = (self.service.clone(), came.clone(), self.replaced.clone());
+        let (service, notified, replaced) =
+            (self.service.clone(), came.clone(), self.replaced.clone());
         let config = socket::config().set_push_sender(move |push: PushInfo| {
             if let Some((host, port)) = replaced_by(&push, &service) {
                 *locked(&replaced) = Some((host, port, Instant::now()));
-                tell.store(true, Relaxed);
+                notified.store(true, Relaxed);
             }
             Ok::<(), ()>(())
         });
@@ -220,7 +221,7 @@ impl Sentinels {
     }
 }
 
-/// The primary that it says was replaced. Its words are the service, the old address and the new one.
+/// The replaced primary in a notice, whose words are the service, the old address and the new one.
 fn replaced_by(push: &PushInfo, service: &str) -> Option<(String, u16)> {
     let message = Msg::from_push_info(push.clone())?;
     if message.get_channel_name() != SWITCHED {
@@ -255,7 +256,7 @@ fn login(parameters: &str) -> Result<RedisConnectionInfo, &'static str> {
         login = match name {
             "sentinel_username" => login.set_username(decoded(value)?),
             "sentinel_password" => login.set_password(decoded(value)?),
-            // The protocol is ours to choose; other URLs of the store may say it too.
+            // The protocol is fixed; other URLs of the store may have this parameter too.
             "protocol" => login,
             _ => return Err("the store's URL has a parameter that is not known"),
         };
@@ -318,10 +319,10 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_is_wrong_is_told_and_not_repeated() {
+    fn a_wrong_url_is_reported_and_not_repeated() {
         let many = |count| vec!["host"; count].join(",") + "/main";
         assert!(open(&many(16)).is_ok());
-        for (rest, told) in [
+        for (rest, expected) in [
             (many(17), "16"),
             ("canary@host".to_owned(), "service"),
             ("canary@host//1".to_owned(), "service"),
@@ -333,7 +334,7 @@ mod tests {
             ("host/main?sentinel_pasword=canary".to_owned(), "parameter"),
         ] {
             let fault = open(&rest).map(drop).expect_err(&rest);
-            assert!(fault.contains(told), "{rest}: {fault}");
+            assert!(fault.contains(expected), "{rest}: {fault}");
             assert!(!fault.contains("canary"), "{fault}");
         }
     }

@@ -8,37 +8,37 @@ use std::{
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::Instant;
 
-use super::{Inner, connection::Opened};
+use super::{exchange::Exchanger, link::Opened};
 use crate::{
     ledger::{Exchange, Reply},
     store::{Event, Session, StoreError},
 };
 
 pub(super) struct RedisSession {
-    inner: Arc<Inner>,
+    exchanger: Arc<Exchanger>,
     connections: Vec<Opened>,
-    /// An attempt to subscribe again.
-    trial: Option<BoxFuture<'static, ()>>,
+    /// A probe of whether connections may subscribe.
+    probe: Option<BoxFuture<'static, ()>>,
 }
 
 impl RedisSession {
-    pub(super) fn new(inner: Inner) -> Self {
+    pub(super) fn new(exchanger: Exchanger) -> Self {
         Self {
-            inner: Arc::new(inner),
+            exchanger: Arc::new(exchanger),
             connections: Vec::new(),
-            trial: None,
+            probe: None,
         }
     }
 
-    fn trial(&self) -> Option<BoxFuture<'static, ()>> {
-        let plain = self.inner.connector.trial_is_due(Instant::now())?;
-        let inner = self.inner.clone();
-        Some(async move { inner.connector.try_subscription(&plain).await }.boxed())
+    fn probe(&self) -> Option<BoxFuture<'static, ()>> {
+        let plain = self.exchanger.connector.probe_due(Instant::now())?;
+        let exchanger = self.exchanger.clone();
+        Some(async move { exchanger.connector.probe_subscription(&plain).await }.boxed())
     }
 
     /// Moves the bytes of all connections that are used.
     fn poll_connections(&mut self, cx: &mut Context<'_>) {
-        let connector = &self.inner.connector;
+        let connector = &self.exchanger.connector;
         self.connections.extend(connector.take_opened());
         self.connections.retain_mut(|(link, io)| {
             let Some(link) = link.upgrade() else {
@@ -58,32 +58,36 @@ impl Session for RedisSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        if self.trial.is_none() {
-            self.trial = self.trial();
+        if self.probe.is_none() {
+            self.probe = self.probe();
         }
-        let inner = self.inner.clone();
-        async move { inner.exchange(&exchange).await }.boxed()
+        let exchanger = self.exchanger.clone();
+        async move { exchanger.exchange(&exchange).await }.boxed()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
-        self.inner.connector.events.poller().register(cx.waker());
-        if let Some(trial) = &mut self.trial
-            && trial.poll_unpin(cx).is_ready()
+        self.exchanger
+            .connector
+            .events
+            .poller()
+            .register(cx.waker());
+        if let Some(probe) = &mut self.probe
+            && probe.poll_unpin(cx).is_ready()
         {
-            self.trial = None;
+            self.probe = None;
         }
         self.poll_connections(cx);
-        let Some(event) = self.inner.connector.events.next() else {
+        let Some(event) = self.exchanger.connector.events.next() else {
             return Poll::Pending;
         };
         if matches!(event, Event::Disconnected) {
-            self.inner.known.subscription.note_end(Instant::now());
+            self.exchanger.known.subscription.note_end(Instant::now());
         }
         Poll::Ready(event)
     }
 
     fn disconnect(&mut self) {
-        self.inner.connector.disconnect();
+        self.exchanger.connector.disconnect();
     }
 }
 
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
     use crate::{
         ledger::ReplicaId,
-        store::redis::{RedisStore, Target, connection::LinkState},
+        store::redis::{RedisStore, Target, link::LinkState},
     };
 
     /// The `redis` crate does not report every end: after some errors of the network there is just nothing left to do.
@@ -109,7 +113,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         let event = session.poll_event(&mut cx);
         assert!(matches!(event, Poll::Ready(Event::Disconnected)));
-        link.end(&session.inner.connector.events);
+        link.end(&session.exchanger.connector.events);
         assert!(session.poll_event(&mut cx).is_pending());
     }
 }

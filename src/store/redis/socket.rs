@@ -1,8 +1,10 @@
-//! Opens connections that are driven by whoever waits for them.
+//! Opens connections that the task that awaits them drives.
+//!
+//! Tests: `tests.rs`; with TLS: `tests/tls.rs`.
 
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, RedisResult,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisResult,
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::SockRef},
 };
@@ -10,6 +12,14 @@ use tokio::net::{TcpStream, lookup_host};
 
 /// Moves bytes and completes requests while it is polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
+
+/// With what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
+pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
+    let redis = info.redis_settings().clone();
+    let tcp = info.tcp_settings().clone();
+    info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
+        .set_tcp_settings(tcp.set_nodelay(true))
+}
 
 /// Without time limits of its own: the caller has one for all that it does.
 pub(super) fn config() -> AsyncConnectionConfig {

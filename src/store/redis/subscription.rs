@@ -2,12 +2,13 @@
 //!
 //! Exchanges and wake-ups share a connection. Once it has subscribed, Redis ends it as soon as what it has to send there
 //! exceeds `client-output-buffer-limit pubsub`, and replies count too. Where that is less than a reply, one connection
-//! after the other would end without a word, and no work would be done. The setting may not be readable
-//! (`CONFIG GET`), but it can be tried.
+//! after the other would end without an error, and no exchange would complete. The setting may not be readable
+//! (`CONFIG GET`), but a probe shows its effect.
 //!
-//! So after two connections that ended within a minute, the next one is asked for a large reply before it is used. If it
-//! bears that, it was something else, such as a restart. If the server ends it, and accepts one without a subscription,
-//! wake-ups are done without. The subscription is tried again after a pause, on a connection beside the one that is used.
+//! So after two connections that ended within a minute, the next one is probed with a large reply before it is used. If
+//! the reply comes, the cause was another one, such as a restart. If the server ends the connection, and accepts one
+//! without a subscription, connections stop subscribing. After a pause the subscription is probed anew, on a connection
+//! beside the one that is used.
 
 use std::{
     sync::{
@@ -17,64 +18,55 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, RedisResult, cmd};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::{
-    connection::{Connector, Link},
-    locked, store_error,
-};
+use super::locked::locked;
 
-/// Two connections that end within this time are one too many.
+/// Time within which two ended connections are suspicious.
 const SUSPICIOUS: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Connections that have to end at a large reply before it is warned of: one of them may be a coincidence.
+/// Connections that have to end at a large reply before a warning: a single one may be a coincidence.
 const CERTAIN: u32 = 2;
 
-/// How long an attempt may take.
-const LONGEST_TRIAL: Duration = Duration::from_secs(10);
-/// Bytes that a connection with a subscription must be able to bear: more than those of two replies.
-const ENOUGH: usize = 128 * 1_024;
-
 pub(super) struct Subscription {
-    state: Mutex<State>,
-    /// Whether it was warned of. All parts of a cluster share it.
+    health: Mutex<Health>,
+    /// Whether the warning was logged. All parts of a cluster share it.
     warned: Arc<AtomicBool>,
 }
 
-enum State {
-    Used {
+enum Health {
+    Good {
         /// When a connection ended last.
         ended: Option<Instant>,
     },
     Suspected,
     Suspended {
-        trial_at: Instant,
-        /// After the next attempt.
+        probe_at: Instant,
+        /// After the next probe.
         pause: Duration,
         /// Connections that ended at a large reply.
         ended: u32,
     },
 }
 
-/// What a new connection does about wake-ups.
+/// How a new connection treats wake-ups.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum Approach {
     /// It subscribes.
-    Used,
-    /// It subscribes, and is tried before it is used.
-    Suspected,
-    /// It does without.
-    Suspended,
+    Subscribe,
+    /// It subscribes, and is probed before it is used.
+    Probe,
+    /// It does not subscribe.
+    Plain,
 }
 
-/// How a connection with a subscription stood a large reply.
+/// The outcome of a probe: a large reply on a connection with a subscription.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It bears what it may have to.
-    Fine,
-    /// The server ended it.
+pub(super) enum Probed {
+    /// The reply came.
+    Passed,
+    /// The server ended the connection.
     Ended,
     /// The server does not allow the subscription, which the next connection will report.
     Refused,
@@ -84,129 +76,68 @@ pub(super) enum Verdict {
 impl Subscription {
     pub(super) fn new(warned: Arc<AtomicBool>) -> Self {
         Self {
-            state: Mutex::new(State::Used { ended: None }),
+            health: Mutex::new(Health::Good { ended: None }),
             warned,
         }
     }
 
-    pub(super) fn mode(&self) -> Mode {
-        match *self.state() {
-            State::Used { .. } => Mode::Used,
-            State::Suspected => Mode::Suspected,
-            State::Suspended { .. } => Mode::Suspended,
+    pub(super) fn approach(&self) -> Approach {
+        match *self.health() {
+            Health::Good { .. } => Approach::Subscribe,
+            Health::Suspected => Approach::Probe,
+            Health::Suspended { .. } => Approach::Plain,
         }
     }
 
-    /// Whether it is time for another attempt.
+    /// Whether it is time for another probe.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        matches!(*self.state(), State::Suspended { trial_at, .. } if trial_at <= now)
+        matches!(*self.health(), Health::Suspended { probe_at, .. } if probe_at <= now)
     }
 
-    /// A connection has ended, and not by us.
+    /// A connection has ended without our doing.
     pub(super) fn note_end(&self, now: Instant) {
-        let mut state = self.state();
-        if let State::Used { ended } = &mut *state {
-            *state = match *ended {
-                Some(at) if now < at + SUSPICIOUS => State::Suspected,
-                _ => State::Used { ended: Some(now) },
+        let mut health = self.health();
+        if let Health::Good { ended } = &mut *health {
+            *health = match *ended {
+                Some(at) if now < at + SUSPICIOUS => Health::Suspected,
+                _ => Health::Good { ended: Some(now) },
             };
         }
     }
 
-    pub(super) fn note(&self, verdict: Verdict, now: Instant) {
-        let mut state = self.state();
-        let (pause, ended) = match *state {
-            State::Suspended { pause, ended, .. } => (pause, ended),
+    pub(super) fn note(&self, probed: Probed, now: Instant) {
+        let mut health = self.health();
+        let (pause, ended) = match *health {
+            Health::Suspended { pause, ended, .. } => (pause, ended),
             _ => (FIRST_PAUSE, 0),
         };
-        let ended = ended + u32::from(verdict == Verdict::Ended);
-        *state = match verdict {
-            Verdict::Fine | Verdict::Refused => State::Used { ended: None },
-            Verdict::Ended | Verdict::Unknown => State::Suspended {
-                trial_at: now + pause,
+        let ended = ended + u32::from(probed == Probed::Ended);
+        *health = match probed {
+            Probed::Passed | Probed::Refused => Health::Good { ended: None },
+            Probed::Ended | Probed::Unknown => Health::Suspended {
+                probe_at: now + pause,
                 pause: (2 * pause).min(LONGEST_PAUSE),
                 ended,
             },
         };
-        drop(state);
-        match verdict {
-            Verdict::Ended if ended >= CERTAIN && !self.warned.swap(true, Relaxed) => {
+        drop(health);
+        match probed {
+            Probed::Ended if ended >= CERTAIN && !self.warned.swap(true, Relaxed) => {
                 tracing::warn!(
                     "the store ends connections that subscribe to wake-ups: its \
                      client-output-buffer-limit pubsub is too small; until it is raised, waiters \
                      learn of their slots by polling"
                 );
             }
-            Verdict::Fine if self.warned.swap(false, Relaxed) => {
+            Probed::Passed if self.warned.swap(false, Relaxed) => {
                 tracing::info!("the store sends wake-ups again");
             }
             _ => {}
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        locked(&self.state)
-    }
-}
-
-impl Connector {
-    /// A connection that bears a large reply, or has no subscription.
-    pub(super) async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
-        let subscription = &self.known.subscription;
-        let link = self.open(client.clone(), true).await?;
-        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
-            subscription.note(Verdict::Fine, Instant::now());
-            return Ok(link);
-        }
-        let plain = self.open(client, false).await?;
-        subscription.note(Verdict::Ended, Instant::now());
-        Ok(plain)
-    }
-
-    /// The connection that does without a subscription, if it is time to try one.
-    pub(super) fn trial_is_due(&self, now: Instant) -> Option<Link> {
-        let is_due = self.known.subscription.is_due(now);
-        is_due.then(|| self.current()).flatten()
-    }
-
-    /// Tries a subscription on another connection to the same server, while exchanges use the one that has none.
-    pub(super) async fn try_subscription(&self, plain: &Link) {
-        let trial = self.subscribed(plain.client().clone());
-        let verdict = match timeout(LONGEST_TRIAL, trial).await {
-            Ok(Ok(link)) => {
-                self.replace(plain, link);
-                Verdict::Fine
-            }
-            Ok(Err(verdict)) if plain.is_alive() => verdict,
-            _ => Verdict::Unknown,
-        };
-        self.known.subscription.note(verdict, Instant::now());
-    }
-
-    async fn subscribed(&self, client: Client) -> Result<Link, Verdict> {
-        let link = self.open(client, true).await;
-        let link = link.map_err(|error| match store_error(&error).is_outage() {
-            true => Verdict::Unknown,
-            false => Verdict::Refused,
-        })?;
-        match link.ends_at_a_large_reply().await {
-            Ok(false) => Ok(link),
-            Ok(true) => Err(Verdict::Ended),
-            Err(_) => Err(Verdict::Unknown),
-        }
-    }
-}
-
-impl Link {
-    async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
-        let mut large = cmd("EVAL");
-        let script = "return string.rep('.', ARGV[1])";
-        large.arg(script).arg(0).arg(ENOUGH);
-        match large.query_async(&mut self.connection()).await {
-            Ok(()) => Ok(false),
-            Err(error) if error.is_io_error() => Ok(true),
-            Err(error) => Err(error),
-        }
+    fn health(&self) -> MutexGuard<'_, Health> {
+        locked(&self.health)
     }
 }
 
@@ -220,8 +151,8 @@ mod tests {
 
     fn suspended() -> (Subscription, Instant) {
         let (subscription, now) = subscription();
-        subscription.note(Verdict::Ended, now);
-        assert!(subscription.mode() == Mode::Suspended);
+        subscription.note(Probed::Ended, now);
+        assert!(subscription.approach() == Approach::Plain);
         (subscription, now)
     }
 
@@ -230,21 +161,21 @@ mod tests {
         let (subscription, start) = subscription();
         for minute in 0..10 {
             subscription.note_end(start + SUSPICIOUS * minute);
-            assert!(subscription.mode() == Mode::Used);
+            assert!(subscription.approach() == Approach::Subscribe);
         }
         subscription.note_end(start + SUSPICIOUS * 9 + SUSPICIOUS / 2);
-        assert!(subscription.mode() == Mode::Suspected);
-        // It was something else, and two more are two more.
-        subscription.note(Verdict::Fine, start);
-        assert!(subscription.mode() == Mode::Used);
+        assert!(subscription.approach() == Approach::Probe);
+        // It passed the probe, so the count starts anew.
+        subscription.note(Probed::Passed, start);
+        assert!(subscription.approach() == Approach::Subscribe);
         subscription.note_end(start);
-        assert!(subscription.mode() == Mode::Used);
+        assert!(subscription.approach() == Approach::Subscribe);
         subscription.note_end(start);
-        assert!(subscription.mode() == Mode::Suspected);
+        assert!(subscription.approach() == Approach::Probe);
     }
 
     #[test]
-    fn it_is_tried_ever_more_rarely() {
+    fn probes_back_off() {
         let (subscription, mut now) = suspended();
         for (number, pause) in [
             250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000,
@@ -256,33 +187,33 @@ mod tests {
             assert!(!subscription.is_due(now + pause - Duration::from_millis(1)));
             now += pause;
             assert!(subscription.is_due(now));
-            // The end of one that does without is no reason for anything.
+            // The end of a connection without a subscription changes nothing.
             subscription.note_end(now);
-            subscription.note([Verdict::Ended, Verdict::Unknown][number % 2], now);
-            assert!(subscription.mode() == Mode::Suspended);
+            subscription.note([Probed::Ended, Probed::Unknown][number % 2], now);
+            assert!(subscription.approach() == Approach::Plain);
         }
-        subscription.note(Verdict::Fine, now);
-        assert!(subscription.mode() == Mode::Used && !subscription.is_due(now));
+        subscription.note(Probed::Passed, now);
+        assert!(subscription.approach() == Approach::Subscribe && !subscription.is_due(now));
     }
 
     #[test]
-    fn what_is_not_allowed_is_for_the_next_connection_to_report() {
+    fn a_forbidden_subscription_is_left_to_the_next_connection_to_report() {
         let (subscription, now) = suspended();
-        subscription.note(Verdict::Refused, now);
-        assert!(subscription.mode() == Mode::Used);
+        subscription.note(Probed::Refused, now);
+        assert!(subscription.approach() == Approach::Subscribe);
     }
 
     #[test]
-    fn one_connection_that_ended_is_no_certainty() {
+    fn one_ended_connection_logs_no_warning() {
         let (subscription, now) = subscription();
-        for (verdict, warned) in [
-            (Verdict::Ended, false),
-            (Verdict::Unknown, false),
-            (Verdict::Ended, true),
-            (Verdict::Unknown, true),
-            (Verdict::Fine, false),
+        for (probed, warned) in [
+            (Probed::Ended, false),
+            (Probed::Unknown, false),
+            (Probed::Ended, true),
+            (Probed::Unknown, true),
+            (Probed::Passed, false),
         ] {
-            subscription.note(verdict, now);
+            subscription.note(probed, now);
             assert_eq!(subscription.warned.load(Relaxed), warned);
         }
     }

@@ -1,37 +1,40 @@
 //! Which server a new connection leads to.
+//!
+//! Tests: `tests.rs`.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult};
+use redis::{Client, RedisResult};
 
 #[cfg(feature = "cluster")]
-use super::cluster::{Cluster, Path};
+use super::cluster::{Cluster, PartDialer};
 #[cfg(feature = "sentinel")]
-use super::sentinel::{Sentinels, Watch};
+use super::sentinel::{PrimaryDialer, Sentinels};
+use super::socket;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::Part,
+    part::Part,
 };
 
-/// Where the store is, as its URL says.
+/// Where the store is, read from its URL.
 pub(crate) enum Target {
     /// One server, by its name.
     Server(Arc<Client>),
-    /// The server that sentinels say is the primary.
+    /// The primary that sentinels name.
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<Sentinels>),
-    /// The node of a cluster that has what is asked for.
+    /// The node of a cluster that owns the part's hash slot.
     #[cfg(feature = "cluster")]
     Cluster(Cluster),
 }
 
-/// The way there, for one session.
-pub(super) enum Route {
+/// Makes the clients for the connections of one session.
+pub(super) enum Dialer {
     Server(Arc<Client>),
     #[cfg(feature = "sentinel")]
-    Sentinel(Watch),
+    Sentinel(PrimaryDialer),
     #[cfg(feature = "cluster")]
-    Cluster(Box<Path>),
+    Cluster(Box<PartDialer>),
 }
 
 impl Target {
@@ -76,7 +79,7 @@ impl Target {
         Err("a cluster as the store needs the feature `cluster`")
     }
 
-    /// The parts of a cluster; what is none is one whole.
+    /// The parts of a cluster; any other store is one whole.
     pub(crate) fn parts(self) -> Vec<(Option<Part>, Self)> {
         match self {
             #[cfg(feature = "cluster")]
@@ -97,7 +100,7 @@ impl Target {
         }
     }
 
-    /// Whether output buffers that are too small were warned of: once for all parts of a cluster.
+    /// Whether a warning of small output buffers was logged: one for all parts of a cluster.
     pub(super) fn warned(&self) -> Arc<AtomicBool> {
         match self {
             #[cfg(feature = "cluster")]
@@ -106,54 +109,54 @@ impl Target {
         }
     }
 
-    pub(super) fn route(&self) -> Route {
+    pub(super) fn dialer(&self) -> Dialer {
         match self {
-            Self::Server(client) => Route::Server(client.clone()),
+            Self::Server(client) => Dialer::Server(client.clone()),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinels) => Route::Sentinel(Watch::new(sentinels.clone())),
+            Self::Sentinel(sentinels) => Dialer::Sentinel(PrimaryDialer::new(sentinels.clone())),
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => Route::Cluster(Box::new(cluster.path())),
+            Self::Cluster(cluster) => Dialer::Cluster(Box::new(cluster.dialer())),
         }
     }
 }
 
-impl Route {
+impl Dialer {
     /// A client for the server that is the right one now. Without a time limit of its own.
     pub(super) async fn client(&self) -> RedisResult<Client> {
         match self {
             Self::Server(client) => Ok(Client::clone(client)),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(watch) => watch.primary().await,
+            Self::Sentinel(dialer) => dialer.primary().await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(path) => path.client(),
+            Self::Cluster(dialer) => dialer.client(),
         }
     }
 
-    /// How often to ask for a client before giving up on a connection.
+    /// Clients to try before giving up on a connection.
     pub(super) fn attempts(&self) -> usize {
         match self {
             #[cfg(feature = "cluster")]
-            Self::Cluster(path) => path.attempts(),
+            Self::Cluster(dialer) => dialer.attempts(),
             _ => 1,
         }
     }
 
-    /// Whether another server than the last one is the right one now, as far as was told.
+    /// Whether a notice came that another server has replaced the last one.
     pub(super) fn has_switched(&self) -> bool {
         match self {
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(watch) => watch.has_switched(),
+            Self::Sentinel(dialer) => dialer.has_switched(),
             _ => false,
         }
     }
 
-    /// Drops what is still connected.
+    /// Drops the connections that it keeps for itself.
     pub(super) fn disconnect(&self) {
         match self {
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(watch) => watch.disconnect(),
+            Self::Sentinel(dialer) => dialer.disconnect(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(path) => path.disconnect(),
+            Self::Cluster(dialer) => dialer.disconnect(),
             Self::Server(_) => {}
         }
     }
@@ -161,15 +164,7 @@ impl Route {
 
 impl From<Client> for Target {
     fn from(client: Client) -> Self {
-        let info = prepared(client.get_connection_info().clone());
+        let info = socket::prepared(client.get_connection_info().clone());
         Self::Server(Arc::new(Client::open(info).unwrap_or(client)))
     }
-}
-
-/// With what every connection of the store needs: RESP3, whose pushes carry wake-ups, and no delays.
-pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
-    let redis = info.redis_settings().clone();
-    let tcp = info.tcp_settings().clone();
-    info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3))
-        .set_tcp_settings(tcp.set_nodelay(true))
 }

@@ -1,4 +1,4 @@
-//! The store against a real server. What the ledgers do is tested in `ledger`.
+//! The store against a real server. The steps of a ledger are tested in `ledger`.
 
 use std::{
     collections::VecDeque,
@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
     net::{Ipv4Addr, TcpListener},
     pin::pin,
-    sync::Once,
+    sync::{Mutex, Once},
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,11 +16,11 @@ use futures_util::future::BoxFuture;
 use super::*;
 use crate::{
     ledger::{
-        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, LedgerError, Rate,
-        Standing, Wake, Want,
+        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange,
+        LedgerError, Rate, Reply, Standing, Wake, Want,
     },
     redis_server::{RedisServer, free_port},
-    store::{Event, StoreErrorKind},
+    store::{Event, StoreError, StoreErrorKind},
 };
 
 const KEY: &str = "turnstile:{one}";
@@ -131,9 +131,9 @@ impl Replica {
         poll_fn(step).await
     }
 
-    fn is_told_nothing(&mut self) {
-        let told = self.events.lock().unwrap().pop_front();
-        assert!(told.is_none(), "{told:?}");
+    fn has_no_event(&mut self) {
+        let event = self.events.lock().unwrap().pop_front();
+        assert!(event.is_none(), "{event:?}");
     }
 }
 
@@ -180,7 +180,7 @@ fn charge() -> Charge {
     }
 }
 
-/// A slot in each of the first so many ledgers of the exchange.
+/// A slot in each of the first `count` ledgers of the exchange.
 fn claim(ledgers: usize, seq: u64) -> Claim {
     let ask = |batch| ClaimAsk {
         batch,
@@ -230,7 +230,7 @@ async fn a_promoted_waiter_of_another_replica_is_woken() {
     assert_eq!((wake.key.as_str(), wake.seqs.as_slice()), (KEY, &[7][..]));
     assert_eq!(wake.granted_us, reply.now_us);
     assert_eq!(wake.until_ms, reply.now_us / 1_000 + LEASE_MS);
-    one.is_told_nothing();
+    one.has_no_event();
 }
 
 #[tokio::test]
@@ -282,7 +282,7 @@ async fn exchanges_share_one_connection_and_keep_their_order() {
         replica.send(vec![batch], Vec::new())
     });
     let all = replica.drive(futures_util::future::join_all(all));
-    // So many in one task use up its budget, and then one lets the next go first. A keeper sends a few at a time.
+    // This many exchanges exhaust the budget of one task, and then one lets the next go first. A keeper sends a few at a time.
     let replies = tokio::task::unconstrained(all).await;
     // One for the store, one for the question.
     assert_eq!(connections() - before, 2);
@@ -298,7 +298,7 @@ async fn exchanges_share_one_connection_and_keep_their_order() {
 }
 
 #[tokio::test]
-async fn a_cut_connection_is_made_again() {
+async fn a_cut_connection_is_replaced() {
     let server = RedisServer::start();
     let mut replica = Replica::of(&server, 1);
     replica.run(acquire(1)).await;
@@ -308,11 +308,11 @@ async fn a_cut_connection_is_made_again() {
     replica.is_disconnected().await;
     assert!(holds(&replica.run(renew(1)).await.renewed[0]));
     replica.is_connected().await;
-    replica.is_told_nothing();
+    replica.has_no_event();
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_used_again() {
+async fn a_server_that_comes_back_is_used() {
     let mut server = RedisServer::start();
     let mut replica = Replica::of(&server, 1);
     replica.run(acquire(1)).await;
@@ -324,7 +324,7 @@ async fn a_server_that_comes_back_is_used_again() {
     replica.is_connected().await;
     replica.is_disconnected().await;
     replica.is_connected().await;
-    replica.is_told_nothing();
+    replica.has_no_event();
 }
 
 #[tokio::test]
@@ -337,9 +337,9 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     let answered = tokio::time::timeout(Duration::from_millis(20), &mut silent).await;
     assert!(answered.is_err());
     replica.disconnect();
-    let again = replica.exchange(vec![renew(1)]);
-    let again = futures_util::future::join(again, async { server.resume() });
-    assert!(again.await.0.is_ok());
+    let renewal = replica.exchange(vec![renew(1)]);
+    let renewal = futures_util::future::join(renewal, async { server.resume() });
+    assert!(renewal.await.0.is_ok());
     // What was under way on the connection before is still answered.
     assert!(silent.await.is_ok());
     // Then it is closed.
@@ -350,14 +350,14 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     // That is no end to be reported.
     replica.is_connected().await;
     replica.is_connected().await;
-    replica.is_told_nothing();
+    replica.has_no_event();
     // The end of the session closes the other one.
     drop(replica);
     while connections().contains("id=") {}
 }
 
 #[tokio::test]
-async fn a_script_that_was_flushed_is_sent_again() {
+async fn a_script_that_was_flushed_is_resent() {
     let server = RedisServer::start();
     let replica = Replica::of(&server, 1);
     for seq in 1..=10 {
@@ -564,7 +564,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     while let Some(field) = fields.next() {
         if field == "object" {
             let object = fields.next().unwrap();
-            // Redis 6.2 does not tell of subcommands.
+            // Redis 6.2 does not list subcommands.
             let known = ["config|get", "client|setinfo", "config", "client"];
             assert!(known.contains(&object), "{object}");
         }
@@ -593,11 +593,11 @@ async fn where_publish_is_forbidden_the_line_still_moves() {
     other.is_connected().await;
     assert_eq!(one.run(release(1)).await.in_use, 1);
     assert!(holds(&other.run(renew(1)).await.renewed[0]));
-    other.is_told_nothing();
+    other.has_no_event();
 }
 
 #[tokio::test]
-async fn a_missing_permission_is_told_as_such() {
+async fn a_missing_permission_is_reported_as_such() {
     let server = RedisServer::start();
     for missing in [
         "-subscribe",
@@ -619,7 +619,7 @@ async fn a_missing_permission_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_missing_permission_for_rates_is_told_and_nothing_is_taken() {
+async fn a_missing_permission_for_rates_is_reported_and_nothing_is_acquired() {
     let server = RedisServer::start();
     for missing in ["-get", "-set"] {
         let url = user(&server, &[missing]);
@@ -632,7 +632,7 @@ async fn a_missing_permission_for_rates_is_told_and_nothing_is_taken() {
 }
 
 #[tokio::test]
-async fn wrong_credentials_are_told_as_such_and_not_repeated() {
+async fn wrong_credentials_are_reported_as_such_and_not_repeated() {
     let server = RedisServer::start();
     user(&server, &[]);
     let url = |name: &str| server.url().replace("://", &format!("://{name}:canary@"));
@@ -799,7 +799,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     }
     other.works_until(|| warnings() > 0).await;
     other.run(many(50_000)).await;
-    // It is tried once more meanwhile, and not said again.
+    // One more probe runs meanwhile, and logs nothing.
     let warned = tokio::time::Instant::now();
     other
         .works_until(|| warned.elapsed() > Duration::from_secs(1))
@@ -833,7 +833,7 @@ async fn connections_that_were_killed_are_no_reason_to_do_without_wake_ups() {
         replica.is_connected().await;
         server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         replica.is_disconnected().await;
-        replica.is_told_nothing();
+        replica.has_no_event();
     }
 }
 

@@ -1,8 +1,8 @@
-//! The handles without anybody to tell.
+//! Handles that do nothing.
 
 use std::time::Duration;
 
-use super::Metric;
+use super::catalog::Metric;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Counter;

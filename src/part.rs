@@ -23,7 +23,7 @@ impl Part {
     }
 
     /// The part of the ledger with this [digest](crate::key::Key::digest).
-    pub(super) fn of(digest: u128) -> Self {
+    pub(crate) fn of(digest: u128) -> Self {
         Self((digest % PARTS as u128) as usize)
     }
 

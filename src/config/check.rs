@@ -1,12 +1,16 @@
 //! A configuration whose values have been checked, all of them.
+//!
+//! Tests: `tests/config/faults.rs`, `cuts.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
-    Config, KeyConfig, LimitConfig, RouteConfig,
     error::{ConfigFileError, Faults},
-    limit::check_plans,
+    key::KeyConfig,
+    limit::{LimitConfig, check_plans},
+    route::RouteConfig,
     routes::Routes,
+    sections::Config,
 };
 use crate::{
     key::Key,
@@ -24,7 +28,7 @@ pub(super) struct Checked {
 pub(super) struct CheckedLimit {
     pub(super) limit: Limit,
     pub(super) key: KeyConfig,
-    /// Of the callers who have a value of their own.
+    /// Of the callers that have a value of their own.
     pub(super) values: HashMap<Key, u32>,
 }
 
@@ -83,7 +87,7 @@ fn check_limit(
     })
 }
 
-/// Limits that routes name, and routes that limits name.
+/// Checks the limits that routes name, and the routes that limits name.
 fn check_names(config: &Config, faults: &mut Faults) {
     let mut routes = BTreeMap::new();
     for (index, route) in config.routes.iter().enumerate() {
@@ -133,8 +137,8 @@ fn check_names(config: &Config, faults: &mut Faults) {
     }
 }
 
-/// What is left of a file that was cut short may read well, and limit less. So nothing is without limits, and no limit
-/// without a route, unless the file says so.
+/// The rest of a file that was cut short may parse, and limit less. So a file without limits, or a limit without a route,
+/// is a fault unless the file declares it.
 fn check_use(config: &Config, faults: &mut Faults) {
     let used: BTreeSet<_> = config
         .routes

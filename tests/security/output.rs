@@ -1,4 +1,4 @@
-//! What the library says, and the search for secrets in it.
+//! The output of the library, and the search for secrets in it.
 
 use std::fmt::Debug;
 
@@ -13,7 +13,7 @@ pub(crate) const CANARY: &str = "canary";
 
 /// Texts that anybody may come to see.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct Output {
     texts: Vec<String>,
     /// How much of the log was searched before.
     log_before: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Searched {
     pub(crate) log_bytes: usize,
 }
 
-impl Told {
+impl Output {
     pub(crate) fn text(&mut self, text: impl Into<String>) {
         self.texts.push(text.into());
     }
@@ -64,7 +64,7 @@ impl Told {
         }
     }
 
-    /// Searches all that was told since the last time, and the log.
+    /// Searches all that was output since the last time, and the log.
     #[track_caller]
     pub(crate) fn has_none_of(&mut self, secrets: &[&str]) {
         let found = self.search(secrets);

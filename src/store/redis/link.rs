@@ -1,0 +1,102 @@
+//! One connection, and what is known of it.
+//!
+//! Tests: `session.rs`, `tests.rs`.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
+
+use super::{events::Events, socket::Io};
+use crate::store::Event;
+
+/// Bytes of a probe: more than those of two replies.
+const ENOUGH: usize = 128 * 1_024;
+
+/// A connection that its session has to poll, for as long as something uses it.
+pub(super) type Opened = (Weak<LinkState>, Io);
+
+/// A connection that exchanges may use.
+#[derive(Clone)]
+pub(super) struct Link {
+    connection: MultiplexedConnection,
+    /// Where it leads.
+    client: Client,
+    pub(super) state: Arc<LinkState>,
+}
+
+pub(super) struct LinkState {
+    pub(super) is_subscribed: bool,
+    /// The keeper knows of it, so its end is reported.
+    pub(super) in_use: AtomicBool,
+    ended: AtomicBool,
+    script_was_sent: AtomicBool,
+}
+
+impl LinkState {
+    pub(super) fn new(is_subscribed: bool) -> Self {
+        Self {
+            is_subscribed,
+            in_use: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            script_was_sent: AtomicBool::new(false),
+        }
+    }
+
+    /// The connection has ended without our doing.
+    pub(super) fn end(&self, events: &Events) {
+        if !self.ended.swap(true, Relaxed) && self.in_use.load(Relaxed) {
+            events.push(Event::Disconnected);
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        connection: MultiplexedConnection,
+        client: Client,
+        state: Arc<LinkState>,
+    ) -> Self {
+        Self {
+            connection,
+            client,
+            state,
+        }
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        !self.state.ended.load(Relaxed)
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    /// Whether the caller is the first to run the script here. It sends the text, so that the exchanges right behind
+    /// find the script by its digest, and none is delayed by a retry.
+    pub(super) fn is_first(&self) -> bool {
+        !self.state.script_was_sent.swap(true, Relaxed)
+    }
+
+    pub(super) fn connection(&self) -> MultiplexedConnection {
+        self.connection.clone()
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether the server ends the connection at a reply that a subscriber must be able to receive.
+    pub(super) async fn ends_at_a_large_reply(&self) -> RedisResult<bool> {
+        let mut large = cmd("EVAL");
+        let script = "return string.rep('.', ARGV[1])";
+        large.arg(script).arg(0).arg(ENOUGH);
+        match large.query_async(&mut self.connection()).await {
+            Ok(()) => Ok(false),
+            Err(error) if error.is_io_error() => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}

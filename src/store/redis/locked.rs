@@ -1,0 +1,7 @@
+//! Locks that a panic does not close.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
