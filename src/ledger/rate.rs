@@ -19,12 +19,12 @@
 
 use std::{cmp::min, time::Duration};
 
-use super::Charged;
-use crate::limit::{MAX_LIMIT, MAX_WAIT};
-
 /// The largest product of two numbers that the script's floating point numbers hold exactly, and some to spare.
-const MAX_EXACT: u64 = 1 << 52;
-const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
+pub(super) const MAX_EXACT: u64 = 1 << 52;
+/// Longest time from now to a start that is reserved: `limit::MAX_WAIT`.
+pub(super) const MAX_WAIT_US: u64 = 24 * 3_600 * 1_000_000;
+/// Largest burst: `limit::MAX_LIMIT`.
+pub(super) const MAX_BURST: u32 = 1_000_000;
 
 /// `count` in each `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +47,17 @@ pub(crate) struct Tat {
     pub(crate) since_us: u64,
 }
 
+/// The outcome of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charged {
+    /// Charged. The request may start at `start_us`; if that is ahead, no slot was taken yet.
+    Until { tat: Tat, start_us: u64 },
+    /// Refused: the rate would allow it at `start_us`. Every rate that refuses reports this, whatever else refused.
+    TooSoon { start_us: u64 },
+    /// Not charged, because another part of the claim was refused.
+    Not,
+}
+
 impl Rate {
     pub(crate) fn new(count: u32, period: Duration, burst: u32) -> Self {
         let period_us = period.as_micros() as u64;
@@ -61,12 +72,12 @@ impl Rate {
     /// Whether its arithmetic is exact in the script too.
     pub(crate) fn is_exact(&self) -> bool {
         let filled = self.period_us.checked_mul(u64::from(self.burst));
-        (1..=MAX_LIMIT).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
+        (1..=MAX_BURST).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
     }
 
     /// With a burst for which it is.
     pub(crate) fn clamped(self) -> Self {
-        let most = (MAX_EXACT / self.period_us).min(MAX_LIMIT.into()) as u32;
+        let most = (MAX_EXACT / self.period_us).min(MAX_BURST.into()) as u32;
         let burst = self.burst.clamp(1, most);
         Self { burst, ..self }
     }

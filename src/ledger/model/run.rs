@@ -46,7 +46,7 @@ impl State {
 
     fn set_ledger(&mut self, ledger: &Ledger) {
         let holders = ledger.holders();
-        let marks = ledger.marks();
+        let marks = ledger.heartbeats();
         self.holders = holders
             .map(|(id, until)| (Id::of(id), steps(until)))
             .collect();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{
+use super::twins::{A, ALIVE_MS, B, C, LEASE_MS, PROMOTE_MS, Twins};
+use crate::ledger::{
     Ask, Batch, BatchReply, MAX_LEASE_MS, MAX_PERMITS, Promotion, SWEEP_BUDGET, Seq, Standing,
-    twins::{A, ALIVE_MS, B, C, LEASE_MS, PROMOTE_MS, Twins},
 };
 
 const KEY: &str = "t:{one}";

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
+use super::twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of};
+use crate::ledger::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
     Rate, Seq, Standing, Want,
-    twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of},
 };
 
 const KEYS: [&str; 3] = ["t:{one}", "t:{two}", "t:{three}"];

@@ -8,7 +8,13 @@ use governor::{
 };
 use proptest::prelude::*;
 
-use super::{Charged, Rate, Tat};
+use crate::{
+    ledger::{
+        Charged, Rate, Tat,
+        rate::{MAX_BURST, MAX_WAIT_US},
+    },
+    limit::{MAX_LIMIT, MAX_WAIT},
+};
 
 const START_US: u64 = 1_763_600_000_000_000;
 
@@ -445,6 +451,13 @@ fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
     assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
     bucket.now_us += 86_401_000_000;
     assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
+}
+
+/// A ledger imports nothing from above it, so both have these bounds.
+#[test]
+fn its_bounds_are_those_of_limits() {
+    assert_eq!(u128::from(MAX_WAIT_US), MAX_WAIT.as_micros());
+    assert_eq!(MAX_BURST, MAX_LIMIT);
 }
 
 #[test]

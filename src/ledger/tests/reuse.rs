@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{
+use super::twins::{A, B, C, Twins};
+use crate::ledger::{
     Ask, Batch, BatchReply, Claim, ClaimAsk, RIGHT_MS, Reuse, Seq, Standing, Want,
-    twins::{A, B, C, Twins},
 };
 
 /// Permits to release and to acquire, waiting or not, under a limit of 2.

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund, ReplicaId,
-    Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want,
-    machine::{Call, Prospect},
+use crate::ledger::{
+    Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
+    ReplicaId, Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want, machine::Prospect,
 };
 
 /// Ledgers and the states of rates, by key.
@@ -147,8 +146,8 @@ impl Ledgers {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Prospect::Place => ledger.queue(call, id),
-                    Prospect::None(refusal) => refusal,
+                    Prospect::Place => ledger.enqueue(call, id),
+                    Prospect::Refusal(refusal) => refusal,
                 });
             claiming.reply.standings[number] = standing;
             match standing {
