@@ -110,7 +110,8 @@ pub(crate) struct Charge {
     pub(crate) cost: u32,
     /// How far ahead a start may be reserved; 0: now or not at all.
     pub(crate) wait_us: u64,
-    /// The limit is not enforced: if the rate refuses, the claim goes on without this charge. Nothing is reserved ahead.
+    /// The limit is not enforced: if the rate refuses, the claim goes on without this charge. No start is reserved
+    /// ahead.
     pub(crate) shadow: bool,
 }
 

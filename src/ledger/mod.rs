@@ -27,7 +27,7 @@
 //! | --- | --- | --- | --- |
 //! | `heartbeat` | marks a replica that has waiters here as alive for a while | `queue.rs` | `close.lua` |
 //! | `recall` | tells other replicas to give back kept slots, if a permit waits or was refused | `reuse.rs` | `close.lua` |
-//! | `keep` | lets the calling replica keep freed slots for a while, if nobody waits | `reuse.rs` | `close.lua` |
+//! | `keep` | lets the calling replica keep freed slots for a while, if there are no waiters | `reuse.rs` | `close.lua` |
 //!
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).

@@ -28,8 +28,8 @@ pub(crate) struct Ledger {
     holders: SmallMap<(u64, PermitId), ()>,
     /// By ticket.
     queue: BTreeMap<i64, PermitId>,
-    /// Until when the waiters of a replica count as alive, in store milliseconds. A heartbeat that has ended stays for a
-    /// while, as a sign that the queue may contain dead waiters.
+    /// Until when the waiters of a replica count as alive, in store milliseconds. A heartbeat that has ended stays for
+    /// a while, as a sign that the queue may contain dead waiters.
     heartbeats: BTreeMap<ReplicaId, u64>,
     /// Until when a replica may keep freed slots, in store milliseconds.
     rights: BTreeMap<ReplicaId, u64>,

@@ -101,8 +101,8 @@ impl Ledger {
         Prospect::Place
     }
 
-    /// Evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue longer
-    /// than the budget is searched in part, from a place that the clock chooses.
+    /// Evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue
+    /// longer than the budget is searched in part, from a place that the clock chooses.
     fn sweep(&mut self, call: &mut Call) {
         let window = min(self.queue.len(), call.budget);
         let mut heartbeats = self.heartbeats.values();

@@ -57,7 +57,7 @@
 --                                         a minus, or CHARGED_REPLY: start in us, new us, rem, refunded_us, since_us
 --                                 a standing for each ask
 --
--- The number in place of a ledger's list means: nobody waits, nothing was adopted, and all permits renewed or acquired
+-- The number in place of a ledger's list means: no waiters, nothing was adopted, and all permits renewed or acquired
 -- hold for a lease from now.
 --
 -- A standing is a ticket, a deadline, or one of ABSENT, FULL, LINE_FULL, STALE. That of an adopted permit which was
@@ -72,9 +72,9 @@
 -- =====
 -- Lua rebuilds every function on each call, and ten captured variables cost as much as a Redis command. So there are
 -- two ways. Most batches need only the short one, which builds two small functions: `release`, `renew` and `acquire`,
--- where the other steps would change nothing, since nobody waits, no lease has ended and every newcomer gets a slot. The
--- long way, all steps as in machine/, takes over behind `release`; its steps are functions only where two places need
--- them. A constant that only one function needs is a local of it.
+-- where the other steps would change nothing, since there are no waiters, no lease has ended and every newcomer gets a
+-- slot. The long way, all steps as in machine/, takes over behind `release`; its steps are functions only where two
+-- places need them. A constant that only one function needs is a local of it.
 --
 -- Numbers are slow to pass to a command, so a number that is passed often is made a text once.
 
