@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use crate::ledger::{
     EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
     rate::{MAX_EXACT, MAX_WAIT_US},
-    script::{ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, LEDGER_REPLY, RECORD, REFUND_ARGS},
+    script::{
+        ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
+        LINE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+    },
 };
 
 /// The constants of the script: one to a line, and in capitals.
@@ -32,6 +35,10 @@ fn the_script_has_the_constants_of_this_process() {
         ("CHARGE_ARGS", CHARGE_ARGS as u64),
         ("ASK_ARGS", ASK_ARGS as u64),
         ("LEDGER_REPLY", LEDGER_REPLY as u64),
+        ("ABSENT", ABSENT as u64),
+        ("FULL", FULL as u64),
+        ("LINE_FULL", LINE_FULL as u64),
+        ("STALE", STALE as u64),
         ("REPLICA_CHARS", (ID_CHARS - SEQ_CHARS) as u64),
         ("MAX_LEASE_MS", MAX_LEASE_MS),
         ("SWEEP_BUDGET", SWEEP_BUDGET.into()),
@@ -43,6 +50,8 @@ fn the_script_has_the_constants_of_this_process() {
     }
     let record = format!("'<{}'", "d".repeat(RECORD));
     assert_eq!(constants["RECORD"], record);
+    assert_eq!(constants["WAIT"], format!("'{WAIT}'"));
+    assert_eq!(constants["IF_FREE"], format!("'{IF_FREE}'"));
 }
 
 /// The part of the script that describes the format names every count of it.

@@ -6,7 +6,7 @@ use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Promotion,
         Reply, SEQ_CHARS, Seq, Standing, Tat, Wake, parse_seq,
-        script::{CHARGED_REPLY, LEDGER_REPLY},
+        script::{ABSENT, CHARGED_REPLY, FULL, LEDGER_REPLY, LINE_FULL, STALE},
     },
     store::{StoreError, StoreErrorKind},
 };
@@ -131,10 +131,10 @@ fn decode_charged(charge: &Charge, parts: &mut dyn Iterator<Item = Value>) -> Op
 
 fn standing(value: Option<Value>) -> Option<Standing> {
     Some(match integer(value)? {
-        0 => Standing::Absent,
-        1 => Standing::Full,
-        2 => Standing::LineFull,
-        3 => Standing::Stale,
+        ABSENT => Standing::Absent,
+        FULL => Standing::Full,
+        LINE_FULL => Standing::LineFull,
+        STALE => Standing::Stale,
         ticket @ ..0 => Standing::Waiting { ticket },
         until_ms => Standing::Held {
             until_ms: until_ms as u64,

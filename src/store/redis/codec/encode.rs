@@ -6,7 +6,7 @@ use redis::{Cmd, RedisWrite};
 
 use crate::ledger::{
     Batch, Charge, Claim, ClaimAsk, Exchange, ID_CHARS, Rate, Refund, Reuse, Seq, Want,
-    script::{ASK_ARGS, CHARGE_ARGS, CLAIM_ARGS, RECORD, REFUND_ARGS},
+    script::{ASK_ARGS, CHARGE_ARGS, CLAIM_ARGS, IF_FREE, NOW, RECORD, REFUND_ARGS, WAIT},
     seq_text,
 };
 
@@ -177,9 +177,9 @@ impl<'a> RateKeys<'a> {
 /// The arguments of an ask before its permit.
 fn ask_args(ask: &ClaimAsk) -> [usize; ASK_ARGS - 1] {
     let want = match ask.want {
-        Want::Now => 0,
-        Want::Wait => 1,
-        Want::IfFree => 2,
+        Want::Now => NOW,
+        Want::Wait => WAIT,
+        Want::IfFree => IF_FREE,
     };
     [ask.batch + 1, want]
 }
