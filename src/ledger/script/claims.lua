@@ -1,6 +1,10 @@
 
 -- Claims: slots in several ledgers and charges to rates, all or nothing.
 
+local ABSENT = 0
+local FULL = 1
+local LINE_FULL = 2
+local STALE = 3
 local CLAIM_ARGS = 2
 local CHARGE_ARGS = 7
 local ASK_ARGS = 3

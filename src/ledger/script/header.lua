@@ -74,7 +74,8 @@
 -- two ways. Most batches need only the short one, which builds two small functions: `release`, `renew` and `acquire`,
 -- where the other steps would change nothing, since there are no waiters, no lease has ended and every newcomer gets a
 -- slot. The long way, all steps as in machine/, takes over behind `release`; its steps are functions only where two
--- places need them. A constant that only one function needs is a local of it.
+-- places need them. A function has the constants that it needs as locals of its own, since they cost less than captured
+-- ones: some stand twice.
 --
 -- Numbers are slow to pass to a command, so a number that is passed often is made a text once.
 

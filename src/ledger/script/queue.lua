@@ -1,10 +1,6 @@
 
 -- The long way begins here: what its steps share, and `admit`, by which newcomers get a slot or a place in the queue.
 
-local ABSENT = 0
-local FULL = 1
-local LINE_FULL = 2
-local STALE = 3
 local ALIVE = 2251799813685248
 local SWEEP_BUDGET = 1000
 
@@ -64,6 +60,9 @@ end
 
 -- Returns the standing of a newcomer. A slot or a place is written by `enter`.
 local function admit(ledger, id, waits)
+  local FULL = 1
+  local LINE_FULL = 2
+  local STALE = 3
   local waiting = ledger.waiting
   if stale then
     return STALE

@@ -1,6 +1,8 @@
 
 -- The steps behind `release`; also those behind the claims, if there are none. At first no waiters are known.
 local function run(ledger, size, first, renews, adopts, acquires, waits)
+  local ABSENT = 0
+  local STALE = 3
   local LEDGER_REPLY = 4
   local key, limit, reply = ledger.key, ledger.limit, ledger.reply
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
