@@ -7,6 +7,12 @@ use super::{
     rate::{Charged, Rate, Tat},
 };
 
+/// Permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
+pub(crate) const MAX_PERMITS: u32 = 3_900;
+
+/// How long a replica may keep freed slots unless they are recalled.
+pub(crate) const RIGHT_MS: u64 = 100;
+
 /// Everything that one replica asks of the store in one script call: a batch for each of one or more ledgers, then
 /// refunds and claims.
 #[derive(Clone, Debug)]

@@ -48,22 +48,15 @@ mod tests;
 #[cfg(feature = "redis")]
 pub(crate) use id::{ID_CHARS, SEQ_CHARS, parse_seq, seq_text};
 pub(crate) use id::{PermitId, ReplicaId, Seq};
-pub(crate) use machine::{Call, Ledger, One};
+#[cfg(test)]
+pub(crate) use machine::SWEEP_BUDGET;
+pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, One};
 pub(crate) use message::{
-    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError, Promotion,
-    Refund, Reply, Reuse, Standing, Wake, Want,
+    Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
+    MAX_PERMITS, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
 };
 pub(crate) use rate::{Charged, Rate, Tat};
 #[cfg(feature = "redis")]
 pub(crate) use script::EXCHANGE_LUA;
 #[cfg(test)]
 pub(crate) use tests::ledgers::Ledgers;
-
-/// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
-pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
-/// Holders expired, waiters promoted and dead waiters evicted in one exchange, over all its ledgers.
-pub(crate) const SWEEP_BUDGET: u32 = 1_000;
-/// How long a replica may keep freed slots unless they are recalled.
-pub(crate) const RIGHT_MS: u64 = 100;
-/// Permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
-pub(crate) const MAX_PERMITS: u32 = 3_900;

@@ -1,6 +1,11 @@
 //! What the batches of one exchange share: the caller, the time, the sweep budget and the wake-ups.
 
-use crate::ledger::{Batch, Exchange, MAX_LEASE_MS, PermitId, ReplicaId, SWEEP_BUDGET, Seq, Wake};
+use crate::ledger::{Batch, Exchange, PermitId, ReplicaId, Seq, Wake};
+
+/// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
+pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
+/// Holders expired, waiters promoted and dead waiters evicted in one exchange, over all its ledgers.
+pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 
 /// One run of an exchange.
 #[derive(Debug)]

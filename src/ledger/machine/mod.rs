@@ -12,7 +12,9 @@ mod reuse;
 
 use std::collections::BTreeMap;
 
-pub(crate) use self::call::Call;
+#[cfg(test)]
+pub(crate) use self::call::SWEEP_BUDGET;
+pub(crate) use self::call::{Call, MAX_LEASE_MS};
 #[cfg(test)]
 pub(super) use self::queue::Prospect;
 use super::{Ask, Batch, BatchReply, PermitId, Promotion, ReplicaId, Seq, Standing};

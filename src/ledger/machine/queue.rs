@@ -2,8 +2,8 @@
 
 use std::cmp::{max, min};
 
-use super::{Call, Ledger, Place};
-use crate::ledger::{Ask, Batch, MAX_LEASE_MS, PermitId, Promotion, ReplicaId, Standing};
+use super::{Call, Ledger, MAX_LEASE_MS, Place};
+use crate::ledger::{Ask, Batch, PermitId, Promotion, ReplicaId, Standing};
 
 /// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
 pub(super) const FIRST_TICKET: i64 = -(1 << 52);
