@@ -233,7 +233,11 @@ impl<'ast> Visit<'ast> for Source {
             .iter()
             .map(|segment| segment.ident.to_string());
         let segments: Vec<_> = segments.collect();
-        self.paths.insert(segments);
+        // A variable may have the name of a module.
+        let is_variable = |first: &String| first.starts_with(char::is_lowercase);
+        if segments.len() > 1 || !segments.first().is_some_and(is_variable) {
+            self.paths.insert(segments);
+        }
         visit::visit_path(self, path);
     }
 
@@ -335,30 +339,46 @@ impl Crate {
         self.sources.iter().enumerate().map(of).collect()
     }
 
-    /// Which files call functions of which, within a folder: by names, if a name is defined in one file of it only.
-    fn calls(&self, folder: &str) -> Graph {
+    /// Which files of a folder call functions of which, by their names. A file can call only what is beside it, or below
+    /// what it imports: so one method is not taken for another of its name.
+    fn calls(&self, folder: &str, imports: &Graph) -> Graph {
         let within = |source: &Source| source.name.starts_with(folder);
+        let parent = |number: usize| {
+            let name = &self.sources[number].name;
+            name.rsplit_once('/').map_or("", |(parent, _)| parent)
+        };
         let mut homes: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
-        for (number, source) in self
-            .sources
-            .iter()
-            .enumerate()
-            .filter(|(_, source)| within(source))
-        {
-            for function in &source.functions {
-                homes.entry(function).or_default().insert(number);
+        let mut graph = Graph::new();
+        for (number, source) in self.sources.iter().enumerate() {
+            if within(source) {
+                graph.insert(number, BTreeSet::new());
+                for function in &source.functions {
+                    homes.entry(function).or_default().insert(number);
+                }
             }
         }
-        let mut graph = Graph::new();
-        for (number, source) in self
-            .sources
-            .iter()
-            .enumerate()
-            .filter(|(_, source)| within(source))
-        {
-            let called = source.calls.iter().filter_map(|name| homes.get(&**name));
-            let called = called.filter(|homes| homes.len() == 1 && !homes.contains(&number));
-            graph.insert(number, called.flatten().copied().collect());
+        for (&number, called) in &mut graph {
+            let source = &self.sources[number];
+            let reachable: BTreeSet<&str> = reach(imports, number)
+                .into_iter()
+                .chain([number])
+                .map(parent)
+                .collect();
+            for name in source
+                .calls
+                .iter()
+                .filter(|name| !OF_STD.contains(&&***name))
+            {
+                let homes = homes.get(&**name).into_iter().flatten();
+                let homes: Vec<_> = homes
+                    .filter(|home| reachable.contains(parent(**home)))
+                    .collect();
+                if let [&home] = homes[..]
+                    && home != number
+                {
+                    called.insert(home);
+                }
+            }
         }
         graph
     }
@@ -368,22 +388,27 @@ impl Crate {
     }
 }
 
+/// Methods of the standard library that types of ours have too.
+const OF_STD: [&str; 20] = [
+    "clone", "collect", "contains", "count", "default", "drop", "end", "find", "first", "get",
+    "insert", "is_empty", "is_none", "len", "new", "poll", "push", "remove", "sleep", "take",
+];
+
+/// What a file leads to.
+fn reach(graph: &Graph, from: usize) -> BTreeSet<usize> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+    while let Some(next) = open.pop() {
+        let new = graph.get(&next).into_iter().flatten();
+        open.extend(new.filter(|next| seen.insert(**next)));
+    }
+    seen
+}
+
 /// The sets of files that lead to each other.
 fn circles(graph: &Graph) -> Vec<Vec<usize>> {
-    fn reach(graph: &Graph, from: usize, seen: &mut BTreeSet<usize>) {
-        for &next in graph.get(&from).into_iter().flatten() {
-            if seen.insert(next) {
-                reach(graph, next, seen);
-            }
-        }
-    }
     let reached: BTreeMap<usize, BTreeSet<usize>> = graph
         .keys()
-        .map(|&from| {
-            let mut seen = BTreeSet::new();
-            reach(graph, from, &mut seen);
-            (from, seen)
-        })
+        .map(|&from| (from, reach(graph, from)))
         .collect();
     let mut circles: BTreeSet<Vec<usize>> = BTreeSet::new();
     for (&one, seen) in &reached {
@@ -434,11 +459,26 @@ fn figures() {
             named(&circle)
         );
     }
-    for circle in circles(&all.calls("keeper/")) {
+    for circle in circles(&all.calls("keeper/", &graph)) {
         println!(
             "circle of calls: {} files: {:?}",
             circle.len(),
             named(&circle)
         );
+        if std::env::var_os("EDGES").is_some() {
+            let calls = all.calls("keeper/", &graph);
+            for &from in &circle {
+                for &to in &calls[&from] {
+                    if circle.contains(&to) {
+                        let names: Vec<_> = all.sources[from]
+                            .calls
+                            .iter()
+                            .filter(|name| all.sources[to].functions.contains(*name))
+                            .collect();
+                        println!("  {} -> {} {names:?}", all.name(from), all.name(to));
+                    }
+                }
+            }
+        }
     }
 }

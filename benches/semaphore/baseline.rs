@@ -1,5 +1,9 @@
 //! The semaphores that ours grew out of: those of Redis in Action, and tokens in a list.
 
+#[path = "../../src/ledger/script/mod.rs"]
+#[allow(dead_code)] // Only the library also encodes refunds and claims.
+mod script;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::{
@@ -33,7 +37,7 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
 end";
 
 /// Ours.
-pub(crate) const EXCHANGE: &str = include_str!("../../src/ledger/exchange.lua");
+pub(crate) const EXCHANGE: &str = script::EXCHANGE_LUA;
 
 /// What an exchange asks of one ledger, whose line may be as long as it likes.
 pub(crate) struct Batch<'a> {
@@ -235,7 +239,7 @@ impl Baseline {
     pub(crate) async fn exchange(&self, key: usize, batch: Batch<'_>) {
         let mut exchange = self.script(key);
         // Leases are long enough for the whole bench.
-        let call = [
+        let call: [f64; script::RECORD] = [
             3_600_000.0,
             3_600_000.0,
             600_000.0,
@@ -248,7 +252,7 @@ impl Baseline {
         let [limit, waits_here] = [batch.limit, waits].map(f64::from);
         let lists = [batch.release, batch.renew, &[], batch.acquire];
         let [released, renewed, adopted, acquired] = lists.map(|list| list.len() as f64);
-        let asked = [
+        let asked: [f64; script::RECORD] = [
             limit,
             1_000_000.0,
             waits_here,

@@ -145,7 +145,7 @@ impl Keepers {
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
         let meter = self.meter_for(limit);
-        self.change(|keeper| keeper.lock().core.register(limit, &meter))
+        self.change_all(|keeper| keeper.lock().core.register(limit, &meter))
     }
 
     /// All of them or none.
@@ -153,7 +153,7 @@ impl Keepers {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
         let mut afterwards = Vec::with_capacity(self.all.len());
-        let updated = self.change(|keeper| {
+        let updated = self.change_all(|keeper| {
             let (updated, rest) = keeper.step(|core, _, now| core.update(&limits, now));
             afterwards.push(rest);
             updated
@@ -163,7 +163,7 @@ impl Keepers {
     }
 
     /// Makes the same change in all keepers. They know the same, so if one takes it, all do.
-    fn change<'a, R>(
+    fn change_all<'a, R>(
         &'a self,
         mut change: impl FnMut(&'a Keeper) -> Result<R, ConfigError>,
     ) -> Result<R, ConfigError> {

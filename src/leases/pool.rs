@@ -212,7 +212,7 @@ impl Pool {
         self.lock_all().iter().map(|slots| slots.idle.len()).sum()
     }
 
-    pub(crate) fn set_own_max(&self, own_max: Option<u32>) {
+    pub(crate) fn follow_own_max(&self, own_max: Option<u32>) {
         self.each(|slots| slots.own_max = own_max);
     }
 

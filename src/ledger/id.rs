@@ -1,4 +1,4 @@
-//! Names of replicas and permits, as they stand in the store: fixed-length text that sorts as the numbers do.
+//! Names of replicas and permits in the store: text of fixed length that sorts as the numbers do.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub(crate) type Seq = u64;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReplicaId(u128);
 
-/// A permit's name in the store: its replica, then its number there. The replica to wake is read from it.
+/// A permit's name in the store: its replica, then its number there. The script reads from it which replica to wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PermitId {
     pub(crate) replica: ReplicaId,

@@ -1,32 +1,38 @@
 //! Rates: the generic cell rate algorithm (GCRA, ITU-T I.371), in exact arithmetic.
 //!
 //! The state of a key is one time, the *theoretical arrival time* (TAT): when the bucket that the charges have filled
-//! will have run empty. It is kept as whole microseconds and a remainder, in parts of the rate's count, so that no
-//! charge is ever rounded.
+//! will be empty. It is stored as whole microseconds and a remainder, in parts of the rate's count, so that no charge
+//! is ever rounded.
 //!
-//! A charge may be taken back in part or in whole. Each lies in the bucket between those before it and those after it,
-//! and only what has not run out yet can be taken back. The rule below keeps the promise for the charges that stand,
-//! that in any time `t` (of whole microseconds, the first and the last included) at most `t / T + burst` begin:
+//! # Refunds
 //!
-//! - It takes no more than the charge, so that nothing changes for those before it.
-//! - Those after it, say of cost `K` in all, still fill `K x T` or more from now on: where the charge ends is reckoned
-//!   as if all that was taken back since had lain below it. If none of them begins later than now, this is all that
-//!   the promise needs of them.
-//! - If one begins later, its time is fixed, and somebody else could be given the time before it. So nothing is taken
-//!   back then, unless nothing was charged after this one.
-//! - The last one, as long as nothing of it has run out, is undone: then the one before it is the last. So the times that
-//!   a replica has reserved can all be taken back, from the end.
+//! A charge may be refunded in part or in whole. Each lies in the bucket between earlier and later charges, and only
+//! what has not run out yet can be refunded. The promise for the charges that stand is that in any time `t` (of whole
+//! microseconds, the first and the last included) at most `t / T + burst` requests start. These rules keep it:
+//!
+//! - A refund takes no more than the charge, so nothing changes for earlier charges.
+//! - Later charges, say of cost `K` in all, still fill `K x T` or more from now on: the end of the refunded charge is
+//!   computed as if everything refunded since had lain below it. If none of them starts later than now, the promise
+//!   needs no more of them.
+//! - If one of them starts later, its start is fixed, and another request could be given the time before it. So nothing
+//!   is refunded then, unless this charge is the last.
+//! - The last charge is undone as long as nothing of it has run out; the one before it is then the last. So all starts
+//!   that a replica has reserved can be refunded, from the last to the first.
+//!
+//! Tests are in `tests/rates.rs`.
 
 use std::{cmp::min, time::Duration};
 
-use super::Charged;
 use crate::ranges::{MAX_LIMIT, MAX_WAIT};
 
-/// The largest product of two numbers that the script's floating point numbers hold exactly, and some to spare.
-const MAX_EXACT: u64 = 1 << 52;
-const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
+/// Largest product of two numbers: exact in the script's floating point numbers, with room for sums.
+pub(super) const MAX_EXACT: u64 = 1 << 52;
+/// Longest time from now to a start that is reserved.
+pub(super) const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
+/// Largest burst.
+pub(super) const MAX_BURST: u32 = MAX_LIMIT;
 
-/// `count` in each `period_us`, in lowest terms, and up to `burst` at once.
+/// `count` starts in each `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rate {
     pub(crate) count: u32,
@@ -39,12 +45,23 @@ pub(crate) struct Rate {
 pub(crate) struct Tat {
     pub(crate) us: u64,
     pub(crate) rem: u32,
-    /// The one that was charged last. The limit may have changed since.
+    /// The rate of the last charge. The limit may have changed since.
     pub(crate) rate: Rate,
-    /// What has been taken back since `since_us`. It tells where in the bucket an earlier charge lies by now.
+    /// Time refunded since `since_us`, from which the position of an earlier charge in the bucket is computed.
     pub(crate) refunded_us: u64,
-    /// When the bucket was last empty. A charge from before is not taken back.
+    /// When the bucket was last empty. Charges from before are not refunded.
     pub(crate) since_us: u64,
+}
+
+/// The outcome of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charged {
+    /// Charged. The request may start at `start_us`; if that is ahead, no slot was taken yet.
+    Until { tat: Tat, start_us: u64 },
+    /// Refused: the rate would allow it at `start_us`. Every rate that refuses reports this, whatever else refused.
+    TooSoon { start_us: u64 },
+    /// Not charged, because another part of the claim was refused.
+    Not,
 }
 
 impl Rate {
@@ -61,17 +78,17 @@ impl Rate {
     /// Whether its arithmetic is exact in the script too.
     pub(crate) fn is_exact(&self) -> bool {
         let filled = self.period_us.checked_mul(u64::from(self.burst));
-        (1..=MAX_LIMIT).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
+        (1..=MAX_BURST).contains(&self.burst) && filled.is_some_and(|filled| filled <= MAX_EXACT)
     }
 
-    /// With a burst for which it is.
+    /// With the nearest burst for which it is exact.
     pub(crate) fn clamped(self) -> Self {
-        let most = (MAX_EXACT / self.period_us).min(MAX_LIMIT.into()) as u32;
+        let most = (MAX_EXACT / self.period_us).min(MAX_BURST.into()) as u32;
         let burst = self.burst.clamp(1, most);
         Self { burst, ..self }
     }
 
-    /// Charges a key. What is charged is to be its state from now on.
+    /// Charges a key. The caller stores the state that is returned.
     pub(crate) fn charge(
         self,
         state: Option<Tat>,
@@ -93,8 +110,8 @@ impl Rate {
         Charged::Until { tat, start_us }
     }
 
-    /// Takes back what is left of a charge, in whole microseconds, and returns the new state of its key. `charged` is
-    /// what the charge made of it. No charge is taken back twice.
+    /// Refunds what is left of a charge, in whole microseconds, and returns the new state of its key. `charged` is the
+    /// state that the charge left. No charge is refunded twice.
     pub(crate) fn refund(self, state: Tat, charged: Tat, cost: u32, now_us: u64) -> Tat {
         let tat = self.read(state, now_us);
         if state.is_over(now_us)
@@ -109,11 +126,11 @@ impl Rate {
         let is_last = top == self.parts(tat);
         let now = i128::from(now_us) * i128::from(self.count);
         if top > self.parts(tat) {
-            // It was taken back.
+            // It was refunded.
             return state;
         }
         if is_last && top - self.cost(cost) >= now {
-            // The state is as it was before: the charge before it is the last one again.
+            // The state is as it was before: the charge before it is the last one.
             return self.with_parts(tat, top - self.cost(cost));
         }
         if self.parts(tat) - self.cost(self.burst) > now && !is_last {
@@ -135,7 +152,7 @@ impl Rate {
         }
     }
 
-    /// How many may begin at once.
+    /// How many requests may start at once.
     pub(crate) fn remaining(self, state: Tat, now_us: u64) -> u32 {
         if state.is_over(now_us) {
             return self.burst;
@@ -145,25 +162,25 @@ impl Rate {
         (room.max(0) / i128::from(self.period_us)) as u32
     }
 
-    /// When the next one may begin.
+    /// When the next request may start.
     pub(crate) fn next_at_us(self, state: Tat, now_us: u64) -> u64 {
         let tat = self.read(state, now_us);
         let next = self.parts(tat) - self.cost(self.burst - 1);
         self.up_us(next).max(now_us)
     }
 
-    /// How long so many take, rounded up.
+    /// The time that a cost fills, rounded up.
     pub(crate) fn time_of(self, cost: u32) -> u64 {
         self.up_us(self.cost(cost))
     }
 
-    /// A state as this rate counts. One too far ahead was set before the clock was stepped back.
+    /// The state as this rate counts. One too far ahead was set before the clock was stepped back.
     fn read(self, state: Tat, now_us: u64) -> Tat {
         let mut tat = state;
         if tat.rate != self {
             tat.us += u64::from(tat.rem > 0);
             (tat.rem, tat.rate) = (0, self);
-            // The times that were reserved are another rate's: what lies below them cannot be told any more.
+            // Reserved starts belong to another rate: what lies below them is not known any more.
             tat = tat.renewed();
         }
         let latest_us = i128::from(now_us + MAX_WAIT_US);
@@ -187,12 +204,12 @@ impl Rate {
         }
     }
 
-    /// What so many fill, in these parts.
+    /// What a cost fills, in these parts.
     fn cost(self, cost: u32) -> i128 {
         i128::from(cost) * i128::from(self.period_us)
     }
 
-    /// Parts as microseconds, rounded up; none if less than none.
+    /// Parts as microseconds, rounded up; 0 if negative.
     fn up_us(self, parts: i128) -> u64 {
         (parts.max(0) as u128).div_ceil(self.count.into()) as u64
     }
@@ -214,7 +231,7 @@ impl Tat {
         (self.us, self.rem) <= (now_us, 0)
     }
 
-    /// None of the charges until now is taken back.
+    /// Excludes all charges until now from refunds.
     fn renewed(self) -> Self {
         Self {
             refunded_us: 0,
@@ -223,7 +240,7 @@ impl Tat {
         }
     }
 
-    /// As it stands in the store.
+    /// The text in the store.
     #[cfg(test)]
     pub(super) fn text(self) -> String {
         let Self {

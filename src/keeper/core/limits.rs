@@ -111,7 +111,7 @@ impl Core {
         }
         for (limit, meter) in limits {
             match self.number_of(limit.name()) {
-                Some(number) => self.change(number, Arc::new((*limit).clone())),
+                Some(number) => self.change_limit(number, Arc::new((*limit).clone())),
                 None => drop(self.register(limit, meter)?),
             }
         }
@@ -139,7 +139,7 @@ impl Core {
         self.advance_moved();
     }
 
-    fn change(&mut self, number: usize, limit: Arc<Limit>) {
+    fn change_limit(&mut self, number: usize, limit: Arc<Limit>) {
         self.limits[number] = limit.clone();
         self.each_queue(|queue, ctx| {
             if queue.number() == number {

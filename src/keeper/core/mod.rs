@@ -324,7 +324,8 @@ impl Core {
         if self.ctx.shared {
             self.by_ledger.insert(ledger.clone(), index);
         }
-        let queue = Queue::new(index, (limit, key.clone()), ledger, rules, &mut self.ctx);
+        let mut queue = Queue::new(index, (limit, key.clone()), ledger, rules, &self.ctx);
+        queue.start(&mut self.ctx);
         self.queues.insert(Box::new(Member {
             queue,
             ready: false,

@@ -16,6 +16,14 @@ use crate::{
 };
 
 impl Queue {
+    /// Starts the ledger in this process if there is no store, and the pool. To be called once.
+    pub(in crate::keeper) fn start(&mut self, ctx: &mut Context) {
+        if !ctx.shared {
+            self.keep_ledger(ctx);
+        }
+        self.make_pool(ctx);
+    }
+
     pub(super) fn acquire_here(&mut self, ctx: &mut Context, seq: Seq) {
         let Some(entry) = self.entries.get(&seq) else {
             return;
@@ -172,7 +180,7 @@ impl Queue {
         let before = self.max();
         self.own_max = own_max;
         if let Some(pool) = &self.pool {
-            pool.set_own_max(own_max);
+            pool.follow_own_max(own_max);
         }
         if self.max() > before {
             self.grow(ctx);

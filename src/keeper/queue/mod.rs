@@ -237,13 +237,13 @@ impl Queue {
         (number, key): (usize, Key),
         ledger: Arc<str>,
         limit: Arc<Limit>,
-        ctx: &mut Context,
+        ctx: &Context,
     ) -> Self {
         let seen = Seen {
             store_us: 0,
             sent: ctx.now,
         };
-        let mut queue = Self {
+        Self {
             index,
             number,
             key,
@@ -269,12 +269,7 @@ impl Queue {
                 head: None,
                 seen,
             },
-        };
-        if !ctx.shared {
-            queue.keep_ledger(ctx);
         }
-        queue.make_pool(ctx);
-        queue
     }
 
     /// The number of its limit.

@@ -18,7 +18,7 @@ impl Queue {
     pub(super) fn make_pool(&mut self, ctx: &Context) {
         if self.limit.is_reused() && self.pool.is_none() {
             let pool = Pool::new(ctx.meter(self.number).clone());
-            pool.set_own_max(self.own_max);
+            pool.follow_own_max(self.own_max);
             self.pool = Some(Arc::new(pool));
         }
     }

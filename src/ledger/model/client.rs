@@ -1,6 +1,6 @@
-//! A client: what it wants, what it believes, and what it is told.
+//! A client: what it wants, what it believes, and the answers it gets.
 
-use super::{Bounds, SILENT, Steps};
+use super::{Bounds, DEAD, Steps};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
@@ -8,8 +8,8 @@ pub(super) struct Client {
     pub(super) permit: Option<Permit>,
     pub(super) releases: Vec<Release>,
     pub(super) unanswered: Option<Unanswered>,
-    /// How long ago the store heard that it waits.
-    pub(super) heard: Steps,
+    /// How long ago an exchange said that it has waiters.
+    pub(super) last_seen: Steps,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,11 +46,11 @@ pub(super) struct Answer {
     /// Steps since the exchange ran.
     pub(super) age: Steps,
     pub(super) released: Vec<u8>,
-    pub(super) of: Option<(u8, Told)>,
+    pub(super) of: Option<(u8, Outcome)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Told {
+pub(super) enum Outcome {
     /// For this long after the exchange ran.
     Holds(Steps),
     Waits,
@@ -64,7 +64,7 @@ impl Default for Client {
             permit: None,
             releases: Vec::new(),
             unanswered: None,
-            heard: SILENT,
+            last_seen: DEAD,
         }
     }
 }
@@ -125,7 +125,7 @@ impl Client {
         let is_over = |not_after: Steps| -answer.age > not_after;
         self.releases
             .retain(|one| !(answer.released.contains(&one.seq) && is_over(one.not_after)));
-        let (Some(permit), Some((seq, told))) = (&mut self.permit, answer.of) else {
+        let (Some(permit), Some((seq, outcome))) = (&mut self.permit, answer.of) else {
             return;
         };
         if permit.seq != seq {
@@ -133,17 +133,19 @@ impl Client {
         }
         // Its own deadline counts from the moment at which it sent.
         let sent = unanswered.age;
-        match (permit.stands, told) {
-            (Stands::Holds(left), Told::Holds(until)) => {
+        match (permit.stands, outcome) {
+            (Stands::Holds(left), Outcome::Holds(until)) => {
                 permit.stands = Stands::Holds(left.max(until - sent));
             }
-            (_, Told::Holds(until)) if until > sent => permit.stands = Stands::Holds(until - sent),
+            (_, Outcome::Holds(until)) if until > sent => {
+                permit.stands = Stands::Holds(until - sent)
+            }
             // Not certainly alive: it is renewed before it is used.
-            (_, Told::Holds(_)) => permit.stands = Stands::Waits,
+            (_, Outcome::Holds(_)) => permit.stands = Stands::Waits,
             (Stands::Holds(_), _) => self.leave(),
-            (_, Told::Waits) => permit.stands = Stands::Waits,
-            (_, Told::No) if is_over(permit.not_after) => self.permit = None,
-            (_, Told::No) => self.leave(),
+            (_, Outcome::Waits) => permit.stands = Stands::Waits,
+            (_, Outcome::No) if is_over(permit.not_after) => self.permit = None,
+            (_, Outcome::No) => self.leave(),
         }
     }
 
@@ -163,7 +165,7 @@ impl Client {
 
     pub(super) fn pass(&mut self, bounds: &Bounds) {
         let nearer = |until: &mut Steps| *until = (*until - 1).max(bounds.over());
-        self.heard = (self.heard + 1).min(SILENT);
+        self.last_seen = (self.last_seen + 1).min(DEAD);
         if let Some(unanswered) = &mut self.unanswered {
             unanswered.age += 1;
             if let Some(answer) = &mut unanswered.answer {
@@ -186,7 +188,7 @@ impl Client {
 }
 
 impl Bounds {
-    /// From here on an acquire cannot run any more, and any answer can tell.
+    /// From here on an acquire cannot run any more, and every answer shows it.
     fn over(&self) -> Steps {
         let oldest_answer = if self.slow_answers { self.patience } else { 0 };
         -oldest_answer - 1

@@ -1,4 +1,4 @@
-//! What happens, besides exchanges that run.
+//! Events other than exchanges that run.
 
 use super::{
     Bounds, State, Steps,
@@ -28,7 +28,7 @@ impl State {
         for (_, until) in &mut self.holders {
             nearer(until, 0);
         }
-        for (_, until) in &mut self.marks {
+        for (_, until) in &mut self.heartbeats {
             nearer(until, -1);
         }
     }
@@ -62,7 +62,7 @@ impl State {
         self.network.push(message);
     }
 
-    /// No name is used again while anybody remembers it.
+    /// No name is used twice while any part of the state has it.
     fn unused_name(&mut self, client: u8) -> u8 {
         let mut last = 0;
         self.each_name(client, |seq| last = last.max(*seq));
@@ -71,20 +71,20 @@ impl State {
 
     pub(super) fn give_up(&mut self, number: u8) {
         self.client(number).give_up();
-        self.nobody_awaits(number);
+        self.await_none(number);
     }
 
     pub(super) fn crash(&mut self, number: u8) {
         let client = self.client(number);
         *client = Client {
             crashed: true,
-            heard: client.heard,
+            last_seen: client.last_seen,
             ..Client::default()
         };
-        self.nobody_awaits(number);
+        self.await_none(number);
     }
 
-    fn nobody_awaits(&mut self, number: u8) {
+    fn await_none(&mut self, number: u8) {
         let sent = self.network.iter_mut().filter(|one| one.client == number);
         sent.for_each(|message| message.awaited = false);
     }

@@ -6,7 +6,7 @@
 //! | world | states | steps |
 //! | --- | --- | --- |
 //! | three clients | 244,285 | 1,587,233 |
-//! | and a short line, without copies | 148,875 | 884,742 |
+//! | and a short queue, without copies | 148,875 | 884,742 |
 //! | two clients and two messages, without copies | 129,328 | 911,945 |
 //! | two clients and two messages | 348,366 | 2,820,838 |
 //! | two clients and slow answers | 128,806 | 969,524 |
@@ -16,7 +16,7 @@
 //! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
 //! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
 //!
-//! With one message on its way, nobody sends while it is late. With two, exchanges of others run in between.
+//! With one message in flight, no client sends while it is late. With two, exchanges of others run in between.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -24,7 +24,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 use super::{Bounds, SITUATIONS};
 
-/// A coarse clock: an acquire runs in the step in which it was sent or not at all, and so long an answer is waited for.
+/// A coarse clock: an acquire runs in the step in which it was sent or not at all, and its answer arrives in it too.
 const THREE: Bounds = Bounds {
     clients: 3,
     limit: 1,
@@ -53,7 +53,7 @@ fn three_clients() {
 }
 
 #[test]
-fn three_clients_and_a_short_line() {
+fn three_clients_and_a_short_queue() {
     let short = Bounds {
         max_waiters: 1,
         copies: 0,

@@ -1,60 +1,60 @@
 //! The ledger explored exhaustively: every order of events of a few clients over a bad network.
 //!
-//! Each client is a replica of its own and wants one permit at a time, again and again. It speaks as the keeper does:
-//! one unanswered exchange at a time, a new name for each permit, and a list of names to release, which stay on it
-//! until a release ran after the last moment at which an acquire of theirs could. The network loses exchanges and
-//! replies, delivers late, in any order, and runs an exchange twice. Time passes in steps, whenever it likes. Clients
-//! leave, give up, and crash. What runs in each exchange is `machine.rs` itself.
+//! Each client is a replica of its own and acquires one permit after another. It behaves as the keeper does: one
+//! exchange in flight at a time, a new name for each permit, and a list of names to release, each of which stays there
+//! until a release ran after the last moment at which its acquire could run. The network loses exchanges and replies,
+//! delivers late and in any order, and runs an exchange twice. Time passes in steps, at any moment. Clients leave, time
+//! out, and crash. Each exchange runs the product's own code in `machine/`.
 //!
 //! | property | in every state |
 //! | --- | --- |
 //! | **G1** cap | no more leases run than the limit says |
 //! | **G2** holder knows | what a client believes to hold, the ledger holds for that long |
 //! | **G3** fair | no slot was given past a live waiter |
-//! | **G4** live | no exchange left a slot free while a live waiter stood in line, forgot one, or told nobody of a grant; if nothing goes wrong from here on, all are served |
+//! | **G4** live | no exchange left a slot free while there was a live waiter, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
 //! | **G5** no leak | if nothing goes wrong from here on, or if all crash, the ledger is empty in the end |
 //! | **G6** idempotent | the ledger has no name that its client does not know of |
 //!
 //! # What is explored
 //!
-//! All runs there are, however long, within the [`Bounds`]: `explore.rs` has them, with the sizes. A state has neither
-//! the time nor numbers that grow, so that there are only so many: deadlines are told from now on, tickets are places
-//! in line, names are numbered anew, and clients that could change places are one (`alike.rs`).
+//! All possible runs, however long, within the [`Bounds`]: `explore.rs` has them, with the sizes. A state contains
+//! neither the time nor numbers that grow, so their number is finite: deadlines are relative to now, tickets are
+//! positions in the queue, names are renumbered, and clients are interchangeable (`symmetry.rs`).
 //!
-//! What the bounds leave out: clients that come back after a crash (they are others then), more than one permit of a
-//! client at a time, and more messages on their way at once. Wake-ups are compared with what was granted, but not
-//! delivered: a client learns of a grant when it asks. Not in the model: clocks that are stepped, lost data and
+//! The bounds exclude clients that return after a crash (those are new clients), more than one permit of a client at a
+//! time, and more messages in flight. Wake-ups are compared with what was granted, but not delivered: a client learns
+//! of a grant when it polls. Not in the model: clocks that are stepped, lost data and
 //! adoption, several ledgers, and rates: the simulation of the keeper has these.
 
-mod alike;
+mod check;
 mod client;
 mod events;
 mod explore;
 mod message;
 mod run;
 mod settled;
-mod verdict;
+mod symmetry;
 
 use stateright::{Model, Property};
 
 use self::{client::Client, message::Message};
 
-/// Steps of time. A deadline is told from now on.
+/// Steps of time. Deadlines are relative to now.
 type Steps = i8;
 
 const LEASE: Steps = 2;
 const PROMOTED: Steps = 1;
 const ALIVE: Steps = 1;
-/// So long ago or longer it was that a client was heard which does not count as alive.
-const SILENT: Steps = ALIVE + 1;
+/// A client that was last seen this long ago, or longer, counts as dead.
+const DEAD: Steps = ALIVE + 1;
 
-/// What the properties are about: each must come up.
+/// Situations that make the properties worth checking: each must come up.
 const SITUATIONS: [&str; 5] = [
-    "somebody waits",
-    "the head of the line is dead",
-    "an old lease and a line",
-    "somebody waits who has left",
-    "an acquire may run late, or again",
+    "there is a waiter",
+    "the head of the queue is dead",
+    "an ended lease and a queue",
+    "a waiter has left",
+    "an acquire may run late, or twice",
 ];
 
 /// How large the world is.
@@ -63,7 +63,7 @@ struct Bounds {
     clients: u8,
     limit: u32,
     max_waiters: u32,
-    /// On their way at once, beyond which nothing is sent.
+    /// In flight at once, beyond which nothing is sent.
     messages: usize,
     /// How often a message runs again.
     copies: u8,
@@ -72,7 +72,7 @@ struct Bounds {
     crashes: usize,
     /// An exchange acquires nothing when it runs later than this after it was sent.
     not_after: Steps,
-    /// No answer is waited for longer than this.
+    /// How long a client waits for an answer.
     patience: Steps,
     /// Answers take time. Without, they come at once or never.
     slow_answers: bool,
@@ -90,9 +90,9 @@ struct State {
     network: Vec<Message>,
     /// The ledger, with all times from now on.
     holders: Vec<(Id, Steps)>,
-    line: Vec<Id>,
-    marks: Vec<(u8, Steps)>,
-    /// Who waits, in the order in which they came: told apart from the ledger's tickets.
+    queue: Vec<Id>,
+    heartbeats: Vec<(u8, Steps)>,
+    /// Waiters in the order of their arrival, recorded independently of the ledger's tickets.
     arrivals: Vec<Id>,
     broken: Broken,
 }
@@ -122,8 +122,8 @@ impl Model for Bounds {
             clients: vec![Client::default(); self.clients.into()],
             network: Vec::new(),
             holders: Vec::new(),
-            line: Vec::new(),
-            marks: Vec::new(),
+            queue: Vec::new(),
+            heartbeats: Vec::new(),
             arrivals: Vec::new(),
             broken: None,
         }]
@@ -204,19 +204,19 @@ impl Model for Bounds {
                 !state.broke("G6") && state.has_no_ghost()
             }),
             // That the above is about something.
-            sometimes(SITUATIONS[0], |_, state| !state.line.is_empty()),
+            sometimes(SITUATIONS[0], |_, state| !state.queue.is_empty()),
             sometimes(SITUATIONS[1], |_, state| {
                 state
-                    .line
+                    .queue
                     .first()
                     .is_some_and(|head| !state.is_alive(*head))
             }),
             sometimes(SITUATIONS[2], |_, state| {
-                !state.line.is_empty() && state.holders.iter().any(|(_, until)| *until <= 0)
+                !state.queue.is_empty() && state.holders.iter().any(|(_, until)| *until <= 0)
             }),
             sometimes(SITUATIONS[3], |_, state| {
                 let listed = |id: &Id| state.clients[usize::from(id.client)].releases(id.seq);
-                state.line.iter().any(listed)
+                state.queue.iter().any(listed)
             }),
             sometimes(SITUATIONS[4], |_, state| {
                 let late = |message: &Message| !message.awaited && message.acquire.is_some();
@@ -233,11 +233,11 @@ impl State {
     }
 
     fn stands(&self, id: Id) -> bool {
-        self.line.contains(&id) || self.holders.iter().any(|(held, _)| *held == id)
+        self.queue.contains(&id) || self.holders.iter().any(|(held, _)| *held == id)
     }
 
     fn is_alive(&self, id: Id) -> bool {
-        self.clients[usize::from(id.client)].heard <= ALIVE
+        self.clients[usize::from(id.client)].last_seen <= ALIVE
     }
 
     fn holders_know(&self) -> bool {
@@ -252,7 +252,7 @@ impl State {
     }
 
     fn has_no_ghost(&self) -> bool {
-        let mut names = self.holders.iter().map(|(id, _)| id).chain(&self.line);
+        let mut names = self.holders.iter().map(|(id, _)| id).chain(&self.queue);
         names.all(|id| {
             let client = &self.clients[usize::from(id.client)];
             client.crashed || client.wants(id.seq) || client.releases(id.seq)

@@ -1,10 +1,10 @@
-//! An exchange runs: the machine at work, and what its client is told.
+//! Runs an exchange on the machine, and answers its client.
 
 use super::{
     Bounds, Id, State,
-    client::{Answer, Told},
+    check::Check,
+    client::{Answer, Outcome},
     message::{Message, NOW_MS, replica, steps, time_ms},
-    verdict::Verdict,
 };
 use crate::ledger::{BatchReply, Call, Ledger, Standing};
 
@@ -17,18 +17,18 @@ impl State {
         let reply = ledger.run(&mut call, &exchange.batches[0]);
         self.set_ledger(&ledger);
         if message.waits {
-            self.client(message.client).heard = 0;
+            self.client(message.client).last_seen = 0;
         }
-        let verdict = Verdict {
+        let check = Check {
             message,
             bounds,
             before: &before,
             after: self,
         };
-        let unsound = || Some(("G6", "it stands twice"));
-        let broken = verdict
+        let unsound = || Some(("G6", "a permit has two places"));
+        let broken = check
             .of_ledger()
-            .or_else(|| verdict.of_replies(&reply, &call.wakes))
+            .or_else(|| check.of_replies(&reply, &call.wakes))
             .or_else(|| unsound().filter(|_| !ledger.is_sound()));
         self.broken = self.broken.or(broken);
         self.arrive();
@@ -38,29 +38,29 @@ impl State {
     fn ledger(&self, call: &Call) -> Ledger {
         let holders = self.holders.iter();
         let holders = holders.map(|(id, until)| (id.name(), time_ms(*until)));
-        let line = self.line.iter().map(|id| id.name());
-        let marks = self.marks.iter();
-        let marks = marks.map(|&(client, until)| (replica(client), time_ms(until)));
-        Ledger::restored(holders, line, marks, call)
+        let queue = self.queue.iter().map(|id| id.name());
+        let heartbeats = self.heartbeats.iter();
+        let heartbeats = heartbeats.map(|&(client, until)| (replica(client), time_ms(until)));
+        Ledger::restored(holders, queue, heartbeats, call)
     }
 
     fn set_ledger(&mut self, ledger: &Ledger) {
         let holders = ledger.holders();
-        let marks = ledger.marks();
+        let heartbeats = ledger.heartbeats();
         self.holders = holders
             .map(|(id, until)| (Id::of(id), steps(until)))
             .collect();
-        self.line = ledger.waiters().map(|(_, id)| Id::of(id)).collect();
-        self.marks = marks
+        self.queue = ledger.waiters().map(|(_, id)| Id::of(id)).collect();
+        self.heartbeats = heartbeats
             .map(|(id, until)| (id.bits() as u8, steps(until)))
             .collect();
     }
 
-    /// Who stands in line and did not before has come last.
+    /// New waiters arrived last.
     fn arrive(&mut self) {
         let mut arrivals = std::mem::take(&mut self.arrivals);
-        arrivals.retain(|id| self.line.contains(id));
-        let new = self.line.iter().filter(|id| !arrivals.contains(id));
+        arrivals.retain(|id| self.queue.contains(id));
+        let new = self.queue.iter().filter(|id| !arrivals.contains(id));
         let new: Vec<_> = new.copied().collect();
         arrivals.extend(new);
         self.arrivals = arrivals;
@@ -75,15 +75,15 @@ impl State {
             return;
         };
         let standings = reply.renewed.iter().chain(&reply.acquired);
-        let mut told = standings.map(|standing| match *standing {
-            Standing::Held { until_ms } => Told::Holds(steps(until_ms)),
-            Standing::Waiting { .. } => Told::Waits,
-            _ => Told::No,
+        let mut outcomes = standings.map(|standing| match *standing {
+            Standing::Held { until_ms } => Outcome::Holds(steps(until_ms)),
+            Standing::Waiting { .. } => Outcome::Waits,
+            _ => Outcome::No,
         });
         unanswered.answer = Some(Answer {
             age: 0,
             released: message.release.clone(),
-            of: message.renew.or(message.acquire).zip(told.next()),
+            of: message.renew.or(message.acquire).zip(outcomes.next()),
         });
         if !bounds.slow_answers {
             client.receive();

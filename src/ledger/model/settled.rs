@@ -1,11 +1,11 @@
-//! What must come of every state in the end.
+//! What every state must lead to in the end.
 //!
-//! It is asked only where nothing is on its way: each state leads to such ones by steps of the model, in which what is
-//! on its way runs or is lost, and those are looked at themselves.
+//! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model, in
+//! which what is in flight runs or is lost, and these are checked themselves.
 
 use super::{Bounds, Id, LEASE, State, client::Client, message::Message};
 
-/// After so many steps without faults all leases and marks of the dead have ended.
+/// Steps without faults after which all leases and heartbeats of dead clients have ended.
 const SETTLED: usize = 8;
 
 impl State {
@@ -21,8 +21,8 @@ impl State {
         }
         let wanted = |id: &Id| self.clients[usize::from(id.client)].wants(id.seq);
         let served_yet = |id: &&Id| self.is_alive(**id) && wanted(id);
-        let mut unserved: Vec<Id> = self.line.iter().filter(served_yet).copied().collect();
-        // Nobody asks for another permit, and answers come at once.
+        let mut unserved: Vec<Id> = self.queue.iter().filter(served_yet).copied().collect();
+        // No client asks for another permit, and answers arrive at once.
         let calm = Bounds {
             releases: 0,
             slow_answers: false,
@@ -30,12 +30,12 @@ impl State {
         };
         let mut state = self.clone();
         for _ in 0..SETTLED {
-            // The key of a ledger that nobody asks any more ends by itself: here somebody looks.
+            // The key of an unused ledger expires by itself: here an idle client runs an exchange.
             state.run(&Message::of_anybody(&calm), &calm);
             if state.is_quiet() && unserved.is_empty() {
                 return state.broken.is_none();
             }
-            // Exchanges are faster than time: nobody sleeps through a grant.
+            // Exchanges are faster than time: no client misses a grant.
             let mut before = None;
             while before.as_ref() != Some(&state) {
                 before = Some(state.clone());
@@ -63,7 +63,7 @@ impl State {
 
     fn is_quiet(&self) -> bool {
         let has_nothing = |client: &Client| client.permit.is_none() && client.releases.is_empty();
-        self.clients.iter().all(has_nothing) && self.holders.is_empty() && self.line.is_empty()
+        self.clients.iter().all(has_nothing) && self.holders.is_empty() && self.queue.is_empty()
     }
 
     /// All crash. The next exchange of anybody finds nothing once the leases ended.
@@ -75,6 +75,6 @@ impl State {
         (0..bounds.clients).for_each(|client| state.crash(client));
         (0..=LEASE).for_each(|_| state.pass(bounds));
         state.run(&Message::of_anybody(bounds), bounds);
-        state.is_quiet() && state.marks.is_empty()
+        state.is_quiet() && state.heartbeats.is_empty()
     }
 }

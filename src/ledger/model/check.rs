@@ -1,4 +1,4 @@
-//! One exchange, judged by what the ledger had before and after it.
+//! Checks one exchange by the ledger before and after it.
 
 use super::{
     Bounds, Broken, Id, PROMOTED, State, Steps,
@@ -6,19 +6,19 @@ use super::{
 };
 use crate::ledger::{BatchReply, PermitId, ReplicaId, Wake};
 
-pub(super) struct Verdict<'a> {
+pub(super) struct Check<'a> {
     pub(super) message: &'a Message,
     pub(super) bounds: &'a Bounds,
     pub(super) before: &'a State,
     pub(super) after: &'a State,
 }
 
-impl Verdict<'_> {
+impl Check<'_> {
     pub(super) fn of_ledger(&self) -> Broken {
         let holders = || self.after.holders.iter();
         self.of_leavers()
             .or_else(|| holders().find_map(|(id, until)| self.of_holder(*id, *until)))
-            .or_else(|| self.of_line())
+            .or_else(|| self.of_queue())
     }
 
     fn of_leavers(&self) -> Broken {
@@ -29,14 +29,14 @@ impl Verdict<'_> {
         }
         let forgotten = self
             .before
-            .line
+            .queue
             .iter()
             .any(|id| left(*id) && self.lives(*id));
         forgotten.then_some(("G4", "a live waiter was forgotten"))
     }
 
     fn of_holder(&self, id: Id, until: Steps) -> Broken {
-        if self.before.line.contains(&id) {
+        if self.before.queue.contains(&id) {
             if until > PROMOTED {
                 return Some(("G4", "a waiter was granted more than it may sleep through"));
             }
@@ -45,7 +45,7 @@ impl Verdict<'_> {
                 .arrivals
                 .iter()
                 .take_while(|other| **other != id);
-            let mut passed = earlier.filter(|other| self.after.line.contains(other));
+            let mut passed = earlier.filter(|other| self.after.queue.contains(other));
             let overtaken = passed.any(|other| self.lives(*other));
             return overtaken.then_some(("G3", "a waiter was overtaken by another"));
         }
@@ -53,27 +53,27 @@ impl Verdict<'_> {
             return None;
         }
         if !self.asked(id) {
-            return Some(("G6", "somebody holds who did not ask in time"));
+            return Some(("G6", "a permit holds that did not ask in time"));
         }
-        let overtaken = self.after.line.iter().any(|other| self.lives(*other));
+        let overtaken = self.after.queue.iter().any(|other| self.lives(*other));
         overtaken.then_some(("G3", "a waiter was overtaken by a newcomer"))
     }
 
-    fn of_line(&self) -> Broken {
-        let line = &self.after.line;
+    fn of_queue(&self) -> Broken {
+        let queue = &self.after.queue;
         let uninvited = |id: &Id| !self.before.stands(*id) && !self.asked(*id);
-        if line.iter().any(uninvited) {
-            return Some(("G6", "somebody waits who did not ask in time"));
+        if queue.iter().any(uninvited) {
+            return Some(("G6", "a permit waits that did not ask in time"));
         }
         let free = self.after.holders.len() < self.bounds.limit as usize;
-        if free && line.iter().any(|id| self.lives(*id)) {
-            return Some(("G4", "a slot is free while a live waiter stands in line"));
+        if free && queue.iter().any(|id| self.lives(*id)) {
+            return Some(("G4", "a slot is free while there is a live waiter"));
         }
-        let room = line.len() <= self.bounds.max_waiters as usize;
-        (!room).then_some(("G4", "the line is too long"))
+        let room = queue.len() <= self.bounds.max_waiters as usize;
+        (!room).then_some(("G4", "the queue is too long"))
     }
 
-    /// Each waiter that was granted a slot is told so, once.
+    /// Each grant is reported once, by the reply or by a wake-up.
     pub(super) fn of_replies(&self, reply: &BatchReply, wakes: &[(ReplicaId, Wake)]) -> Broken {
         let own = reply.promoted.iter().map(|grant| PermitId {
             replica: replica(self.message.client),
@@ -86,15 +86,17 @@ impl Verdict<'_> {
             };
             wake.seqs.iter().map(id)
         });
-        let mut told: Vec<Id> = own.chain(others).map(Id::of).collect();
+        let mut reported: Vec<Id> = own.chain(others).map(Id::of).collect();
         let granted = self.after.holders.iter().map(|(id, _)| *id);
-        let mut granted: Vec<Id> = granted.filter(|id| self.before.line.contains(id)).collect();
-        told.sort_unstable();
+        let mut granted: Vec<Id> = granted
+            .filter(|id| self.before.queue.contains(id))
+            .collect();
+        reported.sort_unstable();
         granted.sort_unstable();
-        (told != granted).then_some(("G4", "a grant was not told, or something else was"))
+        (reported != granted).then_some(("G4", "the reported grants are not those of the ledger"))
     }
 
-    /// The one who asks is alive.
+    /// The calling client is alive.
     fn lives(&self, id: Id) -> bool {
         id.client == self.message.client || self.before.is_alive(id)
     }

@@ -1,11 +1,11 @@
-//! States that are alike are one. Two are alike if nothing that can happen from there on tells them apart.
+//! Symmetry reduction: states that nothing can distinguish from there on are one.
 
-use super::{Bounds, SILENT, State, Steps, client::Client, message::Message};
+use super::{Bounds, DEAD, State, Steps, client::Client, message::Message};
 
 impl State {
     pub(super) fn normalise(&mut self, bounds: &Bounds) {
-        self.give_up_what_cannot_come();
-        self.forget_who_was_heard();
+        self.give_up_lost_answers();
+        self.forget_when_a_client_was_seen();
         for client in 0..bounds.clients {
             self.renumber(client);
         }
@@ -13,11 +13,11 @@ impl State {
         self.network.sort_unstable();
         self.holders
             .sort_unstable_by_key(|(id, until)| (*until, *id));
-        self.marks.sort_unstable();
+        self.heartbeats.sort_unstable();
     }
 
-    /// Until it gives up, a client whose answer cannot come does nothing that it could not do afterwards.
-    fn give_up_what_cannot_come(&mut self) {
+    /// Until it times out, a client whose answer is lost does nothing that it could not do afterwards.
+    fn give_up_lost_answers(&mut self) {
         for (number, client) in (0..).zip(&mut self.clients) {
             let comes = |message: &Message| message.client == number && message.awaited;
             let waits = client.unanswered.as_ref();
@@ -27,11 +27,11 @@ impl State {
         }
     }
 
-    /// When a client was heard counts for its waiters only, and they cannot come without being heard.
-    fn forget_who_was_heard(&mut self) {
+    /// When a client was last seen matters to its waiters only, and enqueueing one sets it.
+    fn forget_when_a_client_was_seen(&mut self) {
         for (number, client) in (0..).zip(&mut self.clients) {
-            if self.line.iter().all(|id| id.client != number) {
-                client.heard = SILENT;
+            if self.queue.iter().all(|id| id.client != number) {
+                client.last_seen = DEAD;
             }
         }
     }
@@ -50,7 +50,7 @@ impl State {
 
     pub(super) fn each_name(&mut self, number: u8, mut look: impl FnMut(&mut u8)) {
         let ids = self.holders.iter_mut().map(|(id, _)| id);
-        let ids = ids.chain(&mut self.line).chain(&mut self.arrivals);
+        let ids = ids.chain(&mut self.queue).chain(&mut self.arrivals);
         ids.filter(|id| id.client == number)
             .for_each(|id| look(&mut id.seq));
         for message in self.network.iter_mut().filter(|one| one.client == number) {
@@ -59,34 +59,36 @@ impl State {
         self.client(number).names_mut().for_each(&mut look);
     }
 
-    /// Clients stand in one order, whichever of them did what. Those that look alike may not be told apart by it: then
-    /// a state is looked at twice, no more.
+    /// Sorts the clients, so that it does not matter which of them did what. Clients with equal views may stay in
+    /// either order: then a state is explored twice, no more.
     fn exchange_places(&mut self) {
         let mut order: Vec<_> = (0..self.clients.len() as u8)
-            .map(|number| (self.sight(number), number))
+            .map(|number| (self.view(number), number))
             .collect();
         order.sort();
         let mut new = vec![0; order.len()];
         for (place, (_, number)) in (0..).zip(&order) {
             new[usize::from(*number)] = place;
         }
-        self.clients = order.into_iter().map(|(sight, _)| sight.client).collect();
+        self.clients = order.into_iter().map(|(view, _)| view.client).collect();
         let moved = |client: &mut u8| *client = new[usize::from(*client)];
         let ids = self.holders.iter_mut().map(|(id, _)| id);
-        let ids = ids.chain(&mut self.line).chain(&mut self.arrivals);
+        let ids = ids.chain(&mut self.queue).chain(&mut self.arrivals);
         ids.for_each(|id| moved(&mut id.client));
-        self.marks.iter_mut().for_each(|(client, _)| moved(client));
+        self.heartbeats
+            .iter_mut()
+            .for_each(|(client, _)| moved(client));
         self.network
             .iter_mut()
             .for_each(|message| moved(&mut message.client));
     }
 
-    /// What there is of a client, but for its number.
-    fn sight(&self, number: u8) -> Sight {
+    /// Everything about a client except for its number.
+    fn view(&self, number: u8) -> View {
         let held = self.holders.iter().filter(|(id, _)| id.client == number);
         let mut held: Vec<_> = held.map(|(id, until)| (*until, id.seq)).collect();
         held.sort_unstable();
-        let places = (0..).zip(&self.line).filter(|(_, id)| id.client == number);
+        let places = (0..).zip(&self.queue).filter(|(_, id)| id.client == number);
         let sent = self.network.iter().filter(|one| one.client == number);
         let mut sent: Vec<_> = sent
             .map(|one| Message {
@@ -95,12 +97,12 @@ impl State {
             })
             .collect();
         sent.sort_unstable();
-        Sight {
+        View {
             client: self.clients[usize::from(number)].clone(),
             held,
             places: places.map(|(place, _)| place).collect(),
-            mark: self
-                .marks
+            heartbeat: self
+                .heartbeats
                 .iter()
                 .find(|(client, _)| *client == number)
                 .map(|(_, until)| *until),
@@ -110,10 +112,10 @@ impl State {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Sight {
+struct View {
     client: Client,
     held: Vec<(Steps, u8)>,
     places: Vec<u8>,
-    mark: Option<Steps>,
+    heartbeat: Option<Steps>,
     sent: Vec<Message>,
 }

@@ -1,4 +1,4 @@
-//! The arithmetic of rates: against another's implementation, and against what is promised.
+//! The arithmetic of rates: compared with the crate `governor`, and with what is promised.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -8,7 +8,13 @@ use governor::{
 };
 use proptest::prelude::*;
 
-use super::{Charged, Rate, Tat};
+use crate::{
+    ledger::{
+        Charged, Rate, Tat,
+        rate::{MAX_BURST, MAX_WAIT_US},
+    },
+    limit::{MAX_LIMIT, MAX_WAIT},
+};
 
 const START_US: u64 = 1_763_600_000_000_000;
 
@@ -16,7 +22,7 @@ fn rate(count: u32, period_us: u64, burst: u32) -> Rate {
     Rate::new(count, Duration::from_micros(period_us), burst)
 }
 
-/// A key of a rate, and a clock.
+/// The key of a rate, a clock, and all charges so far.
 struct Bucket {
     rate: Rate,
     state: Option<Tat>,
@@ -56,7 +62,7 @@ impl Bucket {
         charged
     }
 
-    /// When it may begin, from now.
+    /// How long from now the request starts, or would be allowed to start.
     fn after_us(&mut self, cost: u32, wait_us: u64) -> Result<u64, u64> {
         match self.charge(cost, wait_us) {
             Charged::Until { start_us, .. } => Ok(start_us - self.now_us),
@@ -65,7 +71,7 @@ impl Bucket {
         }
     }
 
-    /// Takes one of the charges back.
+    /// Refunds one of the charges.
     fn refund(&mut self, number: usize) {
         let granted = &mut self.granted[number];
         granted.stands = false;
@@ -82,9 +88,9 @@ impl Bucket {
         self.state.map_or(self.rate.burst, remaining)
     }
 
-    /// In no window more than was promised begin. One from `first_us` to `last_us`, both included, is a microsecond
-    /// longer than their difference, if the spacing is not of whole microseconds.
-    fn keeps_its_promise(&self) {
+    /// No window has more starts than promised. A window from `first_us` to `last_us`, both included, is a microsecond
+    /// longer than their difference if the spacing is not of whole microseconds.
+    fn check_promise(&self) {
         let stands = self.granted.iter().filter(|granted| granted.stands);
         let mut starts: Vec<_> = stands.map(|one| (one.start_us, one.cost)).collect();
         starts.sort_unstable();
@@ -118,7 +124,7 @@ enum Step {
         cost: u32,
         wait_us: u64,
     },
-    /// The newest but so many.
+    /// Counted from the newest charge that stands.
     Refund {
         back: usize,
     },
@@ -154,20 +160,20 @@ fn run(rate: Rate, steps: Vec<Step>) {
             }
         }
     }
-    bucket.keeps_its_promise();
+    bucket.check_promise();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_window_has_more_than_promised(burst in 1..12u32, steps in steps(400, 2)) {
-        // Seven in 100 microseconds: a spacing of 14 and two sevenths.
+    fn no_window_has_more_starts_than_promised(burst in 1..12u32, steps in steps(400, 2)) {
+        // Seven in 100 microseconds: a spacing of 14 2/7.
         run(rate(7, 100, burst), steps);
     }
 
     #[test]
-    fn no_window_has_more_than_promised_by_a_spacing_of_whole_microseconds(
+    fn no_window_has_more_starts_than_promised_by_a_spacing_of_whole_microseconds(
         burst in 1..12u32,
         steps in steps(400, 2),
     ) {
@@ -175,7 +181,7 @@ proptest! {
     }
 
     #[test]
-    fn no_window_has_more_than_promised_by_a_spacing_below_a_microsecond(
+    fn no_window_has_more_starts_than_promised_by_a_spacing_below_a_microsecond(
         burst in 1..12u32,
         steps in steps(16, 2),
     ) {
@@ -223,7 +229,7 @@ fn a_burst_comes_at_once_and_the_rest_spaced() {
 }
 
 #[test]
-fn the_time_told_is_the_first_at_which_it_may_begin() {
+fn the_reported_start_is_the_earliest_possible() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 3));
     assert_eq!(bucket.after_us(3, 0), Ok(0));
     assert_eq!(bucket.after_us(2, 0), Err(285_715));
@@ -243,7 +249,7 @@ fn an_idle_key_has_its_burst_and_no_more() {
 }
 
 #[test]
-fn a_wait_is_as_long_as_was_said_and_no_longer() {
+fn no_start_is_reserved_beyond_the_longest_wait() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 1));
     assert_eq!(bucket.after_us(1, 0), Ok(0));
     assert_eq!(bucket.after_us(1, 999_999), Err(1_000_000));
@@ -252,7 +258,7 @@ fn a_wait_is_as_long_as_was_said_and_no_longer() {
 }
 
 #[test]
-fn what_remains_is_what_may_come_at_once() {
+fn remaining_is_what_may_start_at_once() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 3));
     assert_eq!(bucket.remaining(), 3);
     bucket.charge(1, 0);
@@ -276,14 +282,14 @@ fn what_remains_is_what_may_come_at_once() {
     }
     assert_eq!(bucket.rate.next_at_us(state, full_us), full_us);
     assert_eq!(bucket.rate.time_of(2), 285_715);
-    // A time was reserved: less than nothing remains.
+    // A start was reserved, so the room is negative.
     bucket.charge(3, 0);
     bucket.charge(1, 1_000_000);
     assert_eq!(bucket.remaining(), 0);
 }
 
 #[test]
-fn what_was_taken_back_may_be_used_again() {
+fn a_refund_can_be_charged_again() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
     for _ in 0..3 {
         bucket.charge(1, 0);
@@ -295,7 +301,7 @@ fn what_was_taken_back_may_be_used_again() {
 }
 
 #[test]
-fn what_was_taken_back_is_not_taken_back_again() {
+fn no_charge_is_refunded_twice() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
     for _ in 0..3 {
         bucket.charge(1, 0);
@@ -307,7 +313,7 @@ fn what_was_taken_back_is_not_taken_back_again() {
 }
 
 #[test]
-fn what_has_run_out_is_not_taken_back() {
+fn what_has_run_out_is_not_refunded() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 3));
     bucket.charge(1, 0);
     bucket.charge(1, 0);
@@ -329,13 +335,13 @@ fn a_refund_takes_nothing_of_what_came_later() {
     bucket.refund(0);
     bucket.now_us += 9;
     bucket.charge(1, 0);
-    // Of the second only a tenth is left, since the first is gone. The third stands, and takes ten.
+    // Only a tenth of the second is left, since the first is gone. The third stands, and takes ten.
     bucket.refund(1);
     assert_eq!(bucket.state.unwrap().us, bucket.now_us + 10);
 }
 
 #[test]
-fn a_reserved_time_is_taken_back_only_if_nobody_else_has_one() {
+fn a_reserved_start_is_refunded_only_if_it_is_the_last() {
     let mut bucket = Bucket::new(rate(1, 1_000_000, 1));
     bucket.charge(1, 0);
     assert_eq!(bucket.after_us(1, 10_000_000), Ok(1_000_000));
@@ -347,12 +353,12 @@ fn a_reserved_time_is_taken_back_only_if_nobody_else_has_one() {
 }
 
 #[test]
-fn a_charge_from_before_the_key_was_idle_is_not_taken_back() {
+fn a_charge_from_before_the_key_was_idle_is_not_refunded() {
     let mut bucket = Bucket::new(rate(1, 10, 10));
     bucket.charge(5, 0);
     bucket.charge(1, 0);
     bucket.refund(0);
-    // By now the bucket would still hold the second, if the first were in it.
+    // If the first were in it, the bucket would still contain the second.
     bucket.now_us += 15;
     bucket.charge(5, 0);
     let state = bucket.state;
@@ -362,7 +368,7 @@ fn a_charge_from_before_the_key_was_idle_is_not_taken_back() {
 
 #[test]
 fn refunds_for_ever_keep_the_arithmetic_exact() {
-    // The longest and fullest there may be.
+    // The largest period and burst that are exact.
     let day = rate(1, 86_400_000_000, 52_124);
     assert!(day.is_exact());
     let mut bucket = Bucket::new(day);
@@ -373,7 +379,7 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
             matches!(charged, Charged::Until { .. }),
             "{round}: {charged:?}"
         );
-        // Another one behind it, which stays where it is.
+        // One more behind it, which stays where it is.
         bucket.charge(1, 0);
         bucket.refund(2 * round - 1);
         let Tat {
@@ -382,15 +388,15 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
         assert_eq!(us, START_US + day.time_of(1 + round as u32));
         assert!(refunded_us <= 1 << 52, "{refunded_us}");
     }
-    // What was charged before the count began anew cannot be placed any more.
+    // The position of a charge from before the reset is not known any more.
     let state = bucket.state;
     bucket.refund(0);
     assert_eq!(bucket.state, state);
 }
 
-/// From the end of the line, one after the other.
+/// From the last to the first.
 #[test]
-fn all_reserved_times_are_taken_back_in_the_end() {
+fn all_reserved_starts_are_refunded_in_the_end() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
     bucket.charge(1, 0);
     let before = bucket.state;
@@ -414,11 +420,11 @@ fn a_rate_that_changed_rounds_in_its_own_favour() {
     assert_eq!(bucket.after_us(1, 0), Err(333_334));
 }
 
-/// How long before the end of the bucket a reserved time begins is known of the rate that reserved it only.
+/// Only the rate that reserved a start knows how far it is before the end of the bucket.
 #[test]
-fn nothing_is_taken_back_below_a_time_that_another_rate_has_reserved() {
+fn nothing_is_refunded_below_a_start_that_another_rate_has_reserved() {
     let one = rate(3, 1_000_000, 3);
-    // Of another count, another period, another burst.
+    // Another count, another period, another burst.
     for other in [
         rate(7, 1_000_000, 3),
         rate(3, 500_000, 3),
@@ -445,6 +451,13 @@ fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
     assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
     bucket.now_us += 86_401_000_000;
     assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
+}
+
+/// The ledger imports nothing from above it, so it has these bounds too.
+#[test]
+fn its_bounds_are_those_of_limits() {
+    assert_eq!(u128::from(MAX_WAIT_US), MAX_WAIT.as_micros());
+    assert_eq!(MAX_BURST, MAX_LIMIT);
 }
 
 #[test]

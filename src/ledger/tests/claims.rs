@@ -1,18 +1,18 @@
-//! The rules of claims one by one. Each test runs on the machine and on the script.
+//! The rules of claims.
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
+use super::twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of};
+use crate::ledger::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
     Rate, Seq, Standing, Want,
-    twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of},
 };
 
 const KEYS: [&str; 3] = ["t:{one}", "t:{two}", "t:{three}"];
 const RATE_KEYS: [&str; 2] = ["t:{rate}", "t:{other rate}"];
 const ABSENT: Standing = Standing::Absent;
 
-/// One after the other, a second apart.
+/// One start a second, without a burst.
 fn slow() -> Rate {
     Rate::new(1, Duration::from_secs(1), 1)
 }
@@ -34,7 +34,7 @@ fn other_charge(wait_us: u64) -> Charge {
     }
 }
 
-/// Asks for a permit in each of the first ledgers, with this number there.
+/// Asks for a permit of this number in each of the first ledgers.
 fn claim<const N: usize>(wants: [Want; N], seq: Seq) -> Claim {
     let ask = |(batch, want)| ClaimAsk { batch, seq, want };
     Claim {
@@ -50,7 +50,7 @@ fn charged<const N: usize>(charges: [Charge; N], claim: Claim) -> Claim {
     }
 }
 
-/// The first so many ledgers, of one slot each, with a line of two.
+/// Batches for the first `count` ledgers, which have one slot and a queue of two.
 fn batches(count: usize) -> Vec<Batch> {
     let batch = |key: &&str| Batch {
         key: Arc::from(*key),
@@ -62,7 +62,7 @@ fn batches(count: usize) -> Vec<Batch> {
     KEYS[..count].iter().map(batch).collect()
 }
 
-/// The same, with permits to acquire in the last one.
+/// As [`batches`], with permits to acquire in the last one.
 fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
     let mut batches = batches(count);
     let ask = |seq| Ask { seq, wait: true };
@@ -70,7 +70,7 @@ fn acquired(count: usize, seqs: impl IntoIterator<Item = Seq>) -> Vec<Batch> {
     batches
 }
 
-/// The same, with one to release in the last one.
+/// As [`batches`], with one permit to release in the last one.
 fn released(count: usize, seq: Seq) -> Vec<Batch> {
     let mut batches = batches(count);
     batches[count - 1].release = vec![seq];
@@ -93,7 +93,7 @@ impl Twins {
         (batches.collect(), claims.collect())
     }
 
-    /// One claim of the first so many ledgers.
+    /// Runs one claim on the first `ledgers` ledgers.
     fn claim(&mut self, replica: u128, ledgers: usize, claim: Claim) -> ClaimReply {
         let mut replies = self.all(replica, batches(ledgers), vec![claim]).1;
         replies.remove(0)
@@ -107,13 +107,13 @@ impl Twins {
         });
     }
 
-    /// How many hold and wait in each ledger.
+    /// Holders and waiters of each ledger.
     fn in_use(&mut self) -> [(u32, u32); 3] {
         let replies = self.all(C, batches(3), Vec::new()).0;
         [0, 1, 2].map(|ledger| (replies[ledger].in_use, replies[ledger].waiting))
     }
 
-    /// Rates with a state.
+    /// How many of the rates have a state.
     fn charged(&self) -> String {
         self.script
             .server
@@ -135,7 +135,7 @@ fn a_claim_takes_all_its_slots() {
     assert_eq!(reply.standings, [twins.held(); 3]);
     assert_eq!(start_us(&reply.charged[0]), twins.now_us);
     assert_eq!(twins.in_use(), [(1, 0); 3]);
-    // Again: it has them.
+    // Repeated: it has them already.
     twins.pass_ms(1_000);
     let again = twins.claim(A, 3, claim([Want::Now; 3], 1));
     assert_eq!(again.standings, reply.standings);
@@ -156,7 +156,7 @@ fn a_claim_that_does_not_wait_takes_all_or_nothing() {
 }
 
 #[test]
-fn a_claim_keeps_what_comes_before_the_line_it_waits_in() {
+fn a_claim_keeps_the_slots_before_the_queue_it_waits_in() {
     let mut twins = Twins::start();
     twins.all(B, acquired(2, [1]), Vec::new());
     let waits = charged([charge(0)], claim([Want::Wait; 3], 1));
@@ -164,7 +164,7 @@ fn a_claim_keeps_what_comes_before_the_line_it_waits_in() {
     assert_eq!(reply.standings, [twins.held(), twins.waiting(0), ABSENT]);
     assert_eq!(twins.in_use(), [(1, 0), (1, 1), (0, 0)]);
     assert_eq!(twins.charged(), "1");
-    // While it waits it gets nothing more, though there is a slot.
+    // While it waits it takes nothing behind, though a slot is free.
     let first = twins.waiting(0);
     twins.pass_ms(1);
     let reply = twins.claim(A, 3, claim([Want::Wait; 3], 1));
@@ -177,7 +177,7 @@ fn a_claim_keeps_what_comes_before_the_line_it_waits_in() {
 }
 
 #[test]
-fn a_claim_is_refused_by_a_full_line_and_takes_nothing() {
+fn a_claim_is_refused_by_a_full_queue_and_takes_nothing() {
     let mut twins = Twins::start();
     twins.all(B, acquired(2, [1, 2, 3]), Vec::new());
     let full = charged([charge(0)], claim([Want::Wait; 2], 1));
@@ -191,7 +191,7 @@ fn a_claim_is_refused_by_a_full_line_and_takes_nothing() {
 }
 
 #[test]
-fn dead_waiters_leave_a_line_that_is_full_for_a_claim() {
+fn dead_waiters_are_evicted_from_a_full_queue_for_a_claim() {
     let mut twins = Twins::start();
     twins.all(A, acquired(2, [1]), Vec::new());
     twins.all(B, acquired(2, [1, 2]), Vec::new());
@@ -213,7 +213,7 @@ fn a_claim_does_not_overtake() {
     let mut twins = Twins::with(1);
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.all(B, acquired(1, [1, 2]), Vec::new());
-    // Two slots come free, and the budget is enough for one waiter.
+    // Two slots are freed, and the budget is enough for one waiter.
     let mut more = batches(1);
     (more[0].limit, more[0].max_waiters) = (3, 5);
     let claims = vec![
@@ -232,13 +232,13 @@ fn a_claim_does_not_overtake() {
 }
 
 #[test]
-fn a_limit_that_only_looks_on_takes_a_slot_only_if_one_is_free() {
+fn a_limit_that_is_not_enforced_takes_a_slot_only_if_one_is_free() {
     let mut twins = Twins::start();
-    let looks_on = [Want::IfFree, Want::Now];
-    let reply = twins.claim(A, 2, claim(looks_on, 1));
+    let shadowed = [Want::IfFree, Want::Now];
+    let reply = twins.claim(A, 2, claim(shadowed, 1));
     assert_eq!(reply.standings, [twins.held(); 2]);
     twins.all(A, released(2, 1), Vec::new());
-    let reply = twins.claim(A, 2, claim(looks_on, 2));
+    let reply = twins.claim(A, 2, claim(shadowed, 2));
     assert_eq!(reply.standings, [Standing::Full, twins.held()]);
     assert_eq!(twins.in_use(), [(1, 0), (1, 0), (0, 0)]);
 }
@@ -258,7 +258,7 @@ fn claims_see_what_those_before_them_took() {
     );
     let start_us = twins.now_us + 1_000_000;
     assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
-    // And the reply tells how it is after all of them.
+    // The reply shows the ledger after all of them.
     let Standing::Waiting { ticket } = first else {
         unreachable!()
     };
@@ -271,7 +271,7 @@ fn claims_see_what_those_before_them_took() {
 }
 
 #[test]
-fn who_waits_by_a_claim_is_alive() {
+fn a_claim_that_waits_leaves_a_heartbeat() {
     let mut twins = Twins::start();
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.claim(B, 1, claim([Want::Wait], 1));
@@ -296,7 +296,7 @@ fn a_claim_that_comes_too_late_changes_nothing() {
 }
 
 #[test]
-fn a_rate_that_refuses_lets_nothing_be_taken() {
+fn a_rate_that_refuses_leaves_all_slots() {
     let mut twins = Twins::start();
     twins.claim(B, 0, charged([charge(0)], Claim::default()));
     let both = charged([other_charge(0), charge(999_999)], claim([Want::Wait], 1));
@@ -305,20 +305,20 @@ fn a_rate_that_refuses_lets_nothing_be_taken() {
     assert_eq!(reply.charged, [Charged::Not, Charged::TooSoon { start_us }]);
     assert_eq!(reply.standings, [ABSENT]);
     assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "1"));
-    // All that refuse tell when they would not.
+    // Every rate that refuses reports the start that it would allow.
     twins.claim(B, 0, charged([other_charge(0)], Claim::default()));
     let reply = twins.claim(A, 1, both);
     assert_eq!(reply.charged, [Charged::TooSoon { start_us }; 2]);
 }
 
 #[test]
-fn a_rate_that_only_looks_on_neither_refuses_nor_delays() {
+fn a_rate_that_is_not_enforced_neither_refuses_nor_delays() {
     let mut twins = Twins::start();
-    let looks_on = |wait_us| Charge {
+    let shadowed = |wait_us| Charge {
         shadow: true,
         ..charge(wait_us)
     };
-    let reply = twins.claim(A, 1, charged([looks_on(0)], claim([Want::Now], 1)));
+    let reply = twins.claim(A, 1, charged([shadowed(0)], claim([Want::Now], 1)));
     assert_eq!(start_us(&reply.charged[0]), twins.now_us);
     let too_soon = Charged::TooSoon {
         start_us: twins.now_us + 1_000_000,
@@ -327,7 +327,7 @@ fn a_rate_that_only_looks_on_neither_refuses_nor_delays() {
         let reply = twins.claim(
             A,
             1,
-            charged([looks_on(5_000_000)], claim([Want::Wait], seq)),
+            charged([shadowed(5_000_000)], claim([Want::Wait], seq)),
         );
         assert_eq!(reply.charged, [too_soon]);
         assert!(matches!(reply.standings[0], Standing::Waiting { .. }));
@@ -335,7 +335,7 @@ fn a_rate_that_only_looks_on_neither_refuses_nor_delays() {
 }
 
 #[test]
-fn nothing_is_held_while_a_time_is_waited_for() {
+fn no_slot_is_held_while_a_claim_waits_for_its_start() {
     let mut twins = Twins::start();
     twins.claim(B, 0, charged([charge(0)], Claim::default()));
     let later = charged(
@@ -350,14 +350,14 @@ fn nothing_is_held_while_a_time_is_waited_for() {
         (vec![start, twins.now_us], vec![ABSENT; 2])
     );
     assert_eq!((twins.in_use(), &*twins.charged()), ([(0, 0); 3], "2"));
-    // It comes back then, and has paid.
+    // At its start it is sent again without the charges, which stand.
     twins.now_us = start;
     let reply = twins.claim(A, 2, claim([Want::Wait; 2], 1));
     assert_eq!(reply.standings, [twins.held(); 2]);
 }
 
 #[test]
-fn what_was_taken_back_may_be_charged_again() {
+fn a_refunded_cost_may_be_charged_again() {
     let mut twins = Twins::start();
     let once = charged([charge(0)], Claim::default());
     let reply = twins.claim(A, 0, once.clone());
@@ -384,7 +384,7 @@ fn refunds_come_before_the_claims_of_their_exchange() {
 }
 
 #[test]
-fn the_key_of_a_rate_ends_when_its_state_is_over() {
+fn the_key_of_a_rate_expires_when_its_state_is_over() {
     let mut twins = Twins::start();
     let minute = Charge {
         rate: Rate::new(7, Duration::from_secs(420), 7),

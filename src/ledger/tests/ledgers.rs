@@ -1,11 +1,10 @@
-//! A whole store in this process, for tests: what Redis would hold, and what the script would make of it.
+//! A store in this process, for tests: all ledgers and rates, and what the script would do to them.
 
 use std::collections::BTreeMap;
 
-use super::{
-    Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund, ReplicaId,
-    Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want,
-    machine::{Call, Prospect},
+use crate::ledger::{
+    Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
+    ReplicaId, Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want, machine::Prospect,
 };
 
 /// Ledgers and the states of rates, by key.
@@ -16,18 +15,18 @@ pub(crate) struct Ledgers {
     budget: usize,
 }
 
-/// All that is there, as Redis has it.
+/// Everything that is stored, in the form that Redis would have.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Content {
-    /// Members and scores.
+    /// Members and scores of each sorted set.
     pub(crate) ledgers: BTreeMap<String, Vec<(String, f64)>>,
     pub(crate) rates: BTreeMap<String, String>,
 }
 
-/// One claim at work.
+/// One claim while it runs.
 struct Claiming<'a> {
     batches: &'a [Batch],
-    /// By the batch: its line was swept for a claim of this exchange.
+    /// For each batch: its queue was swept for a claim of this exchange.
     swept: &'a mut [bool],
     claim: &'a Claim,
     reply: ClaimReply,
@@ -112,9 +111,9 @@ impl Ledgers {
             Charged::Until { start_us, .. } => *start_us > now_us,
             _ => false,
         };
-        // Nothing is held while a time is waited for.
+        // No slot is held while the claim waits for its start.
         let later = charged.iter().any(is_later);
-        let go_on = !refused && (later || self.walk(call, claiming));
+        let go_on = !refused && (later || self.take_slots(call, claiming));
         for (number, charged) in charged.into_iter().enumerate() {
             if let Charged::Until { tat, .. } = charged {
                 if !go_on {
@@ -132,8 +131,9 @@ impl Ledgers {
         charge.rate.charge(state, now_us, charge.cost, wait_us)
     }
 
-    /// Takes slots up to the first ledger that makes it wait, or none at all. Returns whether it was not refused.
-    fn walk(&mut self, call: &mut Call, claiming: &mut Claiming<'_>) -> bool {
+    /// Takes slots up to the first ledger that makes the claim wait, or none at all. Returns whether the claim was not
+    /// refused.
+    fn take_slots(&mut self, call: &mut Call, claiming: &mut Claiming<'_>) -> bool {
         let mut slots = Vec::new();
         let asks = &claiming.claim.asks;
         for (number, ask) in asks.iter().enumerate() {
@@ -147,8 +147,8 @@ impl Ledgers {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Prospect::Place => ledger.queue(call, id),
-                    Prospect::None(refusal) => refusal,
+                    Prospect::Place => ledger.enqueue(call, id),
+                    Prospect::Refusal(refusal) => refusal,
                 });
             claiming.reply.standings[number] = standing;
             match standing {
@@ -173,7 +173,7 @@ impl Ledgers {
         self.ledgers.entry(batch.key.to_string()).or_default()
     }
 
-    /// All data is lost.
+    /// Loses all data.
     pub(crate) fn clear(&mut self) {
         self.ledgers.clear();
         self.rates.clear();

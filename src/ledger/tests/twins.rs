@@ -1,5 +1,5 @@
-//! The machine and the script are held equal: every exchange here goes to both, the script in a real server with its
-//! clock in the test's hand, and every reply, wake-up and sorted set must be the same.
+//! The machine and the script, compared: every exchange runs on both, the script in a real server on the clock of the
+//! test, and every reply, wake-up and sorted set must be the same.
 
 use std::{
     sync::{Arc, mpsc},
@@ -9,12 +9,13 @@ use std::{
 use proptest::{prelude::*, sample::subsequence};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value};
 
-use super::{
-    Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, EXCHANGE_LUA, Exchange,
-    Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Reuse, SWEEP_BUDGET, Seq,
-    Standing, Tat, Wake, Want, ledgers::Content,
-};
+use super::ledgers::Content;
 use crate::{
+    ledger::{
+        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, EXCHANGE_LUA,
+        Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Reuse,
+        SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want,
+    },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
 };
@@ -23,31 +24,31 @@ const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const PROMOTE_MS: u64 = 5_000;
 pub(super) const ALIVE_MS: u64 = 6_500;
-/// So long do keys of rates outlive their state.
+/// How much longer than its state the key of a rate lives, in the script of these tests.
 pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
 
-/// One replica asks, another does, and so on.
+/// Replicas.
 pub(super) const A: u128 = 1;
 pub(super) const B: u128 = 2;
 pub(super) const C: u128 = 3;
 
-/// The same ledgers twice, and a clock that stands unless it is told to move.
+/// The same ledgers twice, and a clock that only the test moves.
 pub(super) struct Twins {
     machine: Ledgers,
     pub(super) script: Script,
     pub(super) now_us: u64,
     pub(super) lease_ms: u64,
     pub(super) not_after_us: u64,
-    /// Of the latest exchange.
+    /// [`Reply::more`] of the latest exchange.
     pub(super) more: bool,
-    /// Of the latest exchange: replica, key and permits.
+    /// Replicas and promoted permits that the latest exchange sent wake-ups for.
     pub(super) woken: Vec<(u128, Seq)>,
-    /// Of the latest exchange: who is to give back what it keeps.
+    /// Replicas whose kept slots the latest exchange recalled.
     pub(super) recalled: Vec<u128>,
 }
 
-/// Those for one replica and one ledger stay in their order; between them it means nothing.
+/// The order of wake-ups means something within one replica and ledger only.
 fn in_order(mut wakes: Vec<(String, Wake)>) -> Vec<(String, Wake)> {
     wakes.sort_by(|(one, wake), (other, its)| (one, &wake.key).cmp(&(other, &its.key)));
     wakes
@@ -95,7 +96,7 @@ impl Twins {
         Standing::Adopted { until_ms }
     }
 
-    /// The ticket of one who queues as number `place` in an empty line now.
+    /// The standing of number `place` to be enqueued in an empty queue now.
     pub(super) fn waiting(&self, place: i64) -> Standing {
         let ticket = self.now_us as i64 - (1 << 52) + place;
         Standing::Waiting { ticket }
@@ -122,8 +123,11 @@ impl Twins {
 
     pub(super) fn exchange(&mut self, exchange: &Exchange) -> Reply {
         let (reply, wakes) = self.machine.exchange(exchange, self.now_us);
-        let (told, pushed) = self.script.exchange(exchange, self.now_us);
-        assert_eq!(told, reply, "script left, machine right, of {exchange:?}");
+        let (of_script, pushed) = self.script.exchange(exchange, self.now_us);
+        assert_eq!(
+            of_script, reply,
+            "script left, machine right, of {exchange:?}"
+        );
         self.more = reply.more;
         self.woken = wakes
             .iter()
@@ -161,7 +165,7 @@ impl Script {
             "redis.call('TIME')",
             "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
         );
-        // Keys of rates end by the clock of the test.
+        // Keys of rates expire by the clock of the test: see `content`.
         text = replace_once(
             &text,
             "local TTL_SPARE_MS = 2\n",
@@ -197,7 +201,7 @@ impl Script {
         let mut command = encode("EVALSHA", &self.digest, WAKE_PREFIX, None, exchange);
         command.arg(now_us / 1_000_000).arg(now_us % 1_000_000);
         let value: Value = command.query(&mut self.connection).unwrap();
-        // What was pushed has come when this is answered.
+        // All pushes have arrived when this is answered.
         redis::cmd("PING").exec(&mut self.connection).unwrap();
         let wakes = self.pushes.try_iter().filter_map(|push| {
             let [_, channel, payload] = &push.data[..] else {
@@ -216,7 +220,7 @@ impl Script {
         (decode(exchange, value).unwrap(), wakes)
     }
 
-    /// Forgets rates that are over: their time is the clock of the test.
+    /// Deletes rates that are over by the clock of the test.
     fn content(&mut self, now_us: u64) -> Content {
         let mut content = Content::default();
         let keys: Vec<String> = self.query("KEYS", &["*"]);
@@ -276,13 +280,13 @@ struct Step {
     stale: bool,
     batches: Vec<Batch>,
     claims: Vec<Claim>,
-    /// Which of the latest charges to take back.
+    /// Which charges to refund, counted from the latest.
     refunds: Vec<usize>,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let second = 1_000_000i64;
-    // To the millisecond at which something ends, and around it.
+    // Up to the millisecond at which something ends, and around it.
     const ENDS_MS: [u64; 6] = [
         RIGHT_MS,
         PROMOTE_MS,
@@ -403,7 +407,7 @@ fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
     })
 }
 
-/// All that may be taken back.
+/// A refund of each charge of a claim.
 pub(super) fn refunds_of<'a>(
     claim: &'a Claim,
     reply: &'a ClaimReply,

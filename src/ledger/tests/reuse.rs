@@ -1,13 +1,13 @@
-//! The rules of keeping slots one by one. Each test runs on the machine and on the script.
+//! The rules of kept slots.
 
 use std::sync::Arc;
 
-use super::{
+use super::twins::{A, B, C, Twins};
+use crate::ledger::{
     Ask, Batch, BatchReply, Claim, ClaimAsk, RIGHT_MS, Reuse, Seq, Standing, Want,
-    twins::{A, B, C, Twins},
 };
 
-/// Permits to release and to acquire, waiting or not, under a limit of 2.
+/// Releases and acquires these permits, waiting or not, under a limit of 2.
 fn batch(reuse: Reuse, release: &[Seq], acquire: &[Seq], wait: bool) -> Batch {
     Batch {
         key: Arc::from("t:{one}"),
@@ -21,14 +21,14 @@ fn batch(reuse: Reuse, release: &[Seq], acquire: &[Seq], wait: bool) -> Batch {
     }
 }
 
-/// Replica A holds 1 and may keep it.
+/// Replica A holds permit 1 and may keep its slot.
 fn kept() -> Twins {
     let mut twins = Twins::start();
     twins.run(A, batch(Reuse::Keep, &[], &[1], true));
     twins
 }
 
-/// Whether A has the right, by whether it is told that it has not when B must wait.
+/// Whether A had the right to keep slots: it is recalled when B must wait.
 fn is_recalled(twins: &mut Twins) -> bool {
     let BatchReply { waiting, .. } = twins.run(B, batch(Reuse::Others, &[], &[1, 2], true));
     assert!(waiting > 0);
@@ -36,14 +36,14 @@ fn is_recalled(twins: &mut Twins) -> bool {
 }
 
 #[test]
-fn who_keeps_is_told_when_somebody_waits() {
+fn kept_slots_are_recalled_when_a_permit_waits() {
     let mut twins = kept();
     twins.run(B, batch(Reuse::Keep, &[], &[1], true));
     assert!(twins.recalled.is_empty());
-    // Both may keep now. B's own newcomer ends the right of both; B is told by the answer.
+    // Both may keep slots now. B's own newcomer ends the rights of both; B sees that in its reply.
     let reply = twins.run(B, batch(Reuse::Keep, &[], &[2], true));
     assert_eq!((reply.waiting, &twins.recalled[..]), (1, &[A][..]));
-    // Nobody is told twice; B is told once more, as the answer may have been lost.
+    // No replica is notified twice; B is notified now, since its reply may have been lost.
     twins.run(C, batch(Reuse::Keep, &[], &[1], true));
     assert_eq!(twins.recalled, [B]);
     twins.run(C, batch(Reuse::Keep, &[], &[2], false));
@@ -51,7 +51,7 @@ fn who_keeps_is_told_when_somebody_waits() {
 }
 
 #[test]
-fn who_keeps_is_told_when_somebody_is_refused() {
+fn kept_slots_are_recalled_when_a_permit_is_refused() {
     let mut twins = kept();
     twins.run(B, batch(Reuse::Others, &[], &[1], false));
     assert!(twins.recalled.is_empty());
@@ -60,9 +60,9 @@ fn who_keeps_is_told_when_somebody_is_refused() {
     assert_eq!(twins.recalled, [A]);
 }
 
-/// It was told `Full`, and goes on with what it keeps.
+/// Its reply was `Full`, and it goes on with the slots that it keeps.
 #[test]
-fn who_is_refused_is_still_told() {
+fn a_refused_replica_is_still_recalled() {
     let mut twins = kept();
     twins.run(B, batch(Reuse::Never, &[], &[1], false));
     let reply = twins.run(A, batch(Reuse::Others, &[], &[2], false));
@@ -72,7 +72,7 @@ fn who_is_refused_is_still_told() {
 }
 
 #[test]
-fn who_is_refused_may_keep_what_it_has() {
+fn a_refused_replica_may_keep_its_slots() {
     let mut twins = Twins::start();
     twins.run(A, batch(Reuse::Never, &[], &[1, 2], false));
     let reply = twins.run(A, batch(Reuse::Keep, &[], &[3], false));
@@ -82,8 +82,8 @@ fn who_is_refused_may_keep_what_it_has() {
 }
 
 #[test]
-fn who_keeps_is_told_when_a_claim_waits_or_is_refused() {
-    for (want, told) in [(Want::Wait, true), (Want::Now, true), (Want::IfFree, true)] {
+fn kept_slots_are_recalled_when_a_claim_waits_or_is_refused() {
+    for want in [Want::Wait, Want::Now, Want::IfFree] {
         let mut twins = kept();
         twins.run(B, batch(Reuse::Others, &[], &[1], true));
         let ask = ClaimAsk {
@@ -97,27 +97,27 @@ fn who_keeps_is_told_when_a_claim_waits_or_is_refused() {
             asks: vec![ask],
         }];
         twins.exchange(&exchange);
-        assert_eq!(twins.recalled == [A], told, "{want:?}");
+        assert_eq!(twins.recalled, [A], "{want:?}");
     }
 }
 
 #[test]
-fn a_limit_without_reuse_tells_nobody() {
+fn a_limit_without_reuse_recalls_nothing() {
     let mut twins = kept();
     twins.run(B, batch(Reuse::Never, &[], &[1, 2], true));
     assert!(twins.recalled.is_empty());
-    // The next one that knows of reuse does, as somebody still waits.
+    // The next batch with reuse recalls, since a permit still waits.
     twins.run(C, batch(Reuse::Others, &[], &[], false));
     assert_eq!(twins.recalled, [A]);
 }
 
 #[test]
-fn nobody_may_keep_while_somebody_waits() {
+fn no_slot_is_kept_while_a_permit_waits() {
     let mut twins = Twins::start();
     twins.run(A, batch(Reuse::Never, &[], &[1, 2, 3], true));
     twins.run(A, batch(Reuse::Keep, &[], &[], true));
     assert!(!is_recalled(&mut twins));
-    // Nor who holds nothing: the key would never end.
+    // Nor by a replica that holds nothing: the key would never expire.
     let mut twins = Twins::start();
     twins.run(A, batch(Reuse::Keep, &[], &[], false));
     twins.run(A, batch(Reuse::Never, &[], &[1], false));
@@ -125,7 +125,7 @@ fn nobody_may_keep_while_somebody_waits() {
 }
 
 #[test]
-fn nobody_may_keep_while_more_hold_than_the_limit() {
+fn no_slot_is_kept_while_there_are_more_holders_than_the_limit() {
     let mut twins = Twins::start();
     let with_limit = |limit| Batch {
         limit,
@@ -156,7 +156,7 @@ fn ended_rights_do_not_pile_up() {
         let members = twins.script.server.cli(&["ZRANGE", "t:{one}", "0", "-1"]);
         members.lines().filter(|line| line.starts_with('~')).count()
     };
-    // It ends after its last millisecond.
+    // A right ends after its last millisecond.
     assert_eq!(rights(&mut twins), 2);
     twins.pass_ms(RIGHT_MS + 1);
     twins.run(C, batch(Reuse::Keep, &[], &[], false));

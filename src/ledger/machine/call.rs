@@ -1,0 +1,103 @@
+//! What the batches of one exchange share: the caller, the time, the sweep budget and the wake-ups.
+
+use crate::ledger::{Batch, Exchange, PermitId, ReplicaId, Seq, Wake};
+
+/// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
+pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
+/// Holders expired, waiters promoted and dead waiters evicted in one exchange, over all its ledgers.
+pub(crate) const SWEEP_BUDGET: u32 = 1_000;
+
+/// One run of an exchange.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// The budget ran out before the work did: run another exchange at once.
+    pub(crate) more: bool,
+    /// Wake-ups to send, and to whom; those of one queue in its order.
+    pub(crate) wakes: Vec<(ReplicaId, Wake)>,
+    pub(super) replica: ReplicaId,
+    pub(super) now_us: u64,
+    pub(super) now_ms: u64,
+    pub(super) alive_ms: u64,
+    pub(in crate::ledger) budget: usize,
+    lease_ms: u64,
+    promote_ms: u64,
+    not_after_us: u64,
+}
+
+impl Call {
+    /// Time may stand still between calls: then no lease ends, and tickets start again whenever the queue is empty.
+    pub(crate) fn new(exchange: &Exchange, now_us: u64) -> Self {
+        Self {
+            more: false,
+            wakes: Vec::new(),
+            replica: exchange.replica,
+            now_us,
+            now_ms: now_us / 1_000,
+            alive_ms: exchange.alive_ms,
+            budget: SWEEP_BUDGET as usize,
+            lease_ms: exchange.lease_ms,
+            promote_ms: exchange.promote_ms,
+            not_after_us: exchange.not_after_us,
+        }
+    }
+
+    pub(in crate::ledger) fn own(&self, seq: Seq) -> PermitId {
+        PermitId {
+            replica: self.replica,
+            seq,
+        }
+    }
+
+    pub(in crate::ledger) fn lease_end_ms(&self) -> u64 {
+        self.now_ms + self.lease_ms
+    }
+
+    pub(super) fn promoted_end_ms(&self) -> u64 {
+        self.now_ms + self.promote_ms
+    }
+
+    /// A deadline beyond this was set before the clock was stepped back.
+    pub(super) fn latest_end_ms(&self) -> u64 {
+        self.now_ms + MAX_LEASE_MS
+    }
+
+    pub(in crate::ledger) fn is_stale(&self) -> bool {
+        self.now_us > self.not_after_us
+    }
+
+    /// Takes one from the budget, or notes that there is more to do.
+    pub(super) fn spend(&mut self) -> bool {
+        let left = self.budget.checked_sub(1);
+        self.budget = left.unwrap_or(0);
+        self.more |= left.is_none();
+        left.is_some()
+    }
+
+    /// Tells a replica of a promoted waiter: one wake-up for a replica and a ledger, with all permits.
+    pub(super) fn wake(&mut self, batch: &Batch, id: PermitId, until_ms: u64) {
+        let latest_first = self.wakes.iter_mut().rev();
+        let mut same =
+            latest_first.filter(|(to, wake)| *to == id.replica && *wake.key == *batch.key);
+        if let Some((_, wake)) = same.next() {
+            return wake.seqs.push(id.seq);
+        }
+        let wake = Wake {
+            key: batch.key.to_string(),
+            granted_us: self.now_us,
+            until_ms,
+            seqs: vec![id.seq],
+        };
+        self.wakes.push((id.replica, wake));
+    }
+
+    /// Tells a replica to give back the slots that it keeps: a wake-up without permits.
+    pub(super) fn recall(&mut self, batch: &Batch, replica: ReplicaId) {
+        let wake = Wake {
+            key: batch.key.to_string(),
+            granted_us: self.now_us,
+            until_ms: 0,
+            seqs: Vec::new(),
+        };
+        self.wakes.push((replica, wake));
+    }
+}

@@ -1,0 +1,75 @@
+//! Holders and their leases: `release`, `renew`, `adopt`, `expire`.
+
+use std::cmp::{max, min};
+
+use super::{Call, Ledger, Place};
+use crate::ledger::{Batch, PermitId, Standing};
+
+impl Ledger {
+    pub(super) fn release(&mut self, call: &Call, batch: &Batch) {
+        for &seq in &batch.release {
+            self.remove(call.own(seq));
+        }
+    }
+
+    pub(super) fn renew(&mut self, call: &Call, batch: &Batch) -> Vec<Standing> {
+        let renew = |&seq| self.renew_one(call, call.own(seq));
+        batch.renew.iter().map(renew).collect()
+    }
+
+    /// A renewal never shortens a lease, since another replica may have granted a longer one. An ended lease is revived
+    /// if it was not expired yet: its slot was not given away.
+    fn renew_one(&mut self, call: &Call, id: PermitId) -> Standing {
+        match self.places.get(&id) {
+            None => Standing::Absent,
+            Some(&Place::Waits { ticket }) => Standing::Waiting { ticket },
+            Some(&Place::Holds { until_ms }) => {
+                let until_ms = max(min(until_ms, call.latest_end_ms()), call.lease_end_ms());
+                self.hold(id, until_ms)
+            }
+        }
+    }
+
+    /// Runs before `promote`, so that the queue gets what the true holders leave. May exceed the limit.
+    pub(super) fn adopt(&mut self, call: &Call, batch: &Batch) -> Vec<Standing> {
+        let adopt = |&seq| {
+            let id = call.own(seq);
+            match self.renew_one(call, id) {
+                held @ Standing::Held { .. } => held,
+                _ if call.is_stale() => Standing::Stale,
+                _ => {
+                    let until_ms = call.lease_end_ms();
+                    self.hold(id, until_ms);
+                    Standing::Adopted { until_ms }
+                }
+            }
+        };
+        batch.adopt.iter().map(adopt).collect()
+    }
+
+    pub(super) fn expire(&mut self, call: &mut Call, batch: &Batch) {
+        while let Some(&(until_ms, id)) = self.holders.first_key()
+            && until_ms <= call.now_ms
+            && call.spend()
+        {
+            self.remove(id);
+        }
+        if self.free(batch) > 0 {
+            return;
+        }
+        // The clock was stepped back: dead holders among these would keep their slots until it has caught up.
+        while let Some(&(until_ms, id)) = self.holders.last_key()
+            && until_ms > call.latest_end_ms()
+            && call.spend()
+        {
+            self.hold(id, call.latest_end_ms());
+        }
+    }
+
+    pub(in crate::ledger) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
+        let before = self.places.insert(id, Place::Holds { until_ms });
+        self.leave(before, id);
+        self.holders.insert((until_ms, id), ());
+        Standing::Held { until_ms }
+    }
+}

@@ -1,0 +1,206 @@
+//! The ledger in this process: the steps of `script/`, over ordered maps in place of a sorted set.
+//!
+//! This file has the order of the steps; `leases.rs`, `queue.rs` and `reuse.rs` have the steps. Most tests are in
+//! `ledger/tests/`, where each also runs the script.
+
+mod call;
+#[cfg(any(test, fuzzing))]
+mod inspect;
+mod leases;
+mod queue;
+mod reuse;
+
+use std::collections::BTreeMap;
+
+#[cfg(test)]
+pub(crate) use self::call::SWEEP_BUDGET;
+pub(crate) use self::call::{Call, MAX_LEASE_MS};
+#[cfg(test)]
+pub(super) use self::queue::Prospect;
+use super::{Ask, Batch, BatchReply, PermitId, Promotion, ReplicaId, Seq, Standing};
+use crate::small_map::SmallMap;
+
+/// Holders and waiters of one limit key.
+#[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Ledger {
+    /// Each permit's place: in `holders` or in `queue`, never in both.
+    places: SmallMap<PermitId, Place>,
+    /// By deadline, in store milliseconds.
+    holders: SmallMap<(u64, PermitId), ()>,
+    /// By ticket.
+    queue: BTreeMap<i64, PermitId>,
+    /// Until when the waiters of a replica count as alive, in store milliseconds. A heartbeat that has ended stays for
+    /// a while, as a sign that the queue may contain dead waiters.
+    heartbeats: BTreeMap<ReplicaId, u64>,
+    /// Until when a replica may keep freed slots, in store milliseconds.
+    rights: BTreeMap<ReplicaId, u64>,
+    /// Within a batch: a newcomer was refused.
+    refused: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Holds { until_ms: u64 },
+    Waits { ticket: i64 },
+}
+
+/// The only operation of a batch: see [`Ledger::run_one`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum One {
+    Nothing,
+    Release(Seq),
+    Acquire(Ask),
+}
+
+impl Ledger {
+    /// Runs one batch. No permit is named twice in one of its lists.
+    pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
+        let mut reply = self.begin(call, batch);
+        self.close(call, batch, &mut reply);
+        reply
+    }
+
+    /// As [`run`](Self::run), for a batch with one operation at most, which saves the lists.
+    pub(crate) fn run_one(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        one: One,
+    ) -> (Vec<Promotion>, Option<Standing>) {
+        if let One::Release(seq) = one {
+            self.remove(call.own(seq));
+        }
+        self.expire(call, batch);
+        // Most queues are empty.
+        let promoted = match self.queue.is_empty() {
+            true => Vec::new(),
+            false => self.promote(call, batch),
+        };
+        let standing = match one {
+            One::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
+            One::Nothing | One::Release(_) => None,
+        };
+        self.end(call, batch);
+        (promoted, standing)
+    }
+
+    /// The steps before the claims.
+    pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
+        self.release(call, batch);
+        let renewed = self.renew(call, batch);
+        let adopted = self.adopt(call, batch);
+        self.expire(call, batch);
+        let promoted = self.promote(call, batch);
+        let acquired = self.acquire(call, batch);
+        BatchReply {
+            renewed,
+            adopted,
+            acquired,
+            promoted,
+            ..BatchReply::default()
+        }
+    }
+
+    /// The steps after the claims. The reply shows the ledger as they leave it.
+    pub(super) fn close(&mut self, call: &mut Call, batch: &Batch, reply: &mut BatchReply) {
+        self.end(call, batch);
+        reply.in_use = self.in_use();
+        reply.waiting = self.waiting();
+        reply.head = self.queue.keys().next().copied();
+        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first_key()?.0));
+    }
+
+    fn end(&mut self, call: &mut Call, batch: &Batch) {
+        if self.is_empty() {
+            self.clear();
+        }
+        self.heartbeat(call, batch);
+        self.grant_rights(call, batch);
+    }
+
+    pub(crate) fn in_use(&self) -> u32 {
+        self.holders.len() as u32
+    }
+
+    pub(crate) fn waiting(&self) -> u32 {
+        self.queue.len() as u32
+    }
+
+    /// There is neither a holder nor a waiter.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    fn free(&self, batch: &Batch) -> usize {
+        (batch.limit as usize).saturating_sub(self.holders.len())
+    }
+
+    fn remove(&mut self, id: PermitId) {
+        let before = self.places.remove(&id);
+        self.leave(before, id);
+    }
+
+    /// Frees the place that a permit had.
+    fn leave(&mut self, place: Option<Place>, id: PermitId) {
+        match place {
+            Some(Place::Holds { until_ms }) => drop(self.holders.remove(&(until_ms, id))),
+            Some(Place::Waits { ticket }) => drop(self.queue.remove(&ticket)),
+            None => {}
+        }
+    }
+
+    /// The last permit left: heartbeats and rights go with it.
+    fn clear(&mut self) {
+        for entries in [&mut self.heartbeats, &mut self.rights] {
+            // Even clearing an empty map costs something.
+            if !entries.is_empty() {
+                entries.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{queue::FIRST_TICKET, *};
+    use crate::ledger::Exchange;
+
+    #[test]
+    fn works_while_time_stands_still() {
+        let template = Exchange {
+            replica: ReplicaId::from_bits(7),
+            lease_ms: 1_000,
+            promote_ms: 500,
+            alive_ms: 100,
+            not_after_us: 0,
+            batches: Vec::new(),
+            claims: Vec::new(),
+            refunds: Vec::new(),
+        };
+        let mut ledger = Ledger::default();
+        let mut run = |release: &[Seq], acquire: &[Seq]| {
+            let batch = Batch {
+                limit: 1,
+                max_waiters: 2,
+                waits: true,
+                release: release.to_vec(),
+                acquire: acquire.iter().map(|&seq| Ask { seq, wait: true }).collect(),
+                ..Batch::default()
+            };
+            let reply = ledger.run(&mut Call::new(&template, 0), &batch);
+            let promoted: Vec<_> = reply.promoted.iter().map(|grant| grant.seq).collect();
+            (reply.acquired, promoted, ledger.is_empty())
+        };
+        let held = Standing::Held { until_ms: 1_000 };
+        let waiting = |place| Standing::Waiting {
+            ticket: FIRST_TICKET + place,
+        };
+        let (acquired, ..) = run(&[], &[1, 2, 3, 4]);
+        assert_eq!(acquired, [held, waiting(0), waiting(1), Standing::LineFull]);
+        assert_eq!(run(&[1], &[]), (vec![], vec![2], false));
+        assert_eq!(run(&[3], &[]), (vec![], vec![], false));
+        assert_eq!(run(&[2], &[]), (vec![], vec![], true));
+        assert!(ledger.heartbeats.is_empty());
+    }
+}

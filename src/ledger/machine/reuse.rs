@@ -1,0 +1,41 @@
+//! Freed slots that replicas keep for their next requests: `recall`, `keep`.
+
+use super::{Call, Ledger};
+use crate::ledger::{Batch, RIGHT_MS, Reuse};
+
+impl Ledger {
+    /// Recalls kept slots, or lets the caller keep some.
+    pub(super) fn grant_rights(&mut self, call: &mut Call, batch: &Batch) {
+        let refused = std::mem::take(&mut self.refused);
+        if batch.reuse != Reuse::Never && (refused || !self.queue.is_empty()) {
+            self.recall(call, batch);
+        }
+        if batch.reuse == Reuse::Keep && self.queue.is_empty() && self.may_keep(batch) {
+            self.keep(call);
+        }
+    }
+
+    /// Ends the other replicas' rights to keep slots. Each is notified once; if that is lost, the right ends by itself.
+    /// The caller sees it in its reply.
+    fn recall(&mut self, call: &mut Call, batch: &Batch) {
+        let caller = call.replica;
+        for &owner in self.rights.keys().filter(|owner| **owner != caller) {
+            call.recall(batch, owner);
+        }
+        self.rights.retain(|owner, _| *owner == caller);
+    }
+
+    /// Rights that have ended are removed when another comes, so that they cannot pile up.
+    fn keep(&mut self, call: &Call) {
+        let until_ms = call.now_ms + RIGHT_MS;
+        if self.rights.insert(call.replica, until_ms).is_none() {
+            self.rights.retain(|_, until_ms| *until_ms >= call.now_ms);
+        }
+    }
+
+    /// There may be more holders than the limit allows, if it was higher before or some were adopted: no slot is kept
+    /// then, so that they become fewer.
+    fn may_keep(&self, batch: &Batch) -> bool {
+        (1..=batch.limit as usize).contains(&self.holders.len())
+    }
+}

@@ -1,0 +1,218 @@
+//! The messages of a ledger: what a replica sends, and what the store replies and publishes.
+
+use std::sync::Arc;
+
+use super::{
+    id::{ReplicaId, Seq},
+    rate::{Charged, Rate, Tat},
+};
+
+/// Permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
+pub(crate) const MAX_PERMITS: u32 = 3_900;
+
+/// How long a replica may keep freed slots unless they are recalled.
+pub(crate) const RIGHT_MS: u64 = 100;
+
+/// Everything that one replica asks of the store in one script call: a batch for each of one or more ledgers, then
+/// refunds and claims.
+#[derive(Clone, Debug)]
+pub(crate) struct Exchange {
+    /// The calling replica, which owns all permits named in the batches and claims.
+    pub(crate) replica: ReplicaId,
+    /// Lease of a permit that is renewed, adopted or acquired directly, from the time of the exchange.
+    pub(crate) lease_ms: u64,
+    /// Lease of a promoted waiter until its replica renews it: a replica that crashed while it waited costs the queue
+    /// this much, not a whole lease.
+    pub(crate) promote_ms: u64,
+    /// How long this replica's waiters count as alive after the exchange.
+    pub(crate) alive_ms: u64,
+    /// Store time after which nothing is acquired or adopted, since the caller has given up by then.
+    pub(crate) not_after_us: u64,
+    /// At most one batch for each ledger.
+    pub(crate) batches: Vec<Batch>,
+    /// Run after all batches, in this order.
+    pub(crate) claims: Vec<Claim>,
+    /// Run before the claims. Each is sent at most once; if it is lost, the charge stands.
+    pub(crate) refunds: Vec<Refund>,
+}
+
+/// The operations of an exchange on one ledger.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Batch {
+    /// Full name of the ledger's key.
+    pub(crate) key: Arc<str>,
+    pub(crate) limit: u32,
+    pub(crate) max_waiters: u32,
+    /// This replica has waiters here, or is about to.
+    pub(crate) waits: bool,
+    pub(crate) reuse: Reuse,
+    // No permit is named twice in one list.
+    pub(crate) release: Vec<Seq>,
+    pub(crate) renew: Vec<Seq>,
+    pub(crate) adopt: Vec<Seq>,
+    pub(crate) acquire: Vec<Ask>,
+}
+
+/// Whether replicas may keep freed slots for a while and use them again without the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    #[default]
+    Never,
+    /// Other replicas may keep slots, which are recalled if a permit of this batch waits or is refused.
+    Others,
+    /// As `Others`, and this replica asks for the right to keep slots. Its reply grants the right if it shows at least
+    /// one holder, no more holders than the limit, and no waiters.
+    Keep,
+}
+
+/// One permit to acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) seq: Seq,
+    /// Enqueue the permit if no slot is free.
+    pub(crate) wait: bool,
+}
+
+/// Slots in several ledgers and charges to several rates, granted together.
+///
+/// A claim takes what it can get up to the first ledger that makes it wait, and is sent again from that ledger on. If
+/// any part of it is refused, nothing is written.
+///
+/// No two of its charges have the same key, and no two of its asks the same ledger.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Claim {
+    pub(crate) charges: Vec<Charge>,
+    /// In the order in which slots are taken, which must be the same in all replicas: otherwise claims could deadlock.
+    pub(crate) asks: Vec<ClaimAsk>,
+}
+
+/// One slot of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClaimAsk {
+    /// Index of the ledger's batch in the exchange.
+    pub(crate) batch: usize,
+    pub(crate) seq: Seq,
+    pub(crate) want: Want,
+}
+
+/// What a claim does if a ledger has no free slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Refuse the claim.
+    Now,
+    /// Enqueue the permit.
+    Wait,
+    /// Go on without this slot: the limit is not enforced.
+    IfFree,
+}
+
+/// A request's cost at one rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Charge {
+    /// Full name of the key of the rate's state.
+    pub(crate) key: Arc<str>,
+    pub(crate) rate: Rate,
+    /// From 1 to the burst.
+    pub(crate) cost: u32,
+    /// How far ahead a start may be reserved; 0: now or not at all.
+    pub(crate) wait_us: u64,
+    /// The limit is not enforced: if the rate refuses, the claim goes on without this charge. No start is reserved
+    /// ahead.
+    pub(crate) shadow: bool,
+}
+
+/// Takes back the charge of a request that was refused in the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refund {
+    pub(crate) key: Arc<str>,
+    pub(crate) rate: Rate,
+    pub(crate) cost: u32,
+    /// The state that the charge left behind. No charge is refunded twice.
+    pub(crate) charged: Tat,
+}
+
+/// The store's answer to an [`Exchange`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// Store time, read once for the whole exchange.
+    pub(crate) now_us: u64,
+    /// The sweep budget ran out before the work did: send another exchange at once.
+    pub(crate) more: bool,
+    /// In the order of the batches. An error in one ledger does not stop the others.
+    pub(crate) batches: Vec<Result<BatchReply, LedgerError>>,
+    /// In the order of the claims.
+    pub(crate) claims: Vec<Result<ClaimReply, LedgerError>>,
+}
+
+/// The answer to a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClaimReply {
+    /// In the order of `Claim::charges`.
+    pub(crate) charged: Vec<Charged>,
+    /// In the order of `Claim::asks`. `Absent`: the claim did not get that far, or another part of it was refused.
+    pub(crate) standings: Vec<Standing>,
+}
+
+/// One ledger's answer: its state after the exchange, and the outcome for each permit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BatchReply {
+    pub(crate) in_use: u32,
+    pub(crate) waiting: u32,
+    /// Ticket of the waiter at the head of the queue.
+    pub(crate) head: Option<i64>,
+    /// When the next lease ends, in store milliseconds; present only while there are waiters.
+    pub(crate) nearest_ms: Option<u64>,
+    /// In the order of `Batch::renew`.
+    pub(crate) renewed: Vec<Standing>,
+    /// In the order of `Batch::adopt`.
+    pub(crate) adopted: Vec<Standing>,
+    /// In the order of `Batch::acquire`.
+    pub(crate) acquired: Vec<Standing>,
+    /// Promoted waiters of the calling replica, in the order of the queue.
+    pub(crate) promoted: Vec<Promotion>,
+}
+
+/// What a permit has in its ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Holds a slot until then, in store milliseconds.
+    Held { until_ms: u64 },
+    /// Was missing and is restored: holds a slot until then, in store milliseconds.
+    Adopted { until_ms: u64 },
+    /// Waits in the queue with this (negative) ticket; lower tickets are served first.
+    Waiting { ticket: i64 },
+    /// Not in the ledger.
+    Absent,
+    /// Refused: no slot is free, and it does not wait.
+    Full,
+    /// Refused: no slot is free, and the queue is full.
+    LineFull,
+    /// Refused: the exchange ran after its `not_after_us`.
+    Stale,
+}
+
+/// A waiter that was granted a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Promotion {
+    pub(crate) seq: Seq,
+    pub(crate) until_ms: u64,
+}
+
+/// Why a ledger could not be changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LedgerError {
+    /// The store's own message, such as `WRONGTYPE Operation against a key ...`.
+    pub(crate) message: String,
+}
+
+/// Published to a replica whose waiters were promoted by another replica's exchange; or, without permits, to one whose
+/// kept slots are recalled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wake {
+    /// The ledger's key.
+    pub(crate) key: String,
+    /// Store time of the exchange that published it.
+    pub(crate) granted_us: u64,
+    pub(crate) until_ms: u64,
+    pub(crate) seqs: Vec<Seq>,
+}

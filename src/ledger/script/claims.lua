@@ -1,0 +1,155 @@
+
+-- Claims: slots in several ledgers and charges to rates, all or nothing.
+
+local ABSENT = 0
+local FULL = 1
+local LINE_FULL = 2
+local STALE = 3
+local CLAIM_ARGS = 2
+local CHARGE_ARGS = 7
+local ASK_ARGS = 3
+
+local function fill(count, standing)
+  local standings = {}
+  for i = 1, count do
+    standings[i] = standing
+  end
+  return standings
+end
+
+-- Takes slots up to the first ledger that makes the claim wait, or none at all. Returns the standings, and whether the
+-- claim was refused.
+local function take_slots(ask, asks)
+  local WAIT = '1'
+  local IF_FREE = '2'
+  local standings, slots = fill(asks, ABSENT), {}
+  for i = 1, asks do
+    local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]
+    local standing = ledger.scores[id]
+    if not standing and ledger.waiting == 0 and ledger.in_use < ledger.limit then
+      slots[#slots + 1] = { i = i, ledger = ledger, id = id }
+    else
+      standing = standing or want == WAIT and admit(ledger, id, true) or FULL
+      ledger.refused = ledger.refused or standing == FULL
+      if (standing == FULL or standing == LINE_FULL) and want ~= IF_FREE then
+        standings = fill(asks, ABSENT)
+        standings[i] = standing
+        return standings, true
+      end
+      standings[i] = standing
+      if standing < 0 then
+        ledger.scores[id] = standing
+        break
+      end
+    end
+    ask = ask + ASK_ARGS
+  end
+  for _, slot in ipairs(slots) do
+    local ledger = slot.ledger
+    ledger.in_use = ledger.in_use + 1
+    ledger.scores[slot.id] = lease_end_ms
+    push(ledger.entering, lease_end_text, slot.id)
+    standings[slot.i] = lease_end_ms
+  end
+  return standings, false
+end
+
+-- Everything that can fail comes before the first change.
+local function claim(first_charge, charges, first_ask, asks)
+  local answer, standings = {}, nil
+  local quotes, refused, later = {}, stale, false
+  for ask = first_ask, first_ask + ASK_ARGS * (asks - 1), ASK_ARGS do
+    local index = tonumber(ARGV[ask])
+    if not ledgers[index] then
+      error(replies[index + 2], 0)
+    end
+  end
+  for i = 1, charges do
+    local quoted = quote(first_charge + CHARGE_ARGS * (i - 1))
+    quotes[i] = quoted
+    refused, later = refused or quoted.refuses, later or quoted.later
+  end
+  -- No slot is held while the claim waits for its start.
+  if not refused and not later then
+    standings, refused = take_slots(first_ask, asks)
+  end
+  for _, quoted in ipairs(quotes) do
+    local size, tat = #answer, quoted.tat
+    if stale or quoted.allowed and refused then
+      answer[size + 1] = 0
+    elseif not quoted.allowed then
+      answer[size + 1] = -quoted.start_us
+    else -- CHARGED_REPLY
+      tats[quoted.index], changed[quoted.index] = tat, true
+      answer[size + 1], answer[size + 2], answer[size + 3] = quoted.start_us, tat.us, tat.rem
+      answer[size + 4], answer[size + 5] = tat.refunded_us, tat.since_us
+    end
+  end
+  for _, standing in ipairs(standings or fill(asks, stale and STALE or ABSENT)) do
+    answer[#answer + 1] = standing
+  end
+  return answer
+end
+
+-- At maxmemory Redis denies the first of these commands, and so all of them or none.
+local function write()
+  -- The server counts from a time a little before ours, and rounds.
+  local TTL_SPARE_MS = 2
+  for index in pairs(changed) do
+    local tat = tats[index]
+    local text = '%.0f %.0f %s %.0f %.0f'
+    text = string.format(text, tat.us, tat.rem, tat.rate, tat.refunded_us, tat.since_us)
+    local ttl_ms = math.floor((tat.us - now_us) / 1000) + TTL_SPARE_MS
+    call('SET', KEYS[index], text, 'PX', ttl_ms)
+  end
+  for _, ledger in ipairs(ledgers) do
+    if ledger then
+      enter(ledger)
+    end
+  end
+end
+
+-- What the permits of all claims have already.
+local asked, first = {}, arg -- the permits, by the indexes of their ledgers
+for _ = 1, claim_count do
+  local asks = tonumber(ARGV[first + 1])
+  first = first + CLAIM_ARGS + CHARGE_ARGS * tonumber(ARGV[first])
+  for _ = 1, asks do
+    local index = tonumber(ARGV[first])
+    asked[index] = asked[index] or {}
+    table.insert(asked[index], ARGV[first + 2])
+    first = first + ASK_ARGS
+  end
+end
+for index, ids in pairs(asked) do
+  local ledger, scores = ledgers[index], {}
+  if ledger then
+    for i, score in ipairs(scores_of(ledger.key, unpack(ids))) do
+      scores[ids[i]] = score
+    end
+    ledger.scores, ledger.swept = scores, false
+  end
+end
+for i = 1, claim_count do
+  local charges, asks = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
+  local first_charge = arg + CLAIM_ARGS
+  local first_ask = first_charge + CHARGE_ARGS * charges
+  replies[ledger_count + 2 + i] = outcome(pcall(claim, first_charge, charges, first_ask, asks))
+  arg = first_ask + ASK_ARGS * asks
+end
+local written, failure = pcall(write)
+for i = 1, written and 0 or claim_count do
+  replies[ledger_count + 2 + i] = outcome(written, failure)
+end
+for i, ledger in ipairs(ledgers) do
+  if ledger then
+    if not written then
+      ledger.in_use = call('ZCOUNT', ledger.key, '0', LAST_DEADLINE)
+      ledger.waiting = call('ZCOUNT', ledger.key, '-inf', '-1')
+      ledger.entering, ledger.head = {}, nil
+    end
+    local ok, result = pcall(close, ledger)
+    replies[i + 2] = outcome(ok, ok and ledger.reply or result)
+  end
+end
+return replies

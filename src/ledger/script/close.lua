@@ -1,0 +1,41 @@
+
+-- The steps behind the claims: `heartbeat`, `recall`, `keep`. The reply shows the ledger as they leave it.
+local function close(ledger)
+  local KEEPING = 4503599627370496
+  local RIGHT_MS = 100
+  local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
+  -- `heartbeat`: matters to a queue only. One that ended long ago is removed when another comes, so that they cannot
+  -- pile up.
+  if enter(ledger, waiting > 0 and ledger.waits and text_of(ALIVE + now_ms + alive_ms)) then
+    call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)
+  elseif waiting == 0 and in_use == 0 then
+    call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
+  end
+  -- `recall`: ends the other replicas' rights to keep slots. Each is notified once; if that is lost, the right ends by
+  -- itself. The caller sees it in its reply.
+  if reuse > 0 and (ledger.refused or waiting > 0) then
+    local recalled = {}
+    for _, right in ipairs(call('ZRANGE', key, KEEPING, '+inf', 'BYSCORE')) do
+      local owner = sub(right, 2)
+      if owner ~= replica then
+        redis.pcall('PUBLISH', wake_channel .. owner, string.format('%.0f 0  %s', now_us, key))
+        recalled[#recalled + 1] = right
+      end
+    end
+    on_all('ZREM', key, recalled)
+  end
+  -- `keep`: rights that have ended are removed when another comes, so that they cannot pile up.
+  if reuse == 2 and waiting == 0 and in_use > 0 and in_use <= ledger.limit then
+    if call('ZADD', key, KEEPING + now_ms + RIGHT_MS, '~' .. replica) == 1 then
+      call('ZREMRANGEBYSCORE', key, KEEPING, KEEPING + now_ms - 1)
+    end
+  end
+  if in_use + waiting > 0 and call('PTTL', key) < ttl_ms then
+    call('PEXPIRE', key, ttl_ms + lease_ms)
+  end
+  reply[1], reply[2] = in_use, waiting
+  if waiting > 0 then
+    reply[3] = ledger.head or score_at(key, '0')
+    reply[4] = in_use == 0 and 0 or in_use == ledger.promoted and promoted_end_ms or score_at(key, waiting .. '')
+  end
+end

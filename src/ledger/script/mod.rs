@@ -1,0 +1,45 @@
+//! The script that runs an exchange in Redis, and the shape of what goes in and out of it.
+//!
+//! `header.lua` describes the format. The counts and codes below are those of its table; `ledger/tests/wire.rs` holds them and
+//! the other constants that both sides have equal.
+
+/// The script's source, joined from its parts in the order in which they run.
+pub(crate) const EXCHANGE_LUA: &str = concat!(
+    include_str!("header.lua"),
+    include_str!("short_way.lua"),
+    include_str!("queue.lua"),
+    include_str!("close.lua"),
+    include_str!("steps.lua"),
+    include_str!("rates.lua"),
+    include_str!("claims.lua"),
+);
+
+// How many numbers or arguments there are for one thing.
+
+/// Packed numbers of a record: one for the exchange, one for each ledger.
+pub(crate) const RECORD: usize = 7;
+/// Arguments of a refund.
+pub(crate) const REFUND_ARGS: usize = 9;
+/// Arguments of a claim before its charges and asks.
+pub(crate) const CLAIM_ARGS: usize = 2;
+/// Arguments of a charge.
+pub(crate) const CHARGE_ARGS: usize = 7;
+/// Arguments of an ask of a claim.
+pub(crate) const ASK_ARGS: usize = 3;
+/// Numbers of a ledger's reply before its standings.
+pub(crate) const LEDGER_REPLY: usize = 4;
+/// Numbers of a charge's reply, if it was charged.
+pub(crate) const CHARGED_REPLY: usize = 5;
+
+// What an ask does without a free slot, and standings that are neither a ticket nor a deadline.
+
+/// Refuse the claim.
+pub(crate) const NOW: usize = 0;
+/// Enqueue the permit.
+pub(crate) const WAIT: usize = 1;
+/// Go on without the slot.
+pub(crate) const IF_FREE: usize = 2;
+pub(crate) const ABSENT: i64 = 0;
+pub(crate) const FULL: i64 = 1;
+pub(crate) const LINE_FULL: i64 = 2;
+pub(crate) const STALE: i64 = 3;

@@ -1,0 +1,122 @@
+
+-- The long way begins here: what its steps share, and `admit`, by which newcomers get a slot or a place in the queue.
+
+local ALIVE = 2251799813685248
+local SWEEP_BUDGET = 1000
+
+local sub = string.sub
+local replica, wake_channel = sub(packed, -REPLICA_CHARS), sub(packed, record, -REPLICA_CHARS - 1)
+local promoted_end_ms = now_ms + promote_ms
+local budget = SWEEP_BUDGET
+
+-- No list is too long for `unpack`: see MAX_PERMITS and the budget.
+local function on_all(command, key, list)
+  return #list > 0 and redis.call(command, key, unpack(list)) or 0
+end
+
+-- Adds to a list for ZADD.
+local function push(list, score, member)
+  local size = #list
+  list[size + 1], list[size + 2] = score, member
+end
+
+-- In the order of the ids; false for a missing one.
+local function scores_of(key, ...)
+  local scores = redis.call('ZMSCORE', key, ...)
+  for i = 1, #scores do
+    scores[i] = scores[i] and tonumber(scores[i])
+  end
+  return scores
+end
+
+local function score_at(key, rank)
+  return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
+end
+
+-- `alive` caches the heartbeats that were looked up. The calling replica is alive.
+local function is_alive(key, alive, owner)
+  if owner ~= replica and alive[owner] == nil then
+    local heartbeat = tonumber(call('ZSCORE', key, '@' .. owner))
+    alive[owner] = heartbeat ~= nil and heartbeat >= ALIVE + now_ms
+  end
+  return owner == replica or alive[owner]
+end
+
+-- Writes the permits that were admitted, and the replica's heartbeat if there is one. Returns whether that is new.
+local function enter(ledger, heartbeat)
+  local key, list, size = ledger.key, ledger.entering, ledger.in_use + ledger.waiting
+  local before = size - #list / 2
+  if heartbeat then
+    push(list, heartbeat, '@' .. replica)
+  end
+  local added = on_all('ZADD', key, list)
+  if size >= LIST_SIZE and before < LIST_SIZE then
+    call('ZADD', key, '0', LONG_NAME)
+    call('ZREM', key, LONG_NAME)
+  end
+  ledger.entering = {}
+  return added > size - before
+end
+
+-- Returns the standing of a newcomer. A slot or a place is written by `enter`.
+local function admit(ledger, id, waits)
+  local FULL = 1
+  local LINE_FULL = 2
+  local STALE = 3
+  local waiting = ledger.waiting
+  if stale then
+    return STALE
+  end
+  if waiting == 0 and ledger.in_use < ledger.limit then
+    ledger.in_use = ledger.in_use + 1
+    push(ledger.entering, lease_end_text, id)
+    return lease_end_ms
+  end
+  if not waits then
+    ledger.refused = true
+    return FULL
+  end
+  -- `sweep`: evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue
+  -- longer than the budget is searched in part, from a place that the clock chooses.
+  if waiting >= ledger.max_waiters and not ledger.swept then
+    enter(ledger)
+    ledger.swept = true
+    local key, now, window = ledger.key, ALIVE + now_ms, math.min(waiting, budget)
+    if window > 0 and call('ZCOUNT', key, ALIVE, now - 1) > 0 then
+      budget = budget - window
+      local start = now_us % (waiting - window + 1)
+      local dead, alive = {}, {}
+      for _, other in ipairs(call('ZRANGE', key, start, start + window - 1)) do
+        if not is_alive(key, alive, sub(other, 1, REPLICA_CHARS)) then
+          dead[#dead + 1] = other
+        end
+      end
+      on_all('ZREM', key, dead)
+      waiting = waiting - #dead
+      if #dead == 0 then
+        call('ZREMRANGEBYSCORE', key, ALIVE, now - 1)
+      end
+    end
+    ledger.waiting = waiting
+  end
+  if waiting >= ledger.max_waiters then
+    ledger.refused = true
+    return LINE_FULL
+  end
+  -- Tickets never go back, so a ticket below that of the head is known to have left the queue.
+  local ticket, text = ledger.ticket and ledger.ticket + 1, nil
+  if not ticket then
+    local FIRST_TICKET = -4503599627370496 -- -2^52: with the time in us added, negative until the year 2112
+    ticket = FIRST_TICKET + now_us
+    text = '-' .. text_of(-ticket)
+    if waiting > 0 and call('ZCOUNT', ledger.key, text, '-1') > 0 then
+      ticket, text = score_at(ledger.key, waiting - 1 .. '') + 1, nil
+    end
+  end
+  if waiting == 0 then
+    ledger.head = ticket
+  end
+  ledger.ticket, ledger.waiting = ticket, waiting + 1
+  push(ledger.entering, text or '-' .. text_of(-ticket), id)
+  return ticket
+end

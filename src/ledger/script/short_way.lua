@@ -1,0 +1,67 @@
+
+-- The short way: `release`, `renew` and `acquire` of each ledger, as long as no other step would change anything.
+
+local replies, arg, record = { now_us, 0, nil }, 2, first_record -- with room for one more
+-- For the long way, two for each ledger: holders whose lease lasts beyond this second, and members.
+local counts = refund_count + claim_count > 0 and {}
+for i = 1, ledger_count do
+  local limit, _, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
+  local key, first, lasting, size, is_short, failure = KEYS[i], arg + releases, 0, 0, false, nil
+  if not lease_end_text and renews + adopts + acquires + claim_count > 0 then
+    lease_end_text = text_of(lease_end_ms)
+  end
+  -- At maxmemory Redis lets a script write if its first write may free memory, whether or not it does: so leases are
+  -- renewed and adopted even then. Newcomers are refused, unless they come with these.
+  if releases > 0 then
+    size = redis.pcall('ZREM', key, unpack(ARGV, arg, first - 1))
+    may_write = true
+  elseif renews + adopts > 0 and not may_write then
+    size = redis.pcall('ZREM', key, '')
+    may_write = true
+  end
+  if type(size) == 'number' then
+    size = redis.pcall('ZCARD', key) -- by pcall: one ledger's error does not stop the others
+  end
+  if type(size) == 'table' then
+    failure = size.err
+  else
+    if size > 0 then
+      lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
+    end
+    is_short = lasting == size and adopts + claim_count == 0 and options < 4
+      and (acquires == 0 or not stale and lasting + acquires <= limit)
+  end
+  if is_short and lasting >= limit then -- `expire` would bring forward deadlines that are too late
+    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
+    is_short = call('ZCOUNT', key, too_late_text, LAST_DEADLINE) == 0
+  end
+  if is_short and renews > 0 then
+    -- All members hold. If every renewal moves a deadline, none of them is missing.
+    is_short = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews)) == renews
+  end
+  if is_short and acquires > 0 then
+    local entered = redis.pcall('ZADD', key, 'NX', scored(lease_end_text, first + renews, acquires))
+    if type(entered) == 'table' then
+      is_short, failure = false, entered.err
+    else
+      is_short = entered == acquires -- or this is a repeated exchange
+      lasting, size = lasting + entered, size + entered
+      if size >= LIST_SIZE and size - entered < LIST_SIZE then
+        call('ZADD', key, '0', LONG_NAME)
+        call('ZREM', key, LONG_NAME)
+      end
+    end
+  end
+  if is_short and renews + acquires > 0 and (size == acquires or call('PTTL', key) < ttl_ms) then
+    call('PEXPIRE', key, ttl_ms + lease_ms)
+  end
+  replies[i + 2] = failure or is_short and lasting
+  if not replies[i + 2] then
+    counts = counts or {}
+    counts[2 * i - 1], counts[2 * i] = lasting, size
+  end
+  arg, record = first + renews + adopts + acquires, waits + acquires
+end
+if not counts then
+  return replies
+end

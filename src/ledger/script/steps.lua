@@ -1,0 +1,152 @@
+
+-- The steps behind `release`; also those behind the claims, if there are none. At first no waiters are known.
+local function run(ledger, size, first, renews, adopts, acquires, waits)
+  local ABSENT = 0
+  local STALE = 3
+  local LEDGER_REPLY = 4
+  local key, limit, reply = ledger.key, ledger.limit, ledger.reply
+  local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
+  -- The queue comes first in the set, then the holders, nearest deadline first.
+  if lasting < size then
+    in_use, waiting = call('ZCOUNT', key, '0', LAST_DEADLINE), call('ZCOUNT', key, '-inf', '-1')
+  end
+
+  -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
+  -- it was not expired yet: its slot was not given away. `adopt` runs before `promote`, so that the queue gets what the
+  -- true holders leave. May exceed the limit.
+  local extends, changed = renews + adopts, 0
+  if extends > 0 and adopts == 0 and waiting == 0 then -- as in the short way
+    changed = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews))
+  end
+  if changed < extends then
+    local list = {}
+    for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + extends - 1))) do
+      local standing, text = score or ABSENT, lease_end_text
+      if score and score >= 0 then
+        standing = math.max(math.min(score, latest_end_ms), lease_end_ms)
+        text = standing == lease_end_ms and text or text_of(standing)
+        push(list, text, ARGV[first + i - 1])
+      elseif i > renews and stale then
+        standing = STALE
+      elseif i > renews then
+        standing = -lease_end_ms
+        push(list, text, ARGV[first + i - 1])
+        in_use, waiting = in_use + 1, score and waiting - 1 or waiting
+      end
+      reply[LEDGER_REPLY + i] = standing
+    end
+    on_all('ZADD', key, list)
+    brief = false
+  else
+    for i = 1, extends do
+      reply[LEDGER_REPLY + i] = lease_end_ms
+    end
+  end
+
+  -- `expire`, as much as the budget allows.
+  local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
+  local expired = math.min(ended, budget)
+  if expired > 0 then
+    call('ZREMRANGEBYRANK', key, waiting, waiting + expired - 1)
+    in_use, budget = in_use - expired, budget - expired
+  end
+  local far = 0
+  if in_use >= limit then -- the clock was stepped back: dead holders would keep their slots until it has caught up
+    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
+    far = call('ZCOUNT', key, too_late_text, LAST_DEADLINE)
+    local brought_forward = math.min(far, budget)
+    far, budget = far - brought_forward, budget - brought_forward
+    if brought_forward > 0 then
+      local last = waiting + in_use - 1
+      local list = {}
+      for _, id in ipairs(call('ZRANGE', key, last - brought_forward + 1, last)) do
+        push(list, sub(too_late_text, 2), id)
+      end
+      on_all('ZADD', key, list)
+    end
+  end
+  replies[2] = (ended > expired or far > 0) and 1 or replies[2]
+
+  -- `promote`, from the head of the queue on.
+  local promoted, alive, promotions, window = {}, {}, 0, limit - in_use
+  local until_text = window > 0 and waiting > 0 and text_of(promoted_end_ms)
+  while in_use < limit and waiting > 0 do
+    window = math.min(window, waiting, budget)
+    if window == 0 then
+      replies[2] = 1
+      break
+    end
+    local list, dead = {}, {}
+    for _, id in ipairs(call('ZRANGE', key, '0', string.format('%d', window - 1))) do
+      if in_use == limit then
+        break
+      end
+      budget, waiting = budget - 1, waiting - 1
+      local owner = sub(id, 1, REPLICA_CHARS)
+      if is_alive(key, alive, owner) then
+        in_use, promotions = in_use + 1, promotions + 1
+        push(list, until_text, id)
+        local numbers = promoted[owner] or {}
+        numbers[#numbers + 1], promoted[owner] = sub(id, REPLICA_CHARS + 1), numbers
+      else
+        dead[#dead + 1] = id
+      end
+    end
+    on_all('ZADD', key, list)
+    on_all('ZREM', key, dead)
+    window = budget -- some were dead, so many may be
+  end
+  for owner, numbers in pairs(promoted) do
+    if owner ~= replica then
+      local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
+      -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
+      redis.pcall('PUBLISH', wake_channel .. owner, wake)
+    end
+  end
+
+  -- `acquire`
+  ledger.in_use, ledger.waiting, ledger.promoted = in_use, waiting, promotions
+  if acquires > 0 then
+    first = first + extends
+    for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
+      local wait = sub(packed, waits + i - 1, waits + i - 1)
+      reply[#reply + 1] = score or admit(ledger, ARGV[first + i - 1], wait == '1')
+    end
+  end
+  local own = promoted[replica]
+  for i = 1, own and #own or 0 do
+    reply[#reply + 1] = own[i]
+  end
+  if claim_count > 0 then
+    enter(ledger)
+    return reply
+  end
+  close(ledger)
+  return brief and ledger.waiting == 0 and not own and ledger.in_use or reply
+end
+
+-- The results of a pcall as a reply: that of the function, or the text of its error.
+local function outcome(ok, result)
+  return ok and result or type(result) == 'table' and result.err or result
+end
+
+local ledgers = {} -- for the claims; false for one that has failed
+arg, record = 2, first_record
+for i = 1, ledger_count do
+  local limit, max_waiters, options, releases, renews, adopts, acquires, waits = struct.unpack(RECORD, packed, record)
+  ledgers[i] = false
+  if not replies[i + 2] then
+    local ledger = { -- with room for all
+      key = KEYS[i], limit = limit, max_waiters = max_waiters,
+      waits = options % 2 == 1, reuse = (options - options % 2) / 2,
+      in_use = counts[2 * i - 1], waiting = nil, promoted = nil, head = nil, ticket = nil,
+      entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
+    }
+    local ok, result = pcall(run, ledger, counts[2 * i], arg + releases, renews, adopts, acquires, waits)
+    replies[i + 2], ledgers[i] = outcome(ok, result), ok and claim_count > 0 and ledger
+  end
+  arg, record = arg + releases + renews + adopts + acquires, waits + acquires
+end
+if refund_count + claim_count == 0 then
+  return replies
+end

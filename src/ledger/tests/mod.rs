@@ -1,0 +1,14 @@
+//! The rules one by one: each test runs on the machine and on the script, which must agree (`twins.rs`).
+
+#[cfg(feature = "redis")]
+mod claims;
+pub(crate) mod ledgers;
+mod rates;
+#[cfg(feature = "redis")]
+mod reuse;
+#[cfg(feature = "redis")]
+mod rules;
+#[cfg(feature = "redis")]
+mod twins;
+#[cfg(feature = "redis")]
+mod wire;

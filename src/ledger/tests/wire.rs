@@ -1,0 +1,76 @@
+//! What both sides of the wire, or both sets of rules, must have equal: constants of the script and of this process.
+
+use std::collections::BTreeMap;
+
+use crate::ledger::{
+    EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
+    rate::{MAX_EXACT, MAX_WAIT_US},
+    script::{
+        ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
+        LINE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+    },
+};
+
+/// The constants of the script: one to a line, and in capitals. Some stand twice, with one value.
+fn constants() -> BTreeMap<&'static str, &'static str> {
+    let constant = |line: &'static str| {
+        let (name, value) = line.trim().strip_prefix("local ")?.split_once(" = ")?;
+        let is_constant = name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let value = value.split(" -- ").next().unwrap_or(value);
+        is_constant.then_some((name, value))
+    };
+    let mut constants = BTreeMap::new();
+    for (name, value) in EXCHANGE_LUA.lines().filter_map(constant) {
+        let before = constants.insert(name, value);
+        assert!(before.is_none_or(|before| before == value), "{name}");
+    }
+    constants
+}
+
+#[test]
+fn the_script_has_the_constants_of_this_process() {
+    let constants = constants();
+    for (name, value) in [
+        ("REFUND_ARGS", REFUND_ARGS as u64),
+        ("CLAIM_ARGS", CLAIM_ARGS as u64),
+        ("CHARGE_ARGS", CHARGE_ARGS as u64),
+        ("ASK_ARGS", ASK_ARGS as u64),
+        ("LEDGER_REPLY", LEDGER_REPLY as u64),
+        ("ABSENT", ABSENT as u64),
+        ("FULL", FULL as u64),
+        ("LINE_FULL", LINE_FULL as u64),
+        ("STALE", STALE as u64),
+        ("REPLICA_CHARS", (ID_CHARS - SEQ_CHARS) as u64),
+        ("MAX_LEASE_MS", MAX_LEASE_MS),
+        ("SWEEP_BUDGET", SWEEP_BUDGET.into()),
+        ("RIGHT_MS", RIGHT_MS),
+        ("MAX_WAIT_US", MAX_WAIT_US),
+        ("MAX_EXACT", MAX_EXACT),
+    ] {
+        assert_eq!(constants.get(name), Some(&&*value.to_string()), "{name}");
+    }
+    let record = format!("'<{}'", "d".repeat(RECORD));
+    assert_eq!(constants["RECORD"], record);
+    assert_eq!(constants["WAIT"], format!("'{WAIT}'"));
+    assert_eq!(constants["IF_FREE"], format!("'{IF_FREE}'"));
+}
+
+/// The part of the script that describes the format names every count of it.
+#[test]
+fn the_header_lists_every_count_of_the_format() {
+    let header = include_str!("../script/header.lua");
+    for name in [
+        "RECORD",
+        "REFUND_ARGS",
+        "CLAIM_ARGS",
+        "CHARGE_ARGS",
+        "ASK_ARGS",
+        "LEDGER_REPLY",
+        "CHARGED_REPLY",
+    ] {
+        assert!(header.contains(&format!(" {name}: ")), "{name}");
+    }
+    let (_, charged) = header.split_once("CHARGED_REPLY: ").expect("a row");
+    let row = charged.lines().next().expect("a line");
+    assert_eq!(row.split(", ").count(), CHARGED_REPLY);
+}
