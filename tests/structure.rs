@@ -420,65 +420,102 @@ fn circles(graph: &Graph) -> Vec<Vec<usize>> {
     circles.into_iter().collect()
 }
 
-#[test]
-fn figures() {
-    let all = Crate::read();
-    let graph = all.imports();
-    let named = |circle: &Vec<usize>| {
-        circle
-            .iter()
-            .map(|&number| all.name(number))
-            .collect::<Vec<_>>()
-    };
-    println!(
-        "files {}, lines {}",
-        all.sources.len(),
-        all.sources.iter().map(|source| source.lines).sum::<usize>()
-    );
-    let keeper = || {
-        all.sources
-            .iter()
-            .filter(|source| source.name.starts_with("keeper/"))
-    };
-    println!(
-        "keeper: files {}, lines {}, restricted {}",
-        keeper().count(),
-        keeper().map(|source| source.lines).sum::<usize>(),
-        keeper().map(|source| source.restricted).sum::<usize>()
-    );
-    let longest = all
-        .sources
-        .iter()
-        .max_by_key(|source| source.lines)
-        .unwrap();
-    println!("longest: {} {}", longest.name, longest.lines);
-    for circle in circles(&graph) {
-        println!(
-            "circle of imports: {} files: {:?}",
-            circle.len(),
-            named(&circle)
-        );
+/// The folders and files of `src/`, from the top down: each imports only what is in its own layer or below.
+const LAYERS: [&[&str]; 8] = [
+    &["lib.rs", "fuzzing.rs"],
+    &["config"],
+    &["layer"],
+    &["builder.rs", "limiter.rs", "semaphore.rs", "permit.rs"],
+    &["keeper"],
+    &["store", "telemetry", "leases"],
+    &["limit", "home.rs", "repoll.rs"],
+    &[
+        "error.rs",
+        "key.rs",
+        "ledger",
+        "part.rs",
+        "ranges.rs",
+        "small_map.rs",
+        "status.rs",
+        "sync",
+    ],
+];
+
+impl Crate {
+    fn layer(&self, number: usize) -> usize {
+        let name = self.name(number);
+        let top = name.split('/').next().unwrap();
+        let found = LAYERS.iter().position(|layer| layer.contains(&top));
+        found.unwrap_or_else(|| panic!("`{name}` is in no layer"))
     }
-    for circle in circles(&all.calls("keeper/", &graph)) {
-        println!(
-            "circle of calls: {} files: {:?}",
-            circle.len(),
-            named(&circle)
-        );
-        if std::env::var_os("EDGES").is_some() {
-            let calls = all.calls("keeper/", &graph);
-            for &from in &circle {
-                for &to in &calls[&from] {
-                    if circle.contains(&to) {
-                        let names: Vec<_> = all.sources[from]
-                            .calls
-                            .iter()
-                            .filter(|name| all.sources[to].functions.contains(*name))
-                            .collect();
-                        println!("  {} -> {} {names:?}", all.name(from), all.name(to));
-                    }
-                }
+
+    fn names(&self, circles: &[Vec<usize>]) -> Vec<Vec<&str>> {
+        let named = |circle: &Vec<usize>| circle.iter().map(|file| self.name(*file)).collect();
+        circles.iter().map(named).collect()
+    }
+}
+
+#[test]
+fn imports_go_in_no_circle() {
+    let all = Crate::read();
+    let circles = circles(&all.imports());
+    assert!(circles.is_empty(), "{:#?}", all.names(&circles));
+}
+
+#[test]
+fn imports_point_downward() {
+    let all = Crate::read();
+    let mut upward = Vec::new();
+    for (&from, imports) in &all.imports() {
+        for &to in imports {
+            if all.layer(to) < all.layer(from) {
+                upward.push((all.name(from), all.name(to)));
             }
         }
     }
+    assert!(upward.is_empty(), "{upward:#?}");
+}
+
+/// Of all files of the keeper, the one part where methods of a type are in several files.
+#[test]
+fn calls_go_in_no_circle() {
+    let all = Crate::read();
+    let circles = circles(&all.calls("keeper/", &all.imports()));
+    assert!(circles.is_empty(), "{:#?}", all.names(&circles));
+}
+
+/// The reader finds what it should: without this, a change of the layout could leave it with nothing to check.
+#[test]
+fn the_reader_sees_imports_and_calls() {
+    let all = Crate::read();
+    let number = |name: &str| {
+        let mut sources = all.sources.iter();
+        sources.position(|source| source.name == name).unwrap()
+    };
+    let imports = all.imports();
+    let calls = all.calls("keeper/", &imports);
+    assert!(imports[&number("permit.rs")].contains(&number("keeper/keepers.rs")));
+    assert!(imports[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/mod.rs")));
+    assert!(calls[&number("keeper/core/claims.rs")].contains(&number("keeper/queue/local.rs")));
+    assert!(calls[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/permit.rs")));
+}
+
+#[test]
+fn figures() {
+    let all = Crate::read();
+    let lines = |sources: &[&Source]| sources.iter().map(|source| source.lines).sum::<usize>();
+    let whole: Vec<_> = all.sources.iter().collect();
+    println!("files {}, lines {}", whole.len(), lines(&whole));
+    let keeper = whole.iter().copied();
+    let keeper: Vec<_> = keeper
+        .filter(|source| source.name.starts_with("keeper/"))
+        .collect();
+    let restricted = keeper.iter().map(|source| source.restricted).sum::<usize>();
+    println!(
+        "keeper: files {}, lines {}, restricted {restricted}",
+        keeper.len(),
+        lines(&keeper)
+    );
+    let longest = whole.iter().max_by_key(|source| source.lines).unwrap();
+    println!("longest: {} {}", longest.name, longest.lines);
 }

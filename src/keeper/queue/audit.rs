@@ -249,10 +249,6 @@ impl Note {
 }
 
 impl Release {
-    pub(in crate::keeper) fn not_after_us(self) -> u64 {
-        self.not_after_us
-    }
-
     pub(in crate::keeper) fn forget_at(self) -> Instant {
         self.forget_at
     }
