@@ -136,6 +136,11 @@ impl<K: Ord, V> SmallMap<K, V> {
         few.chain(many.into_iter().flatten())
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
     pub(crate) fn values(&self) -> impl Iterator<Item = &V> {
         self.iter().map(|(_, value)| value)
     }
