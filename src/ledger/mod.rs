@@ -8,10 +8,10 @@
 //! | step | what it does | machine | script |
 //! | --- | --- | --- | --- |
 //! | `release` | removes permits that are no longer wanted, holders and waiters alike | `leases.rs` | `short_way.lua` |
-//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `leases.lua` |
-//! | `adopt` | restores holders that the store has lost | `leases.rs` | `leases.lua` |
-//! | `expire` | removes holders whose lease has ended | `leases.rs` | `leases.lua` |
-//! | `promote` | grants free slots to the head of the queue | `queue.rs` | `queue.lua` |
+//! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
+//! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
+//! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
+//! | `promote` | grants free slots to the head of the queue | `queue.rs` | `steps.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
 //! Then, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and `rates.lua`:

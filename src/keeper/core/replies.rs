@@ -31,8 +31,6 @@ struct SentClaim<'a> {
     id: u64,
     claim: &'a Claim,
     notes: &'a [Note],
-    /// Which of the batches failed.
-    failed: &'a [bool],
 }
 
 impl Core {
@@ -69,19 +67,17 @@ impl Core {
             });
         }
         let (mut outage, work) = (None, work_of(&reply));
-        let (mut failed, mut nearest) = (Vec::new(), Vec::new());
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
             let queue = &mut self.queues[note.queue].queue;
             if reply.more {
                 queue.touch();
             }
-            failed.push(result.is_err());
-            nearest.push(result.as_ref().ok().and_then(|answer| answer.nearest_ms));
             match result {
                 Ok(answer) => queue.on_answer(&mut self.ctx, batch, note, answer, seen),
                 Err(error) => {
                     let error = StoreError::from(&error);
                     let limit = queue.limit().clone();
+                    note.failed = true;
                     queue.on_failure(&mut self.ctx, batch, note, 0, availability_of(&error));
                     self.complain(&limit, &error);
                     outage = outage.or(error.is_outage().then_some(error));
@@ -91,13 +87,8 @@ impl Core {
         self.uncount_legs(&exchange, &notes, &reply.claims);
         let mut stale = Vec::new();
         for ((&id, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
-            let (notes, failed) = (&notes, &failed);
-            let sent = SentClaim {
-                id,
-                claim,
-                notes,
-                failed,
-            };
+            let notes = &notes;
+            let sent = SentClaim { id, claim, notes };
             match result {
                 Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, seen)),
                 Err(error) => {
@@ -113,9 +104,9 @@ impl Core {
         for (index, seq) in stale.into_iter().rev() {
             self.queues[index].queue.resend(&mut self.ctx, seq);
         }
-        for (note, nearest_ms) in notes.iter().zip(nearest) {
+        for note in &notes {
             let queue = &mut self.queues[note.queue].queue;
-            queue.on_answered(&mut self.ctx, nearest_ms, seen);
+            queue.on_answered(&mut self.ctx, note, seen);
             self.settle(note.queue);
         }
         match outage {
@@ -312,7 +303,8 @@ impl Core {
     fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
         let mut is_rate = true;
         for ask in &sent.claim.asks {
-            let failed = sent.failed[ask.batch];
+            let note = &sent.notes[ask.batch];
+            let failed = note.failed;
             is_rate &= !failed;
             // The others ask again, if the claim goes on without this one.
             let availability = if failed {
@@ -320,7 +312,7 @@ impl Core {
             } else {
                 Availability::Up
             };
-            let queue = &mut self.queues[sent.notes[ask.batch].queue].queue;
+            let queue = &mut self.queues[note.queue].queue;
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         if is_rate && availability == Availability::Refused {

@@ -227,8 +227,12 @@ pub(super) struct Release {
 pub(super) struct Note {
     /// The index of the queue.
     pub(super) queue: usize,
+    /// The ledger cannot be used.
+    pub(super) failed: bool,
     releases: Vec<Release>,
     inquiries: Vec<Inquiry>,
+    /// When the next lease in the ledger ends, as the answer says.
+    nearest_ms: Option<u64>,
 }
 
 impl Queue {

@@ -93,8 +93,10 @@ impl Queue {
         };
         let mut note = Note {
             queue: self.index,
+            failed: false,
             releases: Vec::new(),
             inquiries: Vec::new(),
+            nearest_ms: None,
         };
         let touch = std::mem::take(&mut self.touch);
         if !self.is_introducing()

@@ -38,6 +38,7 @@ impl Queue {
             head,
             seen: at,
         };
+        note.nearest_ms = answer.nearest_ms;
         self.follow_right(ctx, batch, at);
         for release in note.releases.drain(..) {
             if release.not_after_us >= at.store_us {
@@ -251,13 +252,8 @@ impl Queue {
     }
 
     /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
-    /// the timers of those that have not. `nearest_ms`: when the next lease in the ledger ends.
-    pub(in crate::keeper) fn on_answered(
-        &mut self,
-        ctx: &mut Context,
-        nearest_ms: Option<u64>,
-        at: Seen,
-    ) {
+    /// the timers of those that have not.
+    pub(in crate::keeper) fn on_answered(&mut self, ctx: &mut Context, note: &Note, at: Seen) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
         // Grants go in the order of tickets: one below the head's has left.
@@ -278,7 +274,7 @@ impl Queue {
         } else {
             ctx.settings.poll_interval / 10
         };
-        waiters.handover_at = nearest_ms.map(|nearest_ms| {
+        waiters.handover_at = note.nearest_ms.map(|nearest_ms| {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             ctx.now + Duration::from_millis(rest) + turn
         });
