@@ -105,8 +105,12 @@ impl Core {
 
     /// Takes all claims further of which a leg was decided on. To be called at the end of each step: what one claim does
     /// may move others.
+    #[inline]
     pub(super) fn advance_moved(&mut self) {
-        while let Some(id) = self.ctx.moved.pop_first() {
+        // Mostly there are none.
+        while !self.ctx.moved.is_empty()
+            && let Some(id) = self.ctx.moved.pop_first()
+        {
             self.advance(id);
         }
     }
