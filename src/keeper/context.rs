@@ -62,14 +62,14 @@ pub(super) struct Context {
     pub(super) settings: Settings,
     /// Whether there is a store that other replicas share.
     pub(super) shared: bool,
-    /// The time of the current step.
+    /// The time of the latest step that was given one.
     pub(super) now: Instant,
     pub(super) availability: Availability,
     /// The limiter is shut down or dropped: no slot goes to a pool any more.
     pub(super) ending: bool,
     pub(super) effects: Effects,
     pub(super) counts: Counts,
-    /// Claims of which a leg was granted, refused or lost since they were last advanced.
+    /// Claims of which a leg has changed since they were last advanced.
     pub(super) moved: BTreeSet<u64>,
     /// Ends of waits, by queue and name.
     pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,

@@ -81,7 +81,7 @@ pub(super) enum Paid {
 pub(crate) struct Taken {
     pub(crate) leases: Leases,
     pub(crate) waited: Duration,
-    /// The place in the line when it was joined; 0 if there was no need to wait.
+    /// The place in the queue when it was joined; 0 if there was no need to wait.
     pub(crate) place: u32,
     /// Mostly there are none.
     pub(crate) notes: Option<Box<Notes>>,

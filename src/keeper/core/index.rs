@@ -1,10 +1,10 @@
-//! Where the lines are.
+//! Where the queues are.
 
 use std::{collections::HashMap, hash::Hash};
 
 use crate::key::Key;
 
-/// So many entries may be in a map that is never made smaller.
+/// Entries that a map may have room for without being made smaller.
 const SMALL_ROOM: usize = 1_000;
 
 /// Room for many is not kept when they are gone.
@@ -15,7 +15,7 @@ pub(super) fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     }
 }
 
-/// The lines of one limit, by key.
+/// The queues of one limit, by key.
 #[derive(Default)]
 pub(super) struct Index {
     /// The one of the key that all share, which needs no hash to be found.
@@ -32,10 +32,10 @@ impl Index {
         }
     }
 
-    pub(super) fn insert(&mut self, key: Key, line: usize) {
+    pub(super) fn insert(&mut self, key: Key, queue: usize) {
         match key == Key::SHARED {
-            true => self.shared = Some(line),
-            false => drop(self.others.insert(key, line)),
+            true => self.shared = Some(queue),
+            false => drop(self.others.insert(key, queue)),
         }
     }
 

@@ -4,17 +4,17 @@
 //! | file | what |
 //! | --- | --- |
 //! | this one | the data; where to find the queue that needs something |
-//! | `breaker` | the circuit breaker |
+//! | `breaker`, `index` | the circuit breaker; where the queues are |
 //! | `rates` | charges and refunds |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit) |
 //! | `outage` | the breaker opens and closes; connections come and go |
 //! | `replies` | answers, failures and events of the store |
 //! | `limits` | the limits, and the values that they have now |
-//! | `requests` | submitted, collected, cancelled; permits released; shutdown |
 //! | `timers` | one sleep for all; bounds on permits |
+//! | `requests` | submitted, collected, cancelled; permits released; shutdown |
 //!
-//! Each file calls only those above it. What concerns a single ledger is the business of its [queue](super::queue),
+//! Each file calls only those above it, and all call this one, which calls `breaker` and `index`. What concerns a single ledger is the business of its [queue](super::queue),
 //! which reports to the [`Context`] and knows nothing of this.
 //!
 //! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its

@@ -229,6 +229,7 @@ impl Core {
         let index = self.queue(limit, key);
         let pool = self.queues[index].queue.pool()?.clone();
         pool.bind();
+        self.settle(index);
         Some((index, pool))
     }
 

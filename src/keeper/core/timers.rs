@@ -25,8 +25,9 @@ impl Core {
             self.ctx.expiries.pop_first();
             self.queues[index].queue.expire(&mut self.ctx, seq);
             self.settle(index);
+            // A claim that has waited for long enough gives others its slots before their waits end.
+            self.advance_moved();
         }
-        self.advance_moved();
         self.end_bounded();
         self.reconnect();
         while let Some(&(at, index)) = self.due.first()

@@ -3,7 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | this one | the data, and what can be read from it |
-//! | `permit` | what happens to an entry: granted, refused, given up; the only writer of its state |
+//! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `outbox` | what to send next |
 //! | `local` | the ledger in this process, and the fallback while the store is down |

@@ -1,4 +1,5 @@
-//! What happens to an entry: it is queued, granted, refused, given up. The only file that writes its state.
+//! What happens to an entry: it is queued, granted, refused, given up. Changes of its state that are counted or listed are
+//! made here ([`Queue::set`]).
 
 use std::{sync::Arc, time::Duration};
 

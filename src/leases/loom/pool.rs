@@ -12,7 +12,7 @@ use crate::{
     telemetry::LimitMeter,
 };
 
-/// A pool that is open, of a line that a semaphore is bound to.
+/// A pool that is open, of a queue that a semaphore is bound to.
 fn open() -> Arc<Pool> {
     let pool = Pool::new(Arc::new(LimitMeter::new("test", "a")));
     pool.open_here();
@@ -178,7 +178,7 @@ fn a_slot_that_was_lost_serves_nobody() {
     });
 }
 
-/// The line of a ledger in this process is dropped with what is idle in it, once no semaphore is bound to its pool.
+/// The queue of a ledger in this process is dropped with what is idle in it, once no semaphore is bound to its pool.
 #[test]
 fn nothing_is_put_unseen_where_no_semaphore_is_bound() {
     explore("pool: the last semaphore", |clock| {
