@@ -480,6 +480,7 @@ fn a_service_starts_while_its_store_is_down() {
         let replica = Replica::start(&url, &["--on-unavailable", "local"]).await;
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
         assert_eq!(replica.status().await["store"], "down");
+        replica.until_logged("WARN", 1).await;
         let log = replica.log();
         assert_eq!(
             log.lines().filter(|line| line.contains("WARN")).count(),

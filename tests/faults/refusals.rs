@@ -172,6 +172,8 @@ fn a_key_of_another_type_is_no_outage() {
             assert_eq!(replica.get("/work?ms=1").key("other").status().await, 200);
         }
         assert_eq!(server.cli(&["GET", &ledger]), "text");
+        let logged = replica.until_logged("WRONGTYPE", 1);
+        timeout(PATIENT, logged).await.expect("it is loud");
         let log = replica.log();
         let loud = log
             .lines()

@@ -177,6 +177,7 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
         }
     })
     .await;
+    soon(log().until(&["the store is back", namespace])).await;
     assert_eq!(lines("the store is back"), 1);
     assert!(!holder.is_lost());
     drop(holder);

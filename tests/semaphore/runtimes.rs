@@ -126,6 +126,10 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     let begin = Instant::now();
     assert!(on(&other, strict.acquire()).is_err());
     assert!(begin.elapsed() < STORE_TIMEOUT / 8, "{:?}", begin.elapsed());
+    on(
+        &other,
+        log().until(&["is blocked or not driven", namespace]),
+    );
     let told = log().lines_with("is blocked or not driven");
     let told = told.iter().filter(|line| line.contains(namespace));
     assert_eq!(told.count(), 1);
