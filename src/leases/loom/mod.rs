@@ -54,7 +54,8 @@ impl Clock {
 
     /// A lease with a deadline.
     fn lease(&self, seq: u64, pool: Option<&Arc<Pool>>, until: u64) -> Arc<Lease> {
-        let lease = Lease::new(0, 0, seq, self.0, pool.cloned());
+        let pool = pool.map(|pool| pool.clone() as _);
+        let lease = Lease::new(0, 0, seq, self.0, pool);
         lease.hold(Some(self.at(until)));
         lease.set_reusable(true);
         Arc::new(lease)

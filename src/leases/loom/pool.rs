@@ -7,7 +7,7 @@ use ::loom::sync::atomic::{AtomicBool, Ordering};
 use super::{Clock, explore, join, spawn};
 use crate::{
     error::LostErrorKind,
-    leases::{Lease, Pool, Tenure},
+    leases::{Lease, Pool, Tenure, lease::Recycle},
     sync::set_thread_number,
     telemetry::LimitMeter,
 };
