@@ -73,7 +73,7 @@ impl<F: Future> Future for Repoll<F> {
         let mut this = self.project();
         this.relay.task.register(cx.waker());
         for _ in 0..MOST {
-            // What was done before it was woken is to be seen.
+            // Work that was done before it was woken is to be seen.
             this.relay.state.swap(AT_WORK, AcqRel);
             let mut inner = Context::from_waker(this.waker);
             if let Poll::Ready(output) = this.future.as_mut().poll(&mut inner) {

@@ -82,7 +82,7 @@ impl Fault {
         &self.path
     }
 
-    /// What is wrong.
+    /// The fault.
     pub fn message(&self) -> &str {
         &self.message
     }

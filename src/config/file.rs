@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 const MAX_READS: usize = 20;
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What a file was, at two moments or between them.
+/// A file as it was, at two moments or between them.
 #[derive(PartialEq, Eq)]
 struct Look {
     before: Version,

@@ -197,7 +197,7 @@ impl Live {
 }
 
 impl Changing {
-    /// What cannot change.
+    /// Settings that cannot change.
     fn check(
         &self,
         config: &Config,

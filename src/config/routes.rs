@@ -18,7 +18,7 @@ pub(super) struct Routes {
     others: Tree,
 }
 
-/// What takes the requests of one method.
+/// The routes of one method.
 #[derive(Debug, Default)]
 struct Tree {
     router: Router<usize>,

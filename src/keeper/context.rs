@@ -1,4 +1,4 @@
-//! What all queues of a keeper share: its settings, the time, timers, counts, and the effects of a step.
+//! The context that all queues of a keeper share: its settings, the time, timers, counts, and the effects of a step.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 /// exchanges are longer.
 const MOMENTS: u32 = 1_000;
 
-/// What a keeper is configured with, once.
+/// The configuration of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) replica: ReplicaId,
@@ -57,7 +57,7 @@ pub(super) enum Availability {
     Refused,
 }
 
-/// What all queues of a keeper share.
+/// The state that all queues of a keeper share.
 pub(super) struct Context {
     pub(super) settings: Settings,
     /// Whether there is a store that other replicas share.

@@ -1,4 +1,4 @@
-//! What a request asks for, and what it gets.
+//! Demands of requests, and their results.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     status::Quota,
 };
 
-/// What a request wants of one limit.
+/// The demand on one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Leg {
     /// The limit's number.
@@ -22,11 +22,11 @@ pub(crate) struct Leg {
     pub(crate) wait: Duration,
     /// The limit's value for this key, if it has one of its own.
     pub(crate) max: Option<u32>,
-    /// What it costs at a rate.
+    /// Its cost at a rate.
     pub(crate) cost: u32,
 }
 
-/// What a request wants.
+/// The demand of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Demand {
     One(Leg),
@@ -53,7 +53,7 @@ pub(crate) enum Ticket {
     Claim(u64),
 }
 
-/// What a claim is charged at one rate.
+/// The charge of a claim at one rate.
 pub(super) struct Fee {
     /// The number of its keeper.
     pub(super) keeper: usize,
@@ -87,14 +87,14 @@ pub(crate) struct Taken {
     pub(crate) notes: Option<Box<Notes>>,
 }
 
-/// What else there is to tell of a permit.
+/// Further facts about a permit.
 #[derive(Default)]
 pub(crate) struct Notes {
-    /// Limits that would have refused it, and only look on.
+    /// Limits in shadow mode that would have refused it.
     pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
-    /// What it was charged at rates.
+    /// Its charges at rates.
     pub(super) fees: Vec<Fee>,
-    /// How its limits stand, if it was to tell.
+    /// How its limits stand, if the request asked for that.
     pub(crate) quotas: Vec<Quota>,
 }
 
@@ -114,7 +114,7 @@ impl Taken {
         self
     }
 
-    /// Limits that would have refused it, and only look on.
+    /// Limits in shadow mode that would have refused it.
     pub(super) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
     }

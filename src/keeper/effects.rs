@@ -1,4 +1,4 @@
-//! What a step of the state machine leaves to be done once the keeper's lock is free.
+//! Effects: work that a step of the core leaves for when the keeper's lock is free.
 //!
 //! Wakers, channels, subscribers and recorders run code that is not ours: it may block, panic, or call back into the
 //! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s and [`Inquiry`]s, which it can only
@@ -28,7 +28,7 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Effects(SmallVec<[Effect; USUAL]>);
 
-/// What a request or a release under two limits leads to: with metrics what they are measured by, else an answer.
+/// Effects of a request or a release under two limits: with metrics their measures, else an answer.
 const USUAL: usize = if cfg!(feature = "metrics") { 8 } else { 1 };
 
 pub(crate) enum Effect {
@@ -48,7 +48,7 @@ pub(crate) enum Effect {
     Record(String),
 }
 
-/// What an operator is told.
+/// A log event for operators.
 #[derive(Debug)]
 pub(crate) enum Report {
     StoreDown {

@@ -1,4 +1,4 @@
-//! All keepers of a limiter: one, or one for each part of a cluster. What limiters, semaphores and permits call.
+//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores and permits call them here.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ pub(crate) struct Keepers {
     changing: Mutex<()>,
 }
 
-/// What a permit is made of.
+/// A permit to be.
 pub(crate) struct Granted {
     pub(crate) keepers: Arc<Keepers>,
     pub(crate) taken: Taken,
@@ -298,7 +298,7 @@ impl Keepers {
 }
 
 impl BoundPool {
-    /// What a permit is made of, if there is an idle slot that may be used now. Not for a request that brings another value
+    /// A permit to be, if there is an idle slot that may be used now. Not for a request that brings another value
     /// of the limit than the latest one.
     pub(crate) fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
         let lease = self.pool.take_unseen(own_max)?;

@@ -45,7 +45,7 @@ pub(crate) struct Keeper {
     changed: Notify,
 }
 
-/// What the lock protects.
+/// The state under the lock.
 pub(super) struct Locked {
     pub(super) core: Core,
     pub(super) driver: DriverState,
@@ -180,7 +180,7 @@ impl Keeper {
     }
 }
 
-/// What a step leaves to be done when no lock is held.
+/// The rest of a step, to be run when no lock is held.
 #[must_use]
 pub(super) struct Afterwards<'a> {
     keeper: &'a Keeper,

@@ -29,7 +29,7 @@ pub(crate) struct Request {
     legs: Vec<(Part, Leg)>,
     /// How many of them are still to be asked for after this step.
     left: usize,
-    /// What came of those before it.
+    /// The results of those before it.
     taken: Option<Box<Taken>>,
     /// Whether to tell how its limits stand.
     tells: bool,
@@ -165,7 +165,7 @@ enum StepStage {
     Answered,
 }
 
-/// What came of looking for an answer.
+/// The result of looking for an answer.
 type Looked = Result<Option<Taken>, AcquireError>;
 
 impl Step {
@@ -188,7 +188,7 @@ impl Step {
         }
     }
 
-    /// What it took; and, if it `tells`, how its limits stand.
+    /// The result; with how its limits stand, if it `tells`.
     #[inline]
     fn poll(&mut self, tells: bool, cx: &mut Context<'_>) -> Poll<Result<Taken, AcquireError>> {
         let (looked, is_watched) = match &self.stage {

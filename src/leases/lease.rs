@@ -18,7 +18,7 @@ use crate::{
     sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
 };
 
-// What `Lease::until_us` holds: these, or a deadline in microseconds after the epoch.
+// Values of `Lease::until_us`: these, or a deadline in microseconds after the epoch.
 /// The lease is over: its deadline has passed, or the keeper has ended it.
 const LOST: u64 = 0;
 /// The lease is over: its permit was revoked at this bound.

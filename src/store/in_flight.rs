@@ -35,10 +35,10 @@ pub(crate) struct Outgoing {
     pub(crate) deadline: Instant,
 }
 
-/// What came of an exchange. With an error: whether it is that its time ran out.
+/// The result of an exchange. With an error: whether it is that its time ran out.
 pub(crate) type Outcome = Result<Reply, (StoreError, bool)>;
 
-/// What the store has to say, or the time.
+/// An event of the store, an outcome, or the time.
 pub(crate) enum News {
     Event(Event),
     /// An exchange, by its number, is over.
@@ -81,7 +81,7 @@ impl InFlight {
         }
     }
 
-    /// What the next driver may go on with.
+    /// The session, for the next driver to go on with.
     pub(crate) fn into_session(self) -> Option<Box<dyn Session>> {
         self.session
     }
@@ -104,7 +104,7 @@ impl InFlight {
         });
     }
 
-    /// What comes next, at `until` at the latest. Cancel safe.
+    /// The next event, at `until` at the latest. Cancel safe.
     pub(crate) fn next(&mut self, until: Option<Instant>) -> impl Future<Output = News> {
         poll_fn(move |cx| self.poll(until, cx))
     }
@@ -198,7 +198,7 @@ mod tests {
     /// Answers when it is told to.
     #[derive(Default)]
     struct Slow {
-        /// What was sent and has no answer.
+        /// Exchanges that were sent and have no answer.
         asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
         /// Ledgers in each that was sent.
         lengths: Arc<Mutex<Vec<usize>>>,

@@ -48,7 +48,7 @@ pub(super) enum Failure {
     Refused,
 }
 
-/// What an answer shows of the store.
+/// The work that an answer shows the store to have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// It tells the time.

@@ -160,7 +160,7 @@ impl Core {
             };
             match state {
                 LegState::Held { over, busy } if turn.is_some() || over => {
-                    // What may bring it back into the store has to be answered first.
+                    // The exchange that may bring it back into the store has to be answered first.
                     return match busy {
                         true => Progress::Waits,
                         false => Progress::Stray(number),

@@ -200,7 +200,7 @@ impl Core {
                 draft.batches.len() - 1
             }
         };
-        let want = self.queues[index].queue.take_leg(&mut self.ctx, seq);
+        let want = self.queues[index].queue.take_leg(&mut self.ctx, seq)?;
         draft.batches[batch].waits |= want == Want::Wait;
         draft.room = draft.room.saturating_sub(1);
         if makes_room {

@@ -133,7 +133,7 @@ struct Claim {
 }
 
 enum ClaimStage {
-    /// What comes next depends on its legs.
+    /// Its legs decide on the next step.
     Open,
     /// To be sent.
     Listed,
@@ -174,7 +174,7 @@ struct Connection {
     is_wanted: bool,
 }
 
-/// What ends a permit while its lease is alive.
+/// Bounds that end a permit while its lease is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// From the moment at which it is bound.
@@ -238,7 +238,7 @@ impl Core {
         &self.ctx.settings
     }
 
-    /// What is to be done once the lock is free.
+    /// The effects, to be run once the lock is free.
     pub(crate) fn take_effects(&mut self) -> Effects {
         self.ctx.effects.take()
     }

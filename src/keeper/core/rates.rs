@@ -19,7 +19,7 @@ use crate::{
 const PURGE_FROM: usize = 1_024;
 
 impl Core {
-    /// What a leg costs, if its limit is a rate.
+    /// The fee of a leg, if its limit is a rate.
     pub(super) fn fee(&self, leg: &Leg, limit: &Limit, shadow: bool) -> Option<Fee> {
         let max = leg.max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         let rate = limit.to_rate(max)?.clamped();

@@ -1,4 +1,4 @@
-//! What the store says: replies, events, or nothing at all.
+//! Replies of the store, its events, and exchanges without a reply.
 
 use std::{sync::Arc, time::Duration};
 
@@ -330,7 +330,7 @@ impl Core {
         Some(self.limits[fee.limit].clone())
     }
 
-    /// What the store has charged, or would not.
+    /// The store has charged the claim, or has refused to.
     fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
         let is_sent = |claim: &super::Claim| matches!(claim.stage, ClaimStage::Sent);
         if !self.claims.get(&sent.id).is_some_and(is_sent) {
@@ -371,7 +371,7 @@ impl Core {
     }
 }
 
-/// What the requests of a batch that failed go by.
+/// The availability that the requests of a failed batch go by.
 fn availability_of(error: &StoreError) -> Availability {
     match error.is_outage() {
         true => Availability::Down,
@@ -379,7 +379,7 @@ fn availability_of(error: &StoreError) -> Availability {
     }
 }
 
-/// What an answer shows of the store's ability to work, if nothing in it has failed.
+/// The work that an answer shows the store to have done, if nothing in it has failed.
 fn work_of(reply: &Reply) -> Work {
     let is_in =
         |standing: &Standing| matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });

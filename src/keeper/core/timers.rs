@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Bounded, Bounds, Core, Watch};
 use crate::{
-    error::LostErrorKind,
+    error::{AcquireErrorKind, LostErrorKind},
     keeper::{context::earliest, effects::Report},
     leases::Lease,
     ledger::Seq,
@@ -23,7 +23,8 @@ impl Core {
             && at <= now
         {
             self.ctx.expiries.pop_first();
-            self.queues[index].queue.expire(&mut self.ctx, seq);
+            let queue = &mut self.queues[index].queue;
+            queue.refuse(&mut self.ctx, seq, AcquireErrorKind::TimedOut);
             self.settle(index);
             // A claim that has waited for long enough gives others its slots before their waits end.
             self.advance_moved();

@@ -95,7 +95,7 @@ impl Patience {
     }
 }
 
-/// What a watchdog finds.
+/// The finding of a watchdog.
 pub(super) enum Finding {
     /// No request waits.
     Idle,
@@ -212,7 +212,7 @@ impl DriverState {
         }))
     }
 
-    /// What the driver has to send now, and when to come back if nothing happens. `None`: it is to end.
+    /// The exchanges that the driver has to send now, and when to come back if nothing happens. `None`: it is to end.
     pub(in crate::keeper) fn next_step(
         &mut self,
         core: &mut Core,

@@ -1,6 +1,6 @@
 //! The driver: the one task that sends, receives and sleeps for a keeper; and the watchdogs that see to it that it runs.
 //!
-//! What is decided about them under the keeper's lock is in `lifecycle`.
+//! `lifecycle` has the decisions about them that are made under the keeper's lock.
 
 pub(super) mod lifecycle;
 

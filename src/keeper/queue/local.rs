@@ -111,7 +111,7 @@ impl Queue {
     }
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
-    pub(in crate::keeper) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));

@@ -177,7 +177,7 @@ pub(super) struct Seen {
     pub(super) sent: Instant,
 }
 
-/// What the last reply says of the ledger.
+/// The ledger as the last reply shows it.
 #[derive(Clone, Copy)]
 struct Snapshot {
     in_use: u32,
@@ -199,7 +199,7 @@ struct Waiters {
     roll_call_at: Option<Instant>,
 }
 
-/// What is to be sent. Names are checked again when they are sent: an entry may have gone in the meantime.
+/// Work to be sent. Names are checked again when they are sent: an entry may have gone in the meantime.
 #[derive(Default)]
 struct Outbox {
     release: Vec<Release>,
@@ -223,7 +223,7 @@ pub(super) struct Release {
     forget_at: Instant,
 }
 
-/// What to remember of a batch until its answer.
+/// The memory of a batch until its answer.
 pub(super) struct Note {
     /// The index of the queue.
     pub(super) queue: usize,

@@ -1,4 +1,4 @@
-//! What to send next: renewals and roll calls, and the batch that takes it all.
+//! The outbox, which holds what is sent next: renewals and roll calls, and the batch that takes it all.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     ledger::{Ask, Batch, Seq, Want},
 };
 
-/// What a store has lost is told by holders, in this time, before waiters ask it for more.
+/// Time in which holders tell a store what it has lost, before waiters ask it for more.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
 impl Queue {
@@ -52,7 +52,7 @@ impl Queue {
     }
 
     /// Asks the store how the ledger stands.
-    pub(in crate::keeper) fn push_inquiry(&mut self, inquiry: Inquiry) {
+    pub(super) fn push_inquiry(&mut self, inquiry: Inquiry) {
         self.outbox().inquiries.push(inquiry);
     }
 
@@ -194,11 +194,9 @@ impl Queue {
         *room -= count;
     }
 
-    /// What a leg asks of its ledger, if the claim does not have it yet. It is in flight then.
-    pub(in crate::keeper) fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Want {
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return Want::Now;
-        };
+    /// Sends a parked leg: returns what it asks of its ledger.
+    pub(in crate::keeper) fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
+        let entry = self.entries.get_mut(&seq)?;
         entry.open = true;
         let want = match (entry.shadow, entry.wait.is_zero()) {
             (true, _) => Want::IfFree,
@@ -210,7 +208,7 @@ impl Queue {
             sent: ctx.now,
         };
         self.set(ctx, seq, State::Asking(Some(seen)));
-        want
+        Some(want)
     }
 
     /// Frees the outbox after it was emptied. A queue with many entries will need it again soon.

@@ -1,4 +1,4 @@
-//! What happens to an entry: it is queued, granted, refused, given up. Changes of its state that are counted or listed are
+//! Changes of an entry: queued, granted, refused, given up. Changes of its state that are counted or listed are
 //! made here ([`Queue::set`]).
 
 use std::{sync::Arc, time::Duration};
@@ -70,7 +70,7 @@ impl Queue {
     }
 
     /// Takes an entry out of the queue. No ledger is told.
-    pub(super) fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
+    fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unlist(entry, ctx, &mut self.waiters, self.young_from);
         uncount(ctx, self.number, entry.state);
@@ -302,7 +302,7 @@ impl Queue {
     }
 
     /// How many slots the ledger in this process has.
-    pub(super) fn local_limit(&self, ctx: &Context) -> u32 {
+    fn local_limit(&self, ctx: &Context) -> u32 {
         match self.limit.policy() {
             // The key's own value counts here too, unless there are fewer for all keys.
             OnUnavailable::Local(limit) if ctx.shared => match self.own_max {

@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use super::{Entry, Queue, State};
 use crate::{
-    error::AcquireErrorKind,
     keeper::{context::Context, effects::Report},
     ledger::Seq,
 };
@@ -39,11 +38,6 @@ impl Queue {
         {
             outbox.release.append(&mut outbox.later);
         }
-    }
-
-    /// A request has waited for as long as it may.
-    pub(in crate::keeper) fn expire(&mut self, ctx: &mut Context, seq: Seq) {
-        self.refuse(ctx, seq, AcquireErrorKind::TimedOut);
     }
 
     /// Renews these permits, or ends them if they are over; and with them others that are due before long.

@@ -66,7 +66,7 @@ impl Queue {
         self.limit.is_reused() && enforced && !ctx.ending && up
     }
 
-    /// What the store is told about reuse.
+    /// The reuse that a batch asks for.
     pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
         match &self.pool {
             Some(pool) if self.may_keep(ctx) && pool.wants_right(ctx.now) => Reuse::Keep,

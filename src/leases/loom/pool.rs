@@ -39,7 +39,7 @@ fn put_at(pool: &Pool, lease: &Arc<Lease>, shard: usize, clock: &Clock) {
     assert!(pool.put(lease, clock.at(0)).is_some(), "it is open");
 }
 
-/// Who has which slot, as its user would see it: without an order of its own.
+/// The user of each slot, as it would see it: without an order of its own.
 struct Use(Vec<AtomicBool>);
 
 impl Use {
