@@ -59,4 +59,4 @@ pub(crate) use rate::{Charged, Rate, Tat};
 #[cfg(feature = "redis")]
 pub(crate) use script::EXCHANGE_LUA;
 #[cfg(test)]
-pub(crate) use tests::ledgers::Ledgers;
+pub(crate) use tests::ledgers::{Audience, Ledgers};

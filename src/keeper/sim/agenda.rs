@@ -34,6 +34,8 @@ pub(super) struct Sent {
     pub(super) exchange: Arc<Exchange>,
     /// It has run before.
     pub(super) repeated: bool,
+    /// The connection subscribes to wake-ups.
+    pub(super) listens: bool,
     /// What lay idle at its sender when it was sent, by ledger.
     pub(super) idle: BTreeMap<String, Vec<PermitId>>,
 }

@@ -8,7 +8,7 @@ use std::{
 use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
-    ledger::{Batch, Exchange, Ledger, PermitId, Reply, Seq, Standing},
+    ledger::{Batch, Exchange, Ledger, PermitId, ReplicaId, Reply, Seq, Standing},
 };
 
 /// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
@@ -26,17 +26,24 @@ pub(super) struct Snapshot {
     pub(super) holders: BTreeMap<PermitId, u64>,
     /// By ticket, with the time until which their replicas count as alive.
     pub(super) line: BTreeMap<i64, (PermitId, u64)>,
+    /// Replicas with waiters that subscribe to wake-ups.
+    listeners: BTreeSet<ReplicaId>,
 }
 
 impl Snapshot {
     pub(super) fn of(ledger: &Ledger) -> Self {
-        let waiter = |(ticket, id): (i64, PermitId)| {
-            let alive_ms = ledger.marked_until(id.replica).unwrap_or(0);
+        let mut listeners = BTreeSet::new();
+        let mut waiter = |(ticket, id): (i64, PermitId)| {
+            let (alive_ms, listens) = ledger.heartbeat_of(id.replica).unwrap_or_default();
+            if listens {
+                listeners.insert(id.replica);
+            }
             (ticket, (id, alive_ms))
         };
         Self {
             holders: ledger.holders().collect(),
-            line: ledger.waiters().map(waiter).collect(),
+            line: ledger.waiters().map(&mut waiter).collect(),
+            listeners,
         }
     }
 
@@ -88,7 +95,7 @@ impl World {
             *largest = (*largest).max(batch.limit as usize);
             self.check_cap(exchange, batch, &before, &after);
             self.check_order(exchange, batch, &before, &after);
-            self.check_use(batch, more, &after);
+            self.check_use(exchange, batch, more, &after);
             self.granted.extend(after.holders.keys());
             self.picture.insert(batch.key.to_string(), after);
         }
@@ -130,11 +137,12 @@ impl World {
         }
     }
 
-    /// G3: no slot is given past somebody who waits, before and after, with a lower ticket.
+    /// G3: no slot is given past a waiter that could be granted one, before and after, with a lower ticket.
     fn check_order(&self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
         let now_ms = self.now_ms();
         let waited: BTreeSet<_> = before.waiting(now_ms).collect();
-        let mut still = after.waiting(now_ms).filter(|one| waited.contains(one));
+        let still = after.waiting(now_ms).filter(|one| waited.contains(one));
+        let mut still = still.filter(|(_, id)| self.is_reachable(*id, run, before));
         let Some((first, _)) = still.next() else {
             return;
         };
@@ -149,11 +157,18 @@ impl World {
         }
     }
 
+    /// Whether a waiter could be granted a slot: it calls, or its wake-up would be received, or it does without.
+    fn is_reachable(&self, id: PermitId, run: &Exchange, ledger: &Snapshot) -> bool {
+        let owner = id.replica;
+        owner == run.replica || !ledger.listeners.contains(&owner) || !self.absent.contains(&owner)
+    }
+
     /// G4: after an exchange no slot is free while somebody waits, by the limit of the replica that asked.
-    fn check_use(&self, batch: &Batch, more: bool, after: &Snapshot) {
+    fn check_use(&self, run: &Exchange, batch: &Batch, more: bool, after: &Snapshot) {
         let now_ms = self.now_ms();
         let is_free = after.holding(now_ms).count() < batch.limit as usize;
-        if !more && is_free && after.waiting(now_ms).next().is_some() {
+        let mut waiting = after.waiting(now_ms);
+        if !more && is_free && waiting.any(|(_, id)| self.is_reachable(id, run, after)) {
             self.fail("G4: a slot is free while a live waiter stands in line");
         }
     }

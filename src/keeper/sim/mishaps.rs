@@ -19,6 +19,9 @@ impl World {
     fn befalls_process(&mut self, replica: usize) {
         if self.chance(self.faults.crash) {
             self.note(|| format!("r{replica} crashes"));
+            if self.rng.bool() {
+                self.disconnects(replica);
+            }
             let life = self.replicas[replica].life + 1;
             self.replicas[replica] = self.new_replica(life);
             for client in 0..self.clients.len() {

@@ -21,6 +21,7 @@ impl World {
             number,
             exchange: outgoing.exchange,
             repeated: false,
+            listens: self.replicas[replica].listens,
             idle: self.replicas[replica].idle(self.local()),
         };
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
@@ -38,10 +39,12 @@ impl World {
             }
             return;
         }
-        if !std::mem::replace(&mut self.replicas[replica].connected, true) {
-            self.tell(replica, Duration::ZERO, Event::Connects);
-        }
+        let sent = match self.replicas[replica].connected {
+            true => sent,
+            false => self.connects(sent),
+        };
         if self.chance(self.faults.cut) {
+            self.disconnects(replica);
             self.tell(replica, Duration::from_micros(100), Event::Cut);
             if self.rng.bool() {
                 let delay = self.millis(0..300);
@@ -62,6 +65,24 @@ impl World {
             self.replicas[replica].last_sent = at;
         }
         self.at(at, Happening::Arrives(sent));
+    }
+
+    /// A few connections do not subscribe: they may not, or the server's buffers are too small.
+    fn connects(&mut self, sent: Sent) -> Sent {
+        let listens = self.rng.u8(0..8) > 0;
+        let replica = &mut self.replicas[sent.replica];
+        (replica.connected, replica.listens) = (true, listens);
+        match listens {
+            true => self.absent.remove(&replica.id),
+            false => self.absent.insert(replica.id),
+        };
+        self.tell(sent.replica, Duration::ZERO, Event::Connects);
+        Sent { listens, ..sent }
+    }
+
+    /// The store has closed a connection, or seen its end. The replica may notice later.
+    pub(super) fn disconnects(&mut self, replica: usize) {
+        self.absent.insert(self.replicas[replica].id);
     }
 
     pub(super) fn send_reply(&mut self, to: &Sent, reply: Reply) {

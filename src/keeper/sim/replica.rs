@@ -24,6 +24,8 @@ pub(super) struct Replica {
     pub(super) life: u32,
     pub(super) stalled_until: Duration,
     pub(super) connected: bool,
+    /// Its connection subscribes to wake-ups.
+    pub(super) listens: bool,
     told_lost: u64,
     /// When it last heard from the store.
     heard: Duration,
@@ -75,6 +77,7 @@ impl World {
             life,
             stalled_until: Duration::ZERO,
             connected: false,
+            listens: false,
             told_lost: 0,
             heard: self.now,
             ticks_at: None,
@@ -145,7 +148,10 @@ impl World {
                 let is_open = core.numbers_in_flight().contains(&number);
                 self.fails(replica, number, StoreErrorKind::Outage, true);
                 // A connection that does not answer is not used again.
-                self.replicas[replica].connected &= !is_open;
+                if is_open {
+                    self.replicas[replica].connected = false;
+                    self.disconnects(replica);
+                }
                 if is_open && self.rng.bool() {
                     self.tell(replica, Duration::ZERO, Event::Cut);
                 }
@@ -164,6 +170,7 @@ impl World {
                 for number in core.numbers_in_flight() {
                     self.fails(replica, number, StoreErrorKind::Outage, false);
                 }
+                self.disconnects(replica);
                 let Replica {
                     core, connected, ..
                 } = &mut self.replicas[replica];

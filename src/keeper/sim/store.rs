@@ -7,7 +7,7 @@ use super::{
     agenda::{Event, Happening, Sent},
     world::World,
 };
-use crate::ledger::{Batch, Claim, ClaimReply, Exchange, LedgerError, Reply, Standing};
+use crate::ledger::{Audience, Batch, Claim, ClaimReply, Exchange, LedgerError, Reply, Standing};
 
 impl World {
     pub(super) fn store_us(&self) -> u64 {
@@ -70,6 +70,10 @@ impl World {
         self.stepped_us += 1;
         let (exchange, broken) = self.without_poisoned(&sent.exchange);
         let crowded = self.crowded(&exchange);
+        self.ledgers.audience = Audience {
+            listens: sent.listens,
+            absent: self.absent.clone(),
+        };
         let (mut reply, wakes) = self.ledgers.exchange(&exchange, self.store_us());
         self.note(|| {
             let again = if repeated { " again" } else { "" };
@@ -145,6 +149,7 @@ impl World {
         self.data_was_lost(false);
         self.charges.forget_since(of);
         for replica in 0..self.replicas.len() {
+            self.disconnects(replica);
             self.tell(replica, Duration::ZERO, Event::Cut);
         }
     }

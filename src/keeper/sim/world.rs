@@ -20,7 +20,7 @@ use super::{
     replica::Replica,
 };
 use crate::{
-    ledger::{Ledgers, PermitId},
+    ledger::{Ledgers, PermitId, ReplicaId},
     limit::OnUnavailable,
     part::Part,
 };
@@ -58,6 +58,8 @@ pub(super) struct World {
     pub(super) refuses_until: Duration,
     pub(super) frozen_until: Duration,
     pub(super) poisoned: Option<(String, Duration)>,
+    /// Replicas whose wake-ups nobody receives, by what the store can see: a machine without power keeps its connections.
+    pub(super) absent: BTreeSet<ReplicaId>,
     /// What will take the place of the ledgers, and when it was like them.
     pub(super) copy: Option<(Duration, Ledgers)>,
     /// Nothing goes wrong any more, and nobody new comes.
@@ -167,6 +169,7 @@ impl World {
             refuses_until: Duration::ZERO,
             frozen_until: Duration::ZERO,
             poisoned: None,
+            absent: BTreeSet::new(),
             copy: None,
             calm: false,
             picture: Picture::new(),

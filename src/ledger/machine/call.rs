@@ -1,5 +1,7 @@
 //! What the batches of one exchange share: the caller, the time, the sweep budget and the wake-ups.
 
+use std::collections::BTreeSet;
+
 use crate::ledger::{Batch, Exchange, PermitId, ReplicaId, Seq, Wake};
 
 /// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
@@ -14,6 +16,10 @@ pub(crate) struct Call {
     pub(crate) more: bool,
     /// Wake-ups to send, and to whom; those of one queue in its order.
     pub(crate) wakes: Vec<(ReplicaId, Wake)>,
+    /// The caller subscribes to its wake-ups.
+    pub(in crate::ledger) listens: bool,
+    /// Replicas whose wake-ups nobody would receive now.
+    pub(in crate::ledger) absent: BTreeSet<ReplicaId>,
     pub(super) replica: ReplicaId,
     pub(super) now_us: u64,
     pub(super) now_ms: u64,
@@ -30,6 +36,8 @@ impl Call {
         Self {
             more: false,
             wakes: Vec::new(),
+            listens: false,
+            absent: BTreeSet::new(),
             replica: exchange.replica,
             now_us,
             now_ms: now_us / 1_000,
@@ -71,6 +79,11 @@ impl Call {
         self.budget = left.unwrap_or(0);
         self.more |= left.is_none();
         left.is_some()
+    }
+
+    /// Gives back what it took: nothing came of it.
+    pub(super) fn unspend(&mut self) {
+        self.budget += 1;
     }
 
     /// Tells a replica of a promoted waiter: one wake-up for a replica and a ledger, with all permits.

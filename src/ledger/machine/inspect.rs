@@ -1,6 +1,11 @@
 //! What tests and fuzz targets see of a ledger, and how they restore one.
 
-use super::Ledger;
+#[cfg(test)]
+use std::collections::BTreeMap;
+
+#[cfg(test)]
+use super::Heartbeat;
+use super::{Ledger, Waiter};
 use crate::ledger::PermitId;
 #[cfg(test)]
 use crate::ledger::ReplicaId;
@@ -11,7 +16,7 @@ impl Ledger {
         use super::Place::{Holds, Waits};
 
         let holds = |(until_ms, id): &(u64, PermitId)| matches!(self.places.get(id), Some(Holds { until_ms: until }) if until == until_ms);
-        let waits = |(ticket, id): (&i64, &PermitId)| matches!(self.places.get(id), Some(Waits { ticket: at }) if at == ticket);
+        let waits = |(ticket, waiter): (&i64, &Waiter)| matches!(self.places.get(&waiter.id), Some(Waits { ticket: at }) if at == ticket);
         self.holders.keys().all(holds)
             && self.queue.iter().all(waits)
             && self.holders.len() + self.queue.len() == self.places.len()
@@ -25,29 +30,37 @@ impl Ledger {
     }
 
     pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
-        self.queue.iter().map(|(&ticket, &id)| (ticket, id))
+        self.queue
+            .iter()
+            .map(|(&ticket, waiter)| (ticket, waiter.id))
     }
 
     pub(in crate::ledger) fn heartbeats(&self) -> impl Iterator<Item = (ReplicaId, u64)> {
         self.heartbeats
             .iter()
-            .map(|(&replica, &until_ms)| (replica, until_ms))
+            .map(|(&replica, heartbeat)| (replica, heartbeat.until_ms))
     }
 
-    /// Until when a replica's waiters count as alive, in store milliseconds.
-    pub(crate) fn marked_until(&self, replica: ReplicaId) -> Option<u64> {
-        self.heartbeats.get(&replica).copied()
+    /// Until when a replica's waiters count as alive, in store milliseconds, and whether it listens to wake-ups.
+    pub(crate) fn heartbeat_of(&self, replica: ReplicaId) -> Option<(u64, bool)> {
+        let heartbeat = self.heartbeats.get(&replica)?;
+        Some((heartbeat.until_ms, heartbeat.listens))
     }
 
-    /// Rebuilds a ledger from what the three iterators above returned. Tickets begin at that of the call's time.
+    /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and tickets
+    /// begin at that of the call's time.
     pub(in crate::ledger) fn restored(
         holders: impl IntoIterator<Item = (PermitId, u64)>,
         queue: impl IntoIterator<Item = PermitId>,
         heartbeats: impl IntoIterator<Item = (ReplicaId, u64)>,
         call: &super::Call,
     ) -> Self {
+        let listening = |(replica, until_ms)| {
+            let listens = true;
+            (replica, Heartbeat { until_ms, listens })
+        };
         let mut ledger = Self {
-            heartbeats: heartbeats.into_iter().collect(),
+            heartbeats: heartbeats.into_iter().map(listening).collect(),
             ..Self::default()
         };
         for (id, until_ms) in holders {
@@ -63,9 +76,10 @@ impl Ledger {
     pub(in crate::ledger) fn content(&self) -> Vec<(String, f64)> {
         const ALIVE: u64 = 1 << 51;
         const KEEPING: u64 = 1 << 52;
-        let waiters = self
-            .waiters()
-            .map(|(ticket, id)| (id.text(), ticket as f64));
+        let waiters = self.queue.iter().map(|(&ticket, waiter)| {
+            let half = if waiter.was_passed { 0.5 } else { 0.0 };
+            (waiter.id.text(), ticket as f64 + half)
+        });
         let holders = self
             .holders()
             .map(|(id, until_ms)| (id.text(), until_ms as f64));
@@ -77,7 +91,8 @@ impl Ledger {
                 )
             }
         };
-        let heartbeats = self.heartbeats.iter().map(of_replica('@', ALIVE));
+        let ends = self.heartbeats().collect::<BTreeMap<_, _>>();
+        let heartbeats = ends.iter().map(of_replica('@', ALIVE));
         let rights = self.rights.iter().map(of_replica('~', KEEPING));
         let mut replicas: Vec<_> = heartbeats.chain(rights).collect();
         replicas.sort_by(|one, other| one.1.total_cmp(&other.1));

@@ -29,14 +29,31 @@ pub(crate) struct Ledger {
     /// By deadline, in store milliseconds.
     holders: SmallMap<(u64, PermitId), ()>,
     /// By ticket.
-    queue: BTreeMap<i64, PermitId>,
-    /// Until when the waiters of a replica count as alive, in store milliseconds. A heartbeat that has ended stays for
-    /// a while, as a sign that the queue may contain dead waiters.
-    heartbeats: BTreeMap<ReplicaId, u64>,
+    queue: BTreeMap<i64, Waiter>,
+    /// A heartbeat that has ended stays for a while, as a sign that the queue may contain dead waiters.
+    heartbeats: BTreeMap<ReplicaId, Heartbeat>,
     /// Until when a replica may keep freed slots, in store milliseconds.
     rights: BTreeMap<ReplicaId, u64>,
+    /// Within a batch: waiters at the head of the queue that `promote` has passed over.
+    passed: usize,
     /// Within a batch: a newcomer was refused.
     refused: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    id: PermitId,
+    /// A slot went to a waiter behind this one, since its replica was not connected.
+    was_passed: bool,
+}
+
+/// Of a replica that has waiters.
+#[derive(Clone, Copy, Debug)]
+struct Heartbeat {
+    /// Until when they count as alive, in store milliseconds.
+    until_ms: u64,
+    /// It subscribes to its wake-ups, so that it cannot be reached if nobody receives them.
+    listens: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,8 +124,9 @@ impl Ledger {
         self.end(call, batch);
         reply.in_use = self.in_use();
         reply.waiting = self.waiting();
-        reply.head = self.queue.keys().next().copied();
-        reply.nearest_ms = reply.head.and_then(|_| Some(self.holders.first_key()?.0));
+        reply.head = self.head();
+        let nearest = self.holders.first_key().filter(|_| !self.queue.is_empty());
+        reply.nearest_ms = nearest.map(|&(until_ms, _)| until_ms);
     }
 
     fn end(&mut self, call: &mut Call, batch: &Batch) {
@@ -117,6 +135,7 @@ impl Ledger {
         }
         self.heartbeat(call, batch);
         self.grant_rights(call, batch);
+        self.passed = 0;
     }
 
     pub(crate) fn in_use(&self) -> u32 {
@@ -152,11 +171,12 @@ impl Ledger {
 
     /// The last permit left: heartbeats and rights go with it.
     fn clear(&mut self) {
-        for entries in [&mut self.heartbeats, &mut self.rights] {
-            // Even clearing an empty map costs something.
-            if !entries.is_empty() {
-                entries.clear();
-            }
+        // Even clearing an empty map costs something.
+        if !self.heartbeats.is_empty() {
+            self.heartbeats.clear();
+        }
+        if !self.rights.is_empty() {
+            self.rights.clear();
         }
     }
 }

@@ -2,11 +2,24 @@
 
 use std::cmp::{max, min};
 
-use super::{Call, Ledger, MAX_LEASE_MS, Place};
+use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
 use crate::ledger::{Ask, Batch, PermitId, Promotion, ReplicaId, Standing};
 
 /// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
 pub(super) const FIRST_TICKET: i64 = -(1 << 52);
+
+/// Waiters of one ledger that may be passed over in one exchange.
+const MAX_PASSED: usize = 1_000;
+
+/// How a replica with waiters is to be treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Caller,
+    Reachable,
+    /// Alive, by its heartbeat, and nobody receives its wake-ups: it has lost its connection, or has crashed.
+    Unreachable,
+    Dead,
+}
 
 /// What a ledger can offer a newcomer.
 #[derive(Clone, Copy, Debug)]
@@ -17,26 +30,58 @@ pub(in crate::ledger) enum Prospect {
 }
 
 impl Ledger {
+    /// A waiter whose replica cannot be reached is passed over: it keeps its place, and a later one gets the slot.
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
-        let mut promoted = Vec::new();
+        let (mut promoted, mut last_passed) = (Vec::new(), None);
         while self.free(batch) > 0
-            && let Some((_, &id)) = self.queue.first_key_value()
-            && call.spend()
+            && self.passed < MAX_PASSED
+            && let Some((ticket, waiter)) = self.first_behind(last_passed)
         {
-            if !self.is_alive(call, id.replica) {
-                self.remove(id);
-                continue;
+            if !call.spend() {
+                break;
             }
-            self.hold(id, until_ms);
-            if id.replica == call.replica {
-                let seq = id.seq;
-                promoted.push(Promotion { seq, until_ms });
-            } else {
-                call.wake(batch, id, until_ms);
+            let id = waiter.id;
+            match self.presence(call, id.replica) {
+                Presence::Dead => self.remove(id),
+                Presence::Unreachable => {
+                    call.unspend();
+                    last_passed = Some(ticket);
+                    self.pass_over(ticket);
+                }
+                Presence::Caller => {
+                    self.hold(id, until_ms);
+                    let seq = id.seq;
+                    promoted.push(Promotion { seq, until_ms });
+                }
+                Presence::Reachable => {
+                    self.hold(id, until_ms);
+                    call.wake(batch, id, until_ms);
+                }
             }
         }
         promoted
+    }
+
+    fn first_behind(&self, ticket: Option<i64>) -> Option<(i64, Waiter)> {
+        let from = ticket.map_or(i64::MIN, |ticket| ticket + 1);
+        let first = self.queue.range(from..).next();
+        first.map(|(&ticket, &waiter)| (ticket, waiter))
+    }
+
+    fn pass_over(&mut self, ticket: i64) {
+        self.passed += 1;
+        if let Some(waiter) = self.queue.get_mut(&ticket) {
+            waiter.was_passed = true;
+        }
+    }
+
+    /// The ticket of the first waiter that was never passed over: no slot was given past this one.
+    pub(super) fn head(&self) -> Option<i64> {
+        let mut first = self.queue.iter().take(MAX_PASSED + 1);
+        first
+            .find(|(_, waiter)| !waiter.was_passed)
+            .map(|(&ticket, _)| ticket)
     }
 
     pub(super) fn acquire(&mut self, call: &mut Call, batch: &Batch) -> Vec<Standing> {
@@ -82,7 +127,7 @@ impl Ledger {
         wait: bool,
         swept: &mut bool,
     ) -> Prospect {
-        if self.queue.is_empty() && self.free(batch) > 0 {
+        if self.queue.len() == self.passed && self.free(batch) > 0 {
             return Prospect::Slot;
         }
         if !wait {
@@ -106,20 +151,21 @@ impl Ledger {
     fn sweep(&mut self, call: &mut Call) {
         let window = min(self.queue.len(), call.budget);
         let mut heartbeats = self.heartbeats.values();
-        if window == 0 || !heartbeats.any(|&until_ms| until_ms < call.now_ms) {
+        if window == 0 || !heartbeats.any(|heartbeat| heartbeat.until_ms < call.now_ms) {
             return;
         }
         call.budget -= window;
         let start = call.now_us % (self.queue.len() - window + 1) as u64;
-        let ids = self.queue.values().skip(start as usize).take(window);
-        let is_dead = |id: &PermitId| !self.is_alive(call, id.replica);
-        let dead: Vec<_> = ids.copied().filter(is_dead).collect();
+        let waiters = self.queue.values().skip(start as usize).take(window);
+        let ids = waiters.map(|waiter| waiter.id);
+        let is_dead = |id: &PermitId| self.presence(call, id.replica) == Presence::Dead;
+        let dead: Vec<_> = ids.filter(is_dead).collect();
         for &id in &dead {
             self.remove(id);
         }
         if dead.is_empty() {
             self.heartbeats
-                .retain(|_, until_ms| *until_ms >= call.now_ms);
+                .retain(|_, heartbeat| heartbeat.until_ms >= call.now_ms);
         }
     }
 
@@ -129,7 +175,11 @@ impl Ledger {
         let ticket = FIRST_TICKET + call.now_us as i64;
         let ticket = tail.map_or(ticket, |&tail| max(tail + 1, ticket));
         self.places.insert(id, Place::Waits { ticket });
-        self.queue.insert(ticket, id);
+        let waiter = Waiter {
+            id,
+            was_passed: false,
+        };
+        self.queue.insert(ticket, waiter);
         Standing::Waiting { ticket }
     }
 
@@ -139,16 +189,31 @@ impl Ledger {
         if !batch.waits || self.queue.is_empty() {
             return;
         }
+        // In the store the lowest bit of the time says whether it listens.
         let until_ms = call.now_ms + call.alive_ms;
-        if self.heartbeats.insert(call.replica, until_ms).is_none() {
+        let until_ms = until_ms - (until_ms + u64::from(call.listens)) % 2;
+        let heartbeat = Heartbeat {
+            until_ms,
+            listens: call.listens,
+        };
+        if self.heartbeats.insert(call.replica, heartbeat).is_none() {
             let kept_ms = call.now_ms.saturating_sub(MAX_LEASE_MS);
-            self.heartbeats.retain(|_, until_ms| *until_ms >= kept_ms);
+            self.heartbeats
+                .retain(|_, heartbeat| heartbeat.until_ms >= kept_ms);
         }
     }
 
-    /// The caller is alive.
-    fn is_alive(&self, call: &Call, replica: ReplicaId) -> bool {
-        let heartbeat = || self.heartbeats.get(&replica);
-        replica == call.replica || heartbeat().is_some_and(|&until_ms| until_ms >= call.now_ms)
+    fn presence(&self, call: &Call, replica: ReplicaId) -> Presence {
+        if replica == call.replica {
+            return Presence::Caller;
+        }
+        match self.heartbeats.get(&replica) {
+            Some(heartbeat) if heartbeat.until_ms < call.now_ms => Presence::Dead,
+            Some(heartbeat) if heartbeat.listens && call.absent.contains(&replica) => {
+                Presence::Unreachable
+            }
+            Some(_) => Presence::Reachable,
+            None => Presence::Dead,
+        }
     }
 }

@@ -46,7 +46,7 @@ impl Check<'_> {
                 .iter()
                 .take_while(|other| **other != id);
             let mut passed = earlier.filter(|other| self.after.queue.contains(other));
-            let overtaken = passed.any(|other| self.lives(*other));
+            let overtaken = passed.any(|other| self.may_be_granted(*other));
             return overtaken.then_some(("G3", "a waiter was overtaken by another"));
         }
         if self.before.stands(id) {
@@ -55,7 +55,11 @@ impl Check<'_> {
         if !self.asked(id) {
             return Some(("G6", "a permit holds that did not ask in time"));
         }
-        let overtaken = self.after.queue.iter().any(|other| self.lives(*other));
+        let overtaken = self
+            .after
+            .queue
+            .iter()
+            .any(|other| self.may_be_granted(*other));
         overtaken.then_some(("G3", "a waiter was overtaken by a newcomer"))
     }
 
@@ -66,7 +70,7 @@ impl Check<'_> {
             return Some(("G6", "a permit waits that did not ask in time"));
         }
         let free = self.after.holders.len() < self.bounds.limit as usize;
-        if free && queue.iter().any(|id| self.lives(*id)) {
+        if free && queue.iter().any(|id| self.may_be_granted(*id)) {
             return Some(("G4", "a slot is free while there is a live waiter"));
         }
         let room = queue.len() <= self.bounds.max_waiters as usize;
@@ -99,6 +103,10 @@ impl Check<'_> {
     /// The calling client is alive.
     fn lives(&self, id: Id) -> bool {
         id.client == self.message.client || self.before.is_alive(id)
+    }
+
+    fn may_be_granted(&self, id: Id) -> bool {
+        id.client == self.message.client || self.before.is_reachable(id)
     }
 
     fn released(&self, id: Id) -> bool {

@@ -10,6 +10,8 @@ pub(super) struct Client {
     pub(super) unanswered: Option<Unanswered>,
     /// How long ago an exchange said that it has waiters.
     pub(super) last_seen: Steps,
+    /// Its wake-ups would be received. A crashed one may keep its connection, as when its machine lost power.
+    pub(super) connected: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,6 +67,7 @@ impl Default for Client {
             releases: Vec::new(),
             unanswered: None,
             last_seen: DEAD,
+            connected: true,
         }
     }
 }

@@ -79,6 +79,7 @@ impl State {
         *client = Client {
             crashed: true,
             last_seen: client.last_seen,
+            connected: client.connected,
             ..Client::default()
         };
         self.await_none(number);

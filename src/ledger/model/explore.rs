@@ -33,6 +33,7 @@ const THREE: Bounds = Bounds {
     copies: 1,
     releases: 1,
     crashes: 1,
+    disconnects: 0,
     not_after: 0,
     patience: 0,
     slow_answers: false,
@@ -72,6 +73,27 @@ fn two_clients_and_two_messages_without_copies() {
         ..THREE
     };
     assert!(explore(two) > 100_000);
+}
+
+/// Waiters without a connection are passed over, and keep their places.
+#[test]
+fn three_clients_of_whom_one_is_disconnected() {
+    let disconnected = Bounds {
+        copies: 0,
+        disconnects: 1,
+        ..THREE
+    };
+    assert!(explore(disconnected) > 100_000);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn three_clients_of_whom_two_are_disconnected() {
+    let disconnected = Bounds {
+        disconnects: 2,
+        ..THREE
+    };
+    explore(disconnected);
 }
 
 #[test]

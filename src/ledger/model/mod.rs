@@ -4,14 +4,14 @@
 //! exchange in flight at a time, a new name for each permit, and a list of names to release, each of which stays there
 //! until a release ran after the last moment at which its acquire could run. The network loses exchanges and replies,
 //! delivers late and in any order, and runs an exchange twice. Time passes in steps, at any moment. Clients leave, time
-//! out, and crash. Each exchange runs the product's own code in `machine/`.
+//! out, lose their connections, and crash. Each exchange runs the product's own code in `machine/`.
 //!
 //! | property | in every state |
 //! | --- | --- |
 //! | **G1** cap | no more leases run than the limit says |
 //! | **G2** holder knows | what a client believes to hold, the ledger holds for that long |
-//! | **G3** fair | no slot was given past a live waiter |
-//! | **G4** live | no exchange left a slot free while there was a live waiter, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
+//! | **G3** fair | no slot was given past a live waiter whose client has a connection |
+//! | **G4** live | no exchange left a slot free while there was such a waiter, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
 //! | **G5** no leak | if nothing goes wrong from here on, or if all crash, the ledger is empty in the end |
 //! | **G6** idempotent | the ledger has no name that its client does not know of |
 //!
@@ -70,6 +70,8 @@ struct Bounds {
     /// Names that a client has to release, beyond which it asks for no permit.
     releases: usize,
     crashes: usize,
+    /// Clients that are without a connection at once.
+    disconnects: usize,
     /// An exchange acquires nothing when it runs later than this after it was sent.
     not_after: Steps,
     /// How long a client waits for an answer.
@@ -108,6 +110,7 @@ enum Action {
     GivesUp(u8),
     Leaves(u8),
     Crashes(u8),
+    Disconnects(u8),
     Runs(usize),
     RunsAndStays(usize),
     IsLost(usize),
@@ -132,7 +135,12 @@ impl Model for Bounds {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         actions.push(Action::Passes);
         let crashed = state.clients.iter().filter(|client| client.crashed).count();
+        let connected = state.clients.iter().filter(|client| client.connected);
+        let may_disconnect = state.clients.len() - connected.count() < self.disconnects;
         for (number, client) in (0..).zip(&state.clients) {
+            if client.connected && may_disconnect {
+                actions.push(Action::Disconnects(number));
+            }
             if client.crashed {
                 continue;
             }
@@ -169,6 +177,7 @@ impl Model for Bounds {
             Action::GivesUp(client) => state.give_up(client),
             Action::Leaves(client) => state.client(client).leave(),
             Action::Crashes(client) => state.crash(client),
+            Action::Disconnects(client) => state.client(client).connected = false,
             Action::Runs(number) => {
                 let message = state.network.remove(number);
                 state.run(&message, self);
@@ -238,6 +247,10 @@ impl State {
 
     fn is_alive(&self, id: Id) -> bool {
         self.clients[usize::from(id.client)].last_seen <= ALIVE
+    }
+
+    fn is_reachable(&self, id: Id) -> bool {
+        self.is_alive(id) && self.clients[usize::from(id.client)].connected
     }
 
     fn holders_know(&self) -> bool {

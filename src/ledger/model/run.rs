@@ -13,9 +13,17 @@ impl State {
         let before = self.clone();
         let exchange = message.exchange(bounds);
         let mut call = Call::new(&exchange, NOW_MS * 1_000);
+        call.listens = true;
+        let absent = (0..)
+            .zip(&self.clients)
+            .filter(|(_, client)| !client.connected);
+        call.absent = absent.map(|(number, _)| replica(number)).collect();
         let mut ledger = self.ledger(&call);
         let reply = ledger.run(&mut call, &exchange.batches[0]);
         self.set_ledger(&ledger);
+        if message.awaited {
+            self.client(message.client).connected = true;
+        }
         if message.waits {
             self.client(message.client).last_seen = 0;
         }

@@ -26,7 +26,7 @@ local function take_slots(ask, asks)
   for i = 1, asks do
     local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]
     local standing = ledger.scores[id]
-    if not standing and ledger.waiting == 0 and ledger.in_use < ledger.limit then
+    if not standing and ledger.waiting == ledger.passed and ledger.in_use < ledger.limit then
       slots[#slots + 1] = { i = i, ledger = ledger, id = id }
     else
       standing = standing or want == WAIT and admit(ledger, id, true) or FULL
@@ -125,7 +125,7 @@ for index, ids in pairs(asked) do
   local ledger, scores = ledgers[index], {}
   if ledger then
     for i, score in ipairs(scores_of(ledger.key, unpack(ids))) do
-      scores[ids[i]] = score
+      scores[ids[i]] = score and math.floor(score)
     end
     ledger.scores, ledger.swept = scores, false
   end

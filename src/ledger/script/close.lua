@@ -6,7 +6,12 @@ local function close(ledger)
   local key, in_use, waiting, reuse, reply = ledger.key, ledger.in_use, ledger.waiting, ledger.reuse, ledger.reply
   -- `heartbeat`: matters to a queue only. One that ended long ago is removed when another comes, so that they cannot
   -- pile up.
-  if enter(ledger, waiting > 0 and ledger.waits and text_of(ALIVE + now_ms + alive_ms)) then
+  local heartbeat = nil
+  if waiting > 0 and ledger.waits > 0 then
+    local last_ms = now_ms + alive_ms
+    heartbeat = text_of(ALIVE + last_ms - (last_ms + (ledger.waits - 1) / 2) % 2)
+  end
+  if enter(ledger, heartbeat) then
     call('ZREMRANGEBYSCORE', key, ALIVE, ALIVE + now_ms - MAX_LEASE_MS - 1)
   elseif waiting == 0 and in_use == 0 then
     call('ZREMRANGEBYSCORE', key, ALIVE, '+inf')
@@ -35,7 +40,18 @@ local function close(ledger)
   end
   reply[1], reply[2] = in_use, waiting
   if waiting > 0 then
-    reply[3] = ledger.head or score_at(key, '0')
+    local head = ledger.head or score_at(key, '0')
+    if head % 1 ~= 0 then -- it was passed over
+      local MAX_PASSED = 1000
+      for i, score in ipairs(call('ZRANGE', key, '0', MAX_PASSED, 'WITHSCORES')) do
+        head = i % 2 == 0 and tonumber(score) or head
+        if head % 1 == 0 then
+          break
+        end
+      end
+      head = head % 1 == 0 and math.min(head, 0) or 0
+    end
+    reply[3] = head
     reply[4] = in_use == 0 and 0 or in_use == ledger.promoted and promoted_end_ms or score_at(key, waiting .. '')
   end
 end

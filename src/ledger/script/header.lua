@@ -7,9 +7,10 @@
 -- A ledger is a sorted set. Its scores lie in four bands:
 --
 --   band     scores           member        score
---   waiting  below 0          permit id     ticket, unique: lower goes first
+--   waiting  below 0          permit id     ticket, unique: lower goes first; a half more, once it was passed over
 --   holding  0 .. 2^51 - 1    permit id     deadline in ms
---   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which its waiters count as alive, in ms (a heartbeat)
+--   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which its waiters count as alive, in ms (a heartbeat);
+--                                           even, or odd if it subscribes to its wake-ups
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
 --
 -- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its number.
@@ -41,15 +42,15 @@
 --              for each ask       ASK_ARGS: index of its ledger in KEYS, what to do without a free slot, permit:
 --                                         refuse the claim (0), WAIT, or go on without it (IF_FREE)
 --
--- Options are a sum: 1 if the replica has waiters here; 2 if kept slots are to be recalled when a permit waits or is
--- refused, or 4 if the replica also asks for the right to keep some.
+-- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are to be
+-- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep some.
 --
 -- Reply
 -- =====
 --   1, 2     now_us, and 1 if there is more to sweep, else 0
 --   then     for each ledger      the text of its error; or how many slots are in use; or a list
---                                 LEDGER_REPLY: in use, waiting, ticket of the head (0: none),
---                                         nearest deadline in ms (0: no holders or no waiters)
+--                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
+--                                         (0: none), nearest deadline in ms (0: no holders or no waiters)
 --                                 a standing for each permit renewed, adopted and acquired
 --                                 the numbers of the replica's promoted waiters
 --   then     for each claim       the text of its error; or a list
@@ -65,8 +66,9 @@
 --
 -- Wake-ups
 -- ========
--- 'granted_us until_ms numbers key' is published to another replica whose waiters were promoted. Without numbers it
--- recalls the slots that the replica keeps.
+-- 'granted_us until_ms numbers key' is published to another replica whose waiters are promoted. Without numbers it
+-- recalls the slots that the replica keeps. If nobody receives it, though the replica subscribes to its wake-ups, the
+-- replica is not connected: its waiters are not promoted but passed over, and keep their places.
 --
 -- Speed
 -- =====

@@ -37,7 +37,7 @@ end
 local function is_alive(key, alive, owner)
   if owner ~= replica and alive[owner] == nil then
     local heartbeat = tonumber(call('ZSCORE', key, '@' .. owner))
-    alive[owner] = heartbeat ~= nil and heartbeat >= ALIVE + now_ms
+    alive[owner] = heartbeat ~= nil and heartbeat >= ALIVE + now_ms and heartbeat
   end
   return owner == replica or alive[owner]
 end
@@ -67,7 +67,7 @@ local function admit(ledger, id, waits)
   if stale then
     return STALE
   end
-  if waiting == 0 and ledger.in_use < ledger.limit then
+  if waiting == ledger.passed and ledger.in_use < ledger.limit then
     ledger.in_use = ledger.in_use + 1
     push(ledger.entering, lease_end_text, id)
     return lease_end_ms
@@ -110,7 +110,7 @@ local function admit(ledger, id, waits)
     ticket = FIRST_TICKET + now_us
     text = '-' .. text_of(-ticket)
     if waiting > 0 and call('ZCOUNT', ledger.key, text, '-1') > 0 then
-      ticket, text = score_at(ledger.key, waiting - 1 .. '') + 1, nil
+      ticket, text = math.floor(score_at(ledger.key, waiting - 1 .. '')) + 1, nil
     end
   end
   if waiting == 0 then

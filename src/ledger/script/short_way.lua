@@ -28,7 +28,7 @@ for i = 1, ledger_count do
     if size > 0 then
       lasting = call('ZCOUNT', key, '(' .. time[1] .. '999', LAST_DEADLINE)
     end
-    is_short = lasting == size and adopts + claim_count == 0 and options < 4
+    is_short = lasting == size and adopts + claim_count == 0 and options < 8
       and (acquires == 0 or not stale and lasting + acquires <= limit)
   end
   if is_short and lasting >= limit then -- `expire` would bring forward deadlines that are too late

@@ -32,6 +32,8 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         standing = -lease_end_ms
         push(list, text, ARGV[first + i - 1])
         in_use, waiting = in_use + 1, score and waiting - 1 or waiting
+      else
+        standing = math.floor(standing)
       end
       reply[LEDGER_REPLY + i] = standing
     end
@@ -67,53 +69,88 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   end
   replies[2] = (ended > expired or far > 0) and 1 or replies[2]
 
-  -- `promote`, from the head of the queue on.
-  local promoted, alive, promotions, window = {}, {}, 0, limit - in_use
-  local until_text = window > 0 and waiting > 0 and text_of(promoted_end_ms)
-  while in_use < limit and waiting > 0 do
-    window = math.min(window, waiting, budget)
+  -- `promote`, from the head of the queue on. A waiter whose replica does not receive the wake-up is passed over: it
+  -- keeps its place, and a later one gets the slot.
+  local MAX_PASSED = 1000
+  local own, promotions, passed, window = nil, 0, 0, limit - in_use
+  local alive, absent, until_text = {}, {}, window > 0 and waiting > 0 and text_of(promoted_end_ms)
+  while in_use < limit and passed < waiting and passed < MAX_PASSED do
+    window = math.min(window, waiting - passed, MAX_PASSED - passed, budget)
     if window == 0 then
       replies[2] = 1
       break
     end
-    local list, dead = {}, {}
-    for _, id in ipairs(call('ZRANGE', key, '0', string.format('%d', window - 1))) do
+    local first_rank, last_rank = passed == 0 and '0' or passed .. '', string.format('%d', passed + window - 1)
+    local granted, list, dead, skipped = {}, {}, {}, {}
+    for _, id in ipairs(call('ZRANGE', key, first_rank, last_rank)) do
       if in_use == limit then
         break
       end
-      budget, waiting = budget - 1, waiting - 1
       local owner = sub(id, 1, REPLICA_CHARS)
-      if is_alive(key, alive, owner) then
-        in_use, promotions = in_use + 1, promotions + 1
-        push(list, until_text, id)
-        local numbers = promoted[owner] or {}
-        numbers[#numbers + 1], promoted[owner] = sub(id, REPLICA_CHARS + 1), numbers
+      if absent[owner] then
+        skipped[#skipped + 1] = id
+      elseif is_alive(key, alive, owner) then
+        in_use, budget = in_use + 1, budget - 1
+        local theirs = granted[owner] or {}
+        theirs[#theirs + 1], granted[owner] = id, theirs
       else
-        dead[#dead + 1] = id
+        dead[#dead + 1], budget = id, budget - 1
+      end
+    end
+    for owner, theirs in pairs(granted) do
+      local numbers, receivers = {}, nil
+      for i, id in ipairs(theirs) do
+        numbers[i] = sub(id, REPLICA_CHARS + 1)
+      end
+      if owner == replica then
+        own = own or {}
+        for _, number in ipairs(numbers) do
+          own[#own + 1] = number
+        end
+      else
+        if not may_write then -- nothing may fail behind the message: see the short way
+          call('ZREM', key, '')
+          may_write = true
+        end
+        local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
+        -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
+        receivers = redis.pcall('PUBLISH', wake_channel .. owner, wake)
+      end
+      absent[owner] = receivers == 0 and alive[owner] % 2 == 1
+      for _, id in ipairs(theirs) do
+        if absent[owner] then
+          in_use, budget = in_use - 1, budget + 1
+          skipped[#skipped + 1] = id
+        else
+          promotions = promotions + 1
+          push(list, until_text, id)
+        end
       end
     end
     on_all('ZADD', key, list)
     on_all('ZREM', key, dead)
-    window = budget -- some were dead, so many may be
-  end
-  for owner, numbers in pairs(promoted) do
-    if owner ~= replica then
-      local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
-      -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
-      redis.pcall('PUBLISH', wake_channel .. owner, wake)
+    waiting = waiting - #list / 2 - #dead
+    if #skipped > 0 then
+      passed, list = passed + #skipped, {}
+      for i, ticket in ipairs(scores_of(key, unpack(skipped))) do
+        if ticket % 1 == 0 then
+          push(list, string.format('%.1f', ticket + 0.5), skipped[i])
+        end
+      end
+      on_all('ZADD', key, list)
     end
+    window = 8 * window -- some were dead or passed over, so many may be
   end
 
   -- `acquire`
-  ledger.in_use, ledger.waiting, ledger.promoted = in_use, waiting, promotions
+  ledger.in_use, ledger.waiting, ledger.promoted, ledger.passed = in_use, waiting, promotions, passed
   if acquires > 0 then
     first = first + extends
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + acquires - 1))) do
       local wait = sub(packed, waits + i - 1, waits + i - 1)
-      reply[#reply + 1] = score or admit(ledger, ARGV[first + i - 1], wait == '1')
+      reply[#reply + 1] = score and math.floor(score) or admit(ledger, ARGV[first + i - 1], wait == '1')
     end
   end
-  local own = promoted[replica]
   for i = 1, own and #own or 0 do
     reply[#reply + 1] = own[i]
   end
@@ -138,8 +175,8 @@ for i = 1, ledger_count do
   if not replies[i + 2] then
     local ledger = { -- with room for all
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
-      waits = options % 2 == 1, reuse = (options - options % 2) / 2,
-      in_use = counts[2 * i - 1], waiting = nil, promoted = nil, head = nil, ticket = nil,
+      waits = options % 4, reuse = (options - options % 4) / 4,
+      in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }
     local ok, result = pcall(run, ledger, counts[2 * i], arg + releases, renews, adopts, acquires, waits)

@@ -1,6 +1,6 @@
 //! A store in this process, for tests: all ledgers and rates, and what the script would do to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{
     Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
@@ -13,6 +13,16 @@ pub(crate) struct Ledgers {
     ledgers: BTreeMap<String, Ledger>,
     rates: BTreeMap<String, Tat>,
     budget: usize,
+    pub(crate) audience: Audience,
+}
+
+/// Who receives wake-ups.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Audience {
+    /// The caller of the next exchange subscribes.
+    pub(crate) listens: bool,
+    /// Replicas without a connection that subscribes.
+    pub(crate) absent: BTreeSet<ReplicaId>,
 }
 
 /// Everything that is stored, in the form that Redis would have.
@@ -44,6 +54,7 @@ impl Ledgers {
             ledgers: BTreeMap::new(),
             rates: BTreeMap::new(),
             budget,
+            audience: Audience::default(),
         }
     }
 
@@ -55,6 +66,8 @@ impl Ledgers {
         let batches = &exchange.batches;
         let mut call = Call::new(exchange, now_us);
         call.budget = self.budget;
+        call.listens = self.audience.listens;
+        call.absent.clone_from(&self.audience.absent);
         let begin = |batch: &Batch| self.ledger(batch).begin(&mut call, batch);
         let mut replies: Vec<BatchReply> = batches.iter().map(begin).collect();
         for refund in &exchange.refunds {

@@ -2,6 +2,7 @@
 //! test, and every reply, wake-up and sorted set must be the same.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -12,9 +13,9 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 use super::ledgers::Content;
 use crate::{
     ledger::{
-        Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, EXCHANGE_LUA,
-        Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply, Reuse,
-        SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want,
+        Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
+        EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
+        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -23,7 +24,8 @@ use crate::{
 const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const PROMOTE_MS: u64 = 5_000;
-pub(super) const ALIVE_MS: u64 = 6_500;
+/// Odd, as the heartbeats of replicas that listen are.
+pub(super) const ALIVE_MS: u64 = 6_501;
 /// How much longer than its state the key of a rate lives, in the script of these tests.
 pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
@@ -40,6 +42,10 @@ pub(super) struct Twins {
     pub(super) now_us: u64,
     pub(super) lease_ms: u64,
     pub(super) not_after_us: u64,
+    /// Replicas without a connection that subscribes: not from the next exchange on.
+    pub(super) absent: BTreeSet<u128>,
+    /// Replicas that do without wake-ups.
+    pub(super) polls: BTreeSet<u128>,
     /// [`Reply::more`] of the latest exchange.
     pub(super) more: bool,
     /// Replicas and promoted permits that the latest exchange sent wake-ups for.
@@ -48,9 +54,17 @@ pub(super) struct Twins {
     pub(super) recalled: Vec<u128>,
 }
 
-/// The order of wake-ups means something within one replica and ledger only.
+/// The order of wake-ups means something within one replica and ledger only, where one may be sent as several.
 fn in_order(mut wakes: Vec<(String, Wake)>) -> Vec<(String, Wake)> {
     wakes.sort_by(|(one, wake), (other, its)| (one, &wake.key).cmp(&(other, &its.key)));
+    wakes.dedup_by(|(later, wake), (earlier, before)| {
+        let is_more =
+            later == earlier && wake.key == before.key && wake.until_ms == before.until_ms;
+        if is_more {
+            before.seqs.append(&mut wake.seqs);
+        }
+        is_more
+    });
     wakes
 }
 
@@ -66,6 +80,8 @@ impl Twins {
             now_us: START_MS * 1_000,
             lease_ms: LEASE_MS,
             not_after_us: u64::MAX,
+            absent: BTreeSet::new(),
+            polls: BTreeSet::new(),
             more: false,
             woken: Vec::new(),
             recalled: Vec::new(),
@@ -76,6 +92,8 @@ impl Twins {
         self.machine.clear();
         self.script.server.cli(&["FLUSHALL"]);
         self.now_us = START_MS * 1_000;
+        self.absent.clear();
+        self.polls.clear();
     }
 
     pub(super) fn pass_ms(&mut self, ms: u64) {
@@ -122,8 +140,21 @@ impl Twins {
     }
 
     pub(super) fn exchange(&mut self, exchange: &Exchange) -> Reply {
+        self.machine.audience = Audience {
+            listens: !self.polls.contains(&exchange.replica.bits()),
+            absent: self
+                .absent
+                .iter()
+                .copied()
+                .map(ReplicaId::from_bits)
+                .collect(),
+        };
         let (reply, wakes) = self.machine.exchange(exchange, self.now_us);
-        let (of_script, pushed) = self.script.exchange(exchange, self.now_us);
+        let present = (A..=C).map(ReplicaId::from_bits);
+        let present = present.filter(|replica| !self.absent.contains(&replica.bits()));
+        self.script.set_present(present.collect());
+        let listens = !self.polls.contains(&exchange.replica.bits());
+        let (of_script, pushed) = self.script.exchange(exchange, listens, self.now_us);
         assert_eq!(
             of_script, reply,
             "script left, machine right, of {exchange:?}"
@@ -135,7 +166,9 @@ impl Twins {
             .collect();
         let recalls = wakes.iter().filter(|(_, wake)| wake.seqs.is_empty());
         self.recalled = recalls.map(|(replica, _)| replica.bits()).collect();
-        let by_name = wakes.into_iter().map(|(to, wake)| (to.text(), wake));
+        let received = wakes.into_iter();
+        let received = received.filter(|(to, _)| !self.absent.contains(&to.bits()));
+        let by_name = received.map(|(to, wake)| (to.text(), wake));
         assert_eq!(
             in_order(pushed),
             in_order(by_name.collect()),
@@ -154,6 +187,8 @@ impl Twins {
 pub(super) struct Script {
     pub(super) server: RedisServer,
     connection: redis::Connection,
+    /// Replicas whose channels are subscribed to.
+    present: BTreeSet<ReplicaId>,
     pushes: mpsc::Receiver<PushInfo>,
     digest: String,
 }
@@ -181,9 +216,6 @@ impl Script {
         let mut connection = client.get_connection().unwrap();
         let (sender, pushes) = mpsc::channel();
         connection.set_push_sender(sender);
-        connection
-            .psubscribe_resp3(format!("{WAKE_PREFIX}*"))
-            .unwrap();
         let digest = redis::cmd("SCRIPT")
             .arg("LOAD")
             .arg(&text)
@@ -192,19 +224,43 @@ impl Script {
         Self {
             server,
             connection,
+            present: BTreeSet::new(),
             pushes,
             digest,
         }
     }
 
-    fn exchange(&mut self, exchange: &Exchange, now_us: u64) -> (Reply, Vec<(String, Wake)>) {
-        let mut command = encode("EVALSHA", &self.digest, WAKE_PREFIX, None, exchange);
+    fn set_present(&mut self, present: BTreeSet<ReplicaId>) {
+        let channel = |replica: &ReplicaId| WAKE_PREFIX.to_owned() + &replica.text();
+        for replica in present.difference(&self.present) {
+            self.connection.subscribe_resp3(channel(replica)).unwrap();
+        }
+        for replica in self.present.difference(&present) {
+            self.connection.unsubscribe_resp3(channel(replica)).unwrap();
+        }
+        self.present = present;
+    }
+
+    fn exchange(
+        &mut self,
+        exchange: &Exchange,
+        listens: bool,
+        now_us: u64,
+    ) -> (Reply, Vec<(String, Wake)>) {
+        let mut command = encode(
+            "EVALSHA",
+            &self.digest,
+            WAKE_PREFIX,
+            None,
+            listens,
+            exchange,
+        );
         command.arg(now_us / 1_000_000).arg(now_us % 1_000_000);
         let value: Value = command.query(&mut self.connection).unwrap();
         // All pushes have arrived when this is answered.
         redis::cmd("PING").exec(&mut self.connection).unwrap();
         let wakes = self.pushes.try_iter().filter_map(|push| {
-            let [_, channel, payload] = &push.data[..] else {
+            let (PushKind::Message, [channel, payload]) = (&push.kind, &push.data[..]) else {
                 return None;
             };
             let text = |value: &Value| match value {
@@ -213,8 +269,7 @@ impl Script {
             };
             let channel = String::from_utf8(text(channel)).unwrap();
             let replica = channel.strip_prefix(WAKE_PREFIX).unwrap().to_owned();
-            (push.kind == PushKind::PMessage)
-                .then(|| (replica, decode_wake(&text(payload)).unwrap()))
+            Some((replica, decode_wake(&text(payload)).unwrap()))
         });
         let wakes = wakes.collect();
         (decode(exchange, value).unwrap(), wakes)
@@ -276,6 +331,8 @@ fn replace_once(text: &str, old: &str, new: &str) -> String {
 struct Step {
     pass_us: i64,
     replica: u128,
+    absent: BTreeSet<u128>,
+    polls: BTreeSet<u128>,
     lease_ms: u64,
     stale: bool,
     batches: Vec<Batch>,
@@ -316,9 +373,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let claims = prop::collection::vec(claim(), 0..4);
     let refunds = prop::collection::vec(0..6usize, 0..3);
     let stale = prop::bool::weighted(0.1);
-    let step = (pass_us, A..=C, lease_ms, stale, batches, claims, refunds);
+    let some = || subsequence(vec![A, B, C], 0..=3);
+    let absent = prop_oneof![2 => Just(Vec::new()), 1 => some()];
+    let polls = prop_oneof![4 => Just(Vec::new()), 1 => some()];
+    let who = (A..=C, absent, polls);
+    let step = (pass_us, who, lease_ms, stale, batches, claims, refunds);
     let step = step.prop_map(
-        |(pass_us, replica, lease_ms, stale, batches, claims, refunds)| {
+        |(pass_us, (replica, absent, polls), lease_ms, stale, batches, claims, refunds)| {
             let there = |ask: &ClaimAsk| ask.batch < batches.len();
             let claims = claims.into_iter().map(|claim: Claim| Claim {
                 asks: claim.asks.into_iter().filter(there).collect(),
@@ -327,6 +388,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             Step {
                 pass_us,
                 replica,
+                absent: absent.into_iter().collect(),
+                polls: polls.into_iter().collect(),
                 lease_ms,
                 stale,
                 claims: claims.collect(),
@@ -437,6 +500,7 @@ fn random_runs(twins: Twins) {
         for step in steps {
             twins.now_us = twins.now_us.saturating_add_signed(step.pass_us);
             twins.lease_ms = step.lease_ms;
+            (twins.absent, twins.polls) = (step.absent, step.polls);
             twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.stale));
             let nth_latest = |back: &usize| charged.iter().rev().nth(*back).cloned();
             let exchange = Exchange {

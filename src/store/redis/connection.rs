@@ -135,8 +135,21 @@ impl Connector {
         }
         if subscribes {
             connection.clone().subscribe(&self.known.channel).await?;
+            let is_counted = self.is_counted(&mut connection.clone()).await?;
+            state.is_counted.store(is_counted, Relaxed);
         }
         Ok(Link::new(connection, client, state))
+    }
+
+    /// Whether `PUBLISH` tells of this subscription. It may be forbidden, or a proxy may stand between.
+    async fn is_counted(&self, connection: &mut MultiplexedConnection) -> RedisResult<bool> {
+        let mut publish = cmd("PUBLISH");
+        publish.arg(&self.known.channel).arg("");
+        match publish.query_async::<u64>(connection).await {
+            Ok(receivers) => Ok(receivers > 0),
+            Err(error) if error.is_io_error() => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     /// A connection that passed the probe, or has no subscription.

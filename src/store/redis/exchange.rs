@@ -70,7 +70,7 @@ impl Exchanger {
                     continue;
                 }
                 Some(Redirect::Ask(node)) => {
-                    outcome = dialer.ask(node, &self.by_text(exchange)).await;
+                    outcome = dialer.ask(node, &self.by_text(&link, exchange)).await;
                     if redirect(&outcome).is_some() {
                         continue;
                     }
@@ -88,12 +88,13 @@ impl Exchanger {
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
         let mut connection = link.connection();
         let command = match link.is_first() {
-            true => self.by_text(exchange),
-            false => self.encode("EVALSHA", SCRIPT.get_hash(), exchange),
+            true => self.by_text(link, exchange),
+            false => self.encode(link, "EVALSHA", SCRIPT.get_hash(), exchange),
         };
         match command.query_async(&mut connection).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.by_text(exchange).query_async(&mut connection).await
+                let by_text = self.by_text(link, exchange);
+                by_text.query_async(&mut connection).await
             }
             outcome => outcome,
         }
@@ -114,16 +115,18 @@ impl Exchanger {
         reply
     }
 
-    fn by_text(&self, exchange: &Exchange) -> Cmd {
-        self.encode("EVAL", EXCHANGE_LUA, exchange)
+    fn by_text(&self, link: &Link, exchange: &Exchange) -> Cmd {
+        self.encode(link, "EVAL", EXCHANGE_LUA, exchange)
     }
 
-    fn encode(&self, command: &str, script: &str, exchange: &Exchange) -> Cmd {
+    fn encode(&self, link: &Link, command: &str, script: &str, exchange: &Exchange) -> Cmd {
         let Known {
             wake_prefix,
             idle_key,
             ..
         } = &*self.known;
-        encode(command, script, wake_prefix, idle_key.as_deref(), exchange)
+        let idle_key = idle_key.as_deref();
+        let listens = link.listens();
+        encode(command, script, wake_prefix, idle_key, listens, exchange)
     }
 }

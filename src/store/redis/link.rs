@@ -29,6 +29,8 @@ pub(super) struct Link {
 
 pub(super) struct LinkState {
     pub(super) is_subscribed: bool,
+    /// `PUBLISH` counts its subscription, so that a count of zero means that it has ended.
+    pub(super) is_counted: AtomicBool,
     /// The keeper knows of it, so its end is reported.
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
@@ -39,6 +41,7 @@ impl LinkState {
     pub(super) fn new(is_subscribed: bool) -> Self {
         Self {
             is_subscribed,
+            is_counted: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             script_was_sent: AtomicBool::new(false),
@@ -82,6 +85,11 @@ impl Link {
 
     pub(super) fn connection(&self) -> MultiplexedConnection {
         self.connection.clone()
+    }
+
+    /// Whether the server can tell that this connection has ended by what it counts.
+    pub(super) fn listens(&self) -> bool {
+        self.state.is_counted.load(Relaxed)
     }
 
     pub(super) fn client(&self) -> &Client {

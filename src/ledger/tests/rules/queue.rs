@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
-    Batch, MAX_LEASE_MS, Promotion, SWEEP_BUDGET, Seq, Standing,
+    Batch, BatchReply, MAX_LEASE_MS, Promotion, SWEEP_BUDGET, Seq, Standing,
     tests::twins::{A, ALIVE_MS, B, C, LEASE_MS, PROMOTE_MS, Twins},
 };
 
@@ -70,6 +70,108 @@ fn a_dead_head_is_evicted_when_a_slot_is_free() {
     twins.run(A, release(1, [1]));
     assert_eq!(twins.woken, [(C, 1)]);
     assert_eq!(twins.run(B, renew(1, [1])).renewed, [Standing::Absent]);
+}
+
+#[test]
+fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(2, [1, 2]));
+    let first = twins.run(B, acquire(2, [1])).acquired[0];
+    let second = twins.run(C, acquire(2, [1])).acquired[0];
+    let third = twins.run(C, acquire(2, [2])).acquired[0];
+    twins.absent.insert(B);
+    let reply = twins.run(A, release(2, [1]));
+    assert_eq!(twins.woken, [(C, 1)]);
+    assert_eq!((reply.in_use, reply.waiting), (2, 2));
+    // The first one that was never passed over: nobody behind this one can have been granted a slot.
+    let head = |reply: &BatchReply| reply.head.map(|ticket| Standing::Waiting { ticket });
+    assert_eq!(head(&reply), Some(third));
+    assert_ne!(head(&reply), Some(second));
+
+    // It comes back, to its place and ticket, and is next.
+    twins.absent.clear();
+    assert_eq!(twins.run(B, renew(2, [1])).renewed, [first]);
+    twins.run(A, release(2, [2]));
+    assert_eq!(twins.woken, [(B, 1)]);
+    assert_eq!(twins.run(B, renew(2, [1])).renewed, [twins.held()]);
+}
+
+#[test]
+fn a_caller_that_was_passed_over_is_granted_what_is_free() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(2, [1, 2]));
+    twins.run(B, acquire(2, [1, 2, 3]));
+    twins.absent.insert(B);
+    let reply = twins.run(A, release(2, [1]));
+    assert_eq!((reply.in_use, reply.waiting, reply.head), (1, 3, None));
+    assert_eq!(promoted(&twins.run(B, batch(2))), [1]);
+    let reply = twins.run(A, release(2, [2]));
+    assert_eq!((reply.in_use, reply.waiting), (1, 2));
+}
+
+#[test]
+fn a_newcomer_passes_waiters_without_a_connection_only() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(2, [1, 2]));
+    twins.run(B, acquire(2, [1]));
+    twins.absent.insert(B);
+    twins.run(A, release(2, [1]));
+    assert_eq!(twins.run(C, acquire_now(2, 1)).acquired, [twins.held()]);
+    let waiting = twins.run(C, acquire(2, [2])).acquired[0];
+    assert!(matches!(waiting, Standing::Waiting { .. }));
+    assert_eq!(twins.run(A, acquire_now(2, 3)).acquired, [Standing::Full]);
+    twins.run(A, release(2, [2]));
+    assert_eq!(twins.woken, [(C, 2)]);
+}
+
+#[test]
+fn a_waiter_without_a_connection_is_evicted_in_time() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, [1]));
+    twins.absent.insert(B);
+    twins.run(A, release(1, [1]));
+    twins.run(C, acquire(1, [1]));
+    twins.pass_ms(ALIVE_MS + 1);
+    let reply = twins.run(C, release(1, [1]));
+    assert_eq!((reply.in_use, reply.waiting), (0, 0));
+    assert_eq!(twins.run(B, renew(1, [1])).renewed, [Standing::Absent]);
+}
+
+/// Replicas that do without wake-ups receive none, and poll.
+#[test]
+fn a_replica_that_polls_is_not_passed_over() {
+    let mut twins = Twins::start();
+    twins.polls.insert(B);
+    twins.absent.insert(B);
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, [1]));
+    twins.run(C, acquire(1, [1]));
+    twins.run(A, release(1, [1]));
+    assert_eq!(twins.run(B, renew(1, [1])).renewed, [twins.held()]);
+}
+
+/// The next exchange would do no better, so it is not asked for.
+#[test]
+fn a_thousand_waiters_without_a_connection_end_the_search() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(2, [1, 2]));
+    let many = |limit, seqs| Batch {
+        max_waiters: 2_000,
+        ..acquire(limit, seqs)
+    };
+    for first in [1, 501] {
+        let seqs: Vec<Seq> = (first..first + 500).collect();
+        twins.run(B, many(2, seqs));
+    }
+    twins.run(C, many(2, vec![1]));
+    twins.absent.insert(B);
+    let reply = twins.run(A, release(2, [1]));
+    assert_eq!((reply.in_use, reply.waiting, twins.more), (1, 1_001, false));
+    let reply = twins.run(B, release(2, [1]));
+    assert_eq!((promoted(&reply), reply.waiting), (vec![2], 999));
+    twins.run(A, release(2, [2]));
+    assert_eq!(twins.woken, [(C, 1)]);
 }
 
 #[test]

@@ -11,12 +11,13 @@ use crate::ledger::{
 };
 
 /// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
-/// `idle_key` is named if the exchange names no other.
+/// `idle_key` is named if the exchange names no other. `listens`: the connection subscribes to wake-ups.
 pub(crate) fn encode(
     command: &str,
     script: &str,
     wake_prefix: &str,
     idle_key: Option<&str>,
+    listens: bool,
     exchange: &Exchange,
 ) -> Cmd {
     let permits = exchange.batches.iter().map(permits).sum::<usize>();
@@ -36,7 +37,7 @@ pub(crate) fn encode(
     }
     cmd.arg(&rates.keys);
     let replica = exchange.replica.text();
-    cmd.arg(packed(&replica, wake_prefix, exchange));
+    cmd.arg(packed(&replica, wake_prefix, listens, exchange));
     for batch in &exchange.batches {
         encode_permits(&mut cmd, &replica, batch);
     }
@@ -58,7 +59,7 @@ fn claim_args(claim: &Claim) -> usize {
 }
 
 /// The first argument: a record of the exchange and one of each batch, and what is not a number.
-fn packed(replica: &str, wake_prefix: &str, exchange: &Exchange) -> Vec<u8> {
+fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) -> Vec<u8> {
     let acquires = exchange.batches.iter().map(|batch| batch.acquire.len());
     let records = size_of::<[f64; RECORD]>() * (1 + exchange.batches.len());
     let size = records + acquires.sum::<usize>() + wake_prefix.len() + replica.len();
@@ -81,7 +82,7 @@ fn packed(replica: &str, wake_prefix: &str, exchange: &Exchange) -> Vec<u8> {
             [
                 batch.limit.into(),
                 batch.max_waiters.into(),
-                options(batch),
+                options(batch, listens),
                 batch.release.len() as u64,
                 batch.renew.len() as u64,
                 batch.adopt.len() as u64,
@@ -101,14 +102,15 @@ fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
     }
 }
 
-/// Whether the replica waits, and what it wants of reuse.
-fn options(batch: &Batch) -> u64 {
+/// Whether the replica waits, and listens to its wake-ups, and what it wants of reuse.
+fn options(batch: &Batch, listens: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
-        Reuse::Others => 2,
-        Reuse::Keep => 4,
+        Reuse::Others => 4,
+        Reuse::Keep => 8,
     };
-    u64::from(batch.waits) + reuse
+    let listens = batch.waits && listens;
+    u64::from(batch.waits) + 2 * u64::from(listens) + reuse
 }
 
 /// The keys of rates in an exchange, and their indexes among its keys, from 1 on as in Lua.
