@@ -185,7 +185,7 @@ impl Core {
         self.bounded.forget(lease.seq());
         lease.return_at(now);
         if let Some(member) = self.queues.get_mut(lease.queue) {
-            member.queue.release_unused(&mut self.ctx, lease.seq());
+            member.queue.give_up_unused(&mut self.ctx, lease.seq());
             self.settle(lease.queue);
             self.advance_moved();
         }
