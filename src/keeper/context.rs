@@ -4,11 +4,14 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::effects::{Effect, Effects, Inquiry, Report, StoredWaker};
+use super::{
+    demand::ClaimId,
+    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
-    leases::Lease,
+    leases::{KeeperId, Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq},
     part::Part,
     telemetry::{History, LimitMeter, Measure},
@@ -70,11 +73,11 @@ pub(super) struct Context {
     pub(super) effects: Effects,
     pub(super) counts: Counts,
     /// Claims of which a leg has changed since they were last advanced.
-    pub(super) moved: BTreeSet<u64>,
+    pub(super) moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
-    pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    pub(super) expiries: BTreeSet<(Instant, QueueId, Seq)>,
     /// When to renew permits that are no longer [young](super::queue::Queue::list).
-    pub(super) renewals: BTreeSet<(Instant, usize, Seq)>,
+    pub(super) renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
     pub(super) local: Exchange,
     epoch: Instant,
@@ -143,10 +146,10 @@ impl Context {
         self.last_seq
     }
 
-    /// A new lease, for a queue with this index.
+    /// A new lease, for an entry of this queue.
     pub(super) fn new_lease(
         &mut self,
-        queue: usize,
+        queue: QueueId,
         pool: Option<Arc<crate::leases::Pool>>,
     ) -> Arc<Lease> {
         let seq = self.next_seq();
@@ -160,8 +163,8 @@ impl Context {
     }
 
     /// The number of this keeper among those of its limiter.
-    pub(super) fn keeper(&self) -> usize {
-        self.settings.part.map_or(0, Part::number)
+    pub(super) fn keeper(&self) -> KeeperId {
+        KeeperId(self.settings.part.map_or(0, Part::number))
     }
 
     /// This process's own clock, for rates without a store.

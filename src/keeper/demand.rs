@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
-    leases::{Lease, Leases},
-    ledger::{Charge, Rate, Tat},
+    leases::{KeeperId, Lease, Leases},
+    ledger::{Charge, Rate, Seq, Tat},
     limit::Limit,
     status::Quota,
 };
@@ -50,13 +50,16 @@ pub(crate) enum Ticket {
     /// For one slot.
     Slot(Arc<Lease>),
     /// For several slots, or a charge at a rate.
-    Claim(u64),
+    Claim(ClaimId),
 }
+
+/// The number of a claim, in the order in which they and single requests came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClaimId(pub Seq);
 
 /// The charge of a claim at one rate.
 pub(super) struct Fee {
-    /// The number of its keeper.
-    pub(super) keeper: usize,
+    pub(super) keeper: KeeperId,
     /// The limit's number.
     pub(super) limit: usize,
     pub(super) key: Key,

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
-    leases::{Lease, Leases, Pool, Tenure},
+    leases::{Lease, Leases, Pool, QueueId, Tenure},
     limit::{Limit, MAX_WAIT},
     part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
@@ -78,7 +78,7 @@ impl Keepers {
     fn each_of(&self, leases: &Leases, visit: impl Fn(&Arc<Keeper>, &[Arc<Lease>])) {
         let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
         for leases in leases.all().chunk_by(of_one) {
-            visit(&self.all[leases[0].keeper], leases);
+            visit(&self.all[leases[0].keeper.0], leases);
         }
     }
 
@@ -121,7 +121,7 @@ impl Keepers {
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| self.all[fee.keeper].with(|core, now| core.refund_at(fee, now)))
+        fees.filter_map(|fee| self.all[fee.keeper.0].with(|core, now| core.refund_at(fee, now)))
             .collect()
     }
 
@@ -279,8 +279,7 @@ impl Drop for Keepers {
 /// The pool of one key, for a semaphore that is bound to it. The queue stays for as long as this does.
 pub(crate) struct BoundPool {
     keeper: Arc<Keeper>,
-    /// The index of its queue there.
-    queue: usize,
+    queue: QueueId,
     pool: Arc<Pool>,
 }
 

@@ -49,14 +49,14 @@ use self::{
 };
 use super::{
     context::{Availability, Context, Settings, earliest},
-    demand::Fee,
+    demand::{ClaimId, Fee},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{Lease, StoreClock},
+    leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
 };
@@ -77,23 +77,23 @@ pub(crate) struct Core {
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
     by_key: Vec<Index>,
-    by_ledger: HashMap<Arc<str>, usize>,
+    by_ledger: HashMap<Arc<str>, QueueId>,
     /// Queues of ledgers in this process that were idle lately, and may be again.
-    cached: VecDeque<usize>,
+    cached: VecDeque<QueueId>,
     /// Queues with work, in the order in which they got it.
-    ready: VecDeque<usize>,
-    due: BTreeSet<(Instant, usize)>,
+    ready: VecDeque<QueueId>,
+    due: BTreeSet<(Instant, QueueId)>,
     in_flight: Vec<Sent>,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
-    claims: BTreeMap<u64, Claim>,
+    claims: BTreeMap<ClaimId, Claim>,
     /// Claims to be sent.
-    asking: BTreeSet<u64>,
+    asking: BTreeSet<ClaimId>,
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
-    held_back: BTreeSet<u64>,
+    held_back: BTreeSet<ClaimId>,
     /// Claims that a rate lets go on then, and its number.
-    sleepers: BTreeMap<(Instant, u64), usize>,
+    sleepers: BTreeMap<(Instant, ClaimId), usize>,
     refunds: Vec<Refund>,
     rates: Rates,
     bounded: Bounded,
@@ -153,8 +153,8 @@ struct Sent {
     exchange: Arc<Exchange>,
     /// One for each batch.
     notes: Vec<Note>,
-    /// The keeper's name of each claim; 0 for a request for a single slot.
-    claims: Vec<u64>,
+    /// The number of each claim; `None` for a request for a single slot.
+    claims: Vec<Option<ClaimId>>,
 }
 
 /// The rates of this process, for when there is no store, or it is down.
@@ -279,7 +279,7 @@ impl Core {
 
     /// Whether a request waits for an answer, or a shutdown for its end.
     pub(super) fn has_requests(&self) -> bool {
-        let inquires = |index: &usize| self.queues[*index].queue.has_inquiries();
+        let inquires = |index: &QueueId| self.queues[index.0].queue.has_inquiries();
         self.ctx.counts.waiting > 0
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
@@ -310,7 +310,7 @@ impl Core {
     }
 
     /// The queue of a key, made if need be. It goes when it is idle.
-    fn queue(&mut self, limit: usize, key: &Key) -> usize {
+    fn queue(&mut self, limit: usize, key: &Key) -> QueueId {
         if let Some(index) = self.by_key[limit].get(key) {
             return index;
         }
@@ -319,7 +319,7 @@ impl Core {
             true => self.ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
-        let index = self.queues.vacant_key();
+        let index = QueueId(self.queues.vacant_key());
         self.by_key[limit].insert(key.clone(), index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger.clone(), index);
@@ -331,12 +331,13 @@ impl Core {
             ready: false,
             due: None,
             cached: false,
-        }))
+        }));
+        index
     }
 
     /// After every change of a queue: lists it where it will be found, or drops it.
-    fn settle(&mut self, index: usize) {
-        let member = &mut self.queues[index];
+    fn settle(&mut self, index: QueueId) {
+        let member = &mut self.queues[index.0];
         member.queue.follow_local_right(&mut self.ctx);
         if !member.ready && member.queue.has_work() {
             member.ready = true;
@@ -358,11 +359,11 @@ impl Core {
 
     /// A queue of a ledger in this process is kept for a while: its key is likely to come again, and to make it anew
     /// costs more than all that is done with it.
-    fn cache_or_drop(&mut self, index: usize) {
+    fn cache_or_drop(&mut self, index: QueueId) {
         if self.ctx.shared || self.orphaned {
             return self.drop_queue(index);
         }
-        if !std::mem::replace(&mut self.queues[index].cached, true) {
+        if !std::mem::replace(&mut self.queues[index.0].cached, true) {
             self.cached.push_back(index);
         }
         while self.cached.len() > MAX_CACHED {
@@ -373,7 +374,7 @@ impl Core {
     /// One that is in use leaves the list only, and comes back when it is idle again.
     fn drop_oldest_cached(&mut self) {
         if let Some(index) = self.cached.pop_front() {
-            let member = &mut self.queues[index];
+            let member = &mut self.queues[index.0];
             member.cached = false;
             if !member.ready && member.queue.is_idle() {
                 self.drop_queue(index);
@@ -381,19 +382,23 @@ impl Core {
         }
     }
 
-    fn drop_queue(&mut self, index: usize) {
-        self.queues[index].queue.recall(&mut self.ctx);
-        let queue = self.queues.remove(index).queue;
+    fn drop_queue(&mut self, index: QueueId) {
+        self.queues[index.0].queue.recall(&mut self.ctx);
+        let queue = self.queues.remove(index.0).queue;
         self.by_key[queue.number()].remove(queue.key());
         self.by_ledger.remove(queue.ledger());
         leave_room(&mut self.by_ledger);
     }
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
-        let indices: Vec<usize> = self.queues.iter().map(|(index, _)| index).collect();
+        let indices: Vec<QueueId> = self
+            .queues
+            .iter()
+            .map(|(index, _)| QueueId(index))
+            .collect();
         for index in indices {
             // It may have been dropped for another one.
-            if let Some(member) = self.queues.get_mut(index) {
+            if let Some(member) = self.queues.get_mut(index.0) {
                 change(&mut member.queue, &mut self.ctx);
                 self.settle(index);
             }

@@ -9,7 +9,11 @@ use super::{
     permit::{Entry, Hold, Holder, InStore, State},
 };
 use crate::{
-    keeper::context::{Availability, Context, Counts},
+    keeper::{
+        context::{Availability, Context, Counts},
+        demand::ClaimId,
+    },
+    leases::QueueId,
     ledger::Seq,
 };
 
@@ -20,9 +24,9 @@ pub(in crate::keeper) struct Books {
     pub(in crate::keeper) entering: BTreeSet<Seq>,
     pub(in crate::keeper) renewing: BTreeSet<Seq>,
     /// The claim of each leg.
-    pub(in crate::keeper) owners: HashMap<Seq, u64>,
+    pub(in crate::keeper) owners: HashMap<Seq, ClaimId>,
     pub(in crate::keeper) counts: Counts,
-    pub(in crate::keeper) expiries: BTreeSet<(Instant, usize, Seq)>,
+    pub(in crate::keeper) expiries: BTreeSet<(Instant, QueueId, Seq)>,
     pub(in crate::keeper) renewals: usize,
 }
 
@@ -43,7 +47,7 @@ impl Queue {
         books: &mut Books,
         in_flight: u16,
     ) -> Result<(), String> {
-        let at = format!("queue {} ({})", self.index, self.limit.name());
+        let at = format!("queue {} ({})", self.id.0, self.limit.name());
         hold!(
             self.in_flight == in_flight,
             "{at}: {} in flight, not {in_flight}",
@@ -90,7 +94,7 @@ impl Queue {
         let outbox = self.outbox.as_deref().unwrap_or(&none);
         let up = ctx.availability == Availability::Up;
         hold!(entry.lease.seq() == seq, "its lease has another name");
-        hold!(entry.lease.queue == self.index, "in the wrong queue");
+        hold!(entry.lease.queue == self.id, "in the wrong queue");
         let (state, claim) = (*entry.state(), entry.claim());
         let InStore {
             present,
@@ -108,7 +112,7 @@ impl Queue {
             State::Refused(_) | State::Passed(_) | State::Parked | State::Leaving => {}
         }
         if matches!(state, State::Waiting { .. } | State::WaitingHere) {
-            books.expiries.insert((entry.wait_until(), self.index, seq));
+            books.expiries.insert((entry.wait_until(), self.id, seq));
         }
         hold!(
             entering == books.entering.contains(&seq),
@@ -117,7 +121,7 @@ impl Queue {
         let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
         hold!(!renewing || asked, "renewing, and nobody asks");
         if let (Some(claim), false) = (claim, matches!(state, State::Leaving)) {
-            hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim}");
+            hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim:?}");
         }
         match state {
             State::Listed { .. } => {
@@ -148,7 +152,7 @@ impl Queue {
                 hold!(!is_taken || claim.is_none(), "taken, and a leg");
                 if let Some(at) = look_at {
                     let young = seq >= self.young_from;
-                    let listed = ctx.renewals.contains(&(at, self.index, seq));
+                    let listed = ctx.renewals.contains(&(at, self.id, seq));
                     books.renewals += usize::from(listed && !young);
                     let timed = young && self.young_at.is_some_and(|young| young <= at);
                     hold!(listed || timed || entering, "nobody renews it at {at:?}");
@@ -252,7 +256,7 @@ impl Queue {
     }
 
     /// The claim of a leg that is wanted.
-    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<u64> {
+    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<ClaimId> {
         let entry = self.entries.get(&seq)?;
         let is_wanted = !matches!(entry.state(), State::Leaving);
         entry.claim().filter(|_| is_wanted)

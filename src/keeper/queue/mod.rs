@@ -53,7 +53,7 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::Pool,
+    leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
     limit::{Limit, MAX_WAIT, OnUnavailable},
     small_map::SmallMap,
@@ -65,7 +65,7 @@ pub(super) use self::permit::FORGET_AFTER;
 use self::permit::{Entry, State};
 
 pub(super) struct Queue {
-    index: usize,
+    id: QueueId,
     /// The number of its limit.
     number: usize,
     key: Key,
@@ -168,8 +168,7 @@ pub(super) struct Release {
 
 /// The memory of a batch until its answer.
 pub(super) struct Note {
-    /// The index of the queue.
-    pub(super) queue: usize,
+    pub(super) queue: QueueId,
     /// The ledger cannot be used.
     pub(super) failed: bool,
     releases: Vec<Release>,
@@ -180,7 +179,7 @@ pub(super) struct Note {
 
 impl Queue {
     pub(super) fn new(
-        index: usize,
+        id: QueueId,
         (number, key): (usize, Key),
         ledger: Arc<str>,
         limit: Arc<Limit>,
@@ -191,7 +190,7 @@ impl Queue {
             sent: ctx.now,
         };
         Self {
-            index,
+            id,
             number,
             key,
             ledger,

@@ -100,7 +100,7 @@ impl Queue {
             ..Batch::default()
         };
         let mut note = Note {
-            queue: self.index,
+            queue: self.id,
             failed: false,
             releases: Vec::new(),
             inquiries: Vec::new(),

@@ -24,6 +24,7 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Context, earliest},
+        demand::ClaimId,
         effects::StoredWaker,
     },
     leases::Lease,
@@ -124,7 +125,7 @@ pub(super) struct InStore {
 /// What makes an entry a leg of a claim.
 #[derive(Clone, Copy)]
 struct Leg {
-    claim: u64,
+    claim: ClaimId,
     /// Its limit is in shadow mode: a refusal lets it pass.
     shadow: bool,
     /// It has had its turn, so its time to wait runs.
@@ -153,7 +154,7 @@ impl Entry {
     }
 
     /// The claim that it is a leg of.
-    pub(super) fn claim(&self) -> Option<u64> {
+    pub(super) fn claim(&self) -> Option<ClaimId> {
         self.leg.map(|leg| leg.claim)
     }
 
@@ -243,9 +244,9 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
-        claim: Option<(u64, bool)>,
+        claim: Option<(ClaimId, bool)>,
     ) -> Arc<Lease> {
-        let lease = ctx.new_lease(self.index, self.pool.clone());
+        let lease = ctx.new_lease(self.id, self.pool.clone());
         let leg = claim.map(|(claim, shadow)| Leg {
             claim,
             shadow,
@@ -270,10 +271,10 @@ impl Queue {
             State::Waiting { ticket, .. } => {
                 let waiters = self.waiters.get_or_insert_default();
                 waiters.by_ticket.insert((ticket, seq));
-                ctx.expiries.insert((entry.wait_until(), self.index, seq));
+                ctx.expiries.insert((entry.wait_until(), self.id, seq));
             }
             State::WaitingHere => {
-                ctx.expiries.insert((entry.wait_until(), self.index, seq));
+                ctx.expiries.insert((entry.wait_until(), self.id, seq));
             }
             // Its slot is there: only the store's word is missing, and that has its own time limit.
             State::Listed { .. } | State::Sent { .. } | State::Checking { .. } => {}
@@ -371,7 +372,7 @@ impl Queue {
     /// rest of a short life.
     fn list(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
         if seq < self.young_from {
-            ctx.renewals.insert((at, self.index, seq));
+            ctx.renewals.insert((at, self.id, seq));
         } else {
             self.young_at = earliest(self.young_at, Some(at));
         }
@@ -383,7 +384,7 @@ impl Queue {
             if let State::Held(hold) = entry.state
                 && let Some(at) = hold.look_at
             {
-                ctx.renewals.insert((at, self.index, *seq));
+                ctx.renewals.insert((at, self.id, *seq));
             }
         }
         self.young_from = ctx.seq_bound();
@@ -398,7 +399,7 @@ impl Queue {
             if seq < self.young_from
                 && let Some(old) = old
             {
-                ctx.renewals.remove(&(old, self.index, seq));
+                ctx.renewals.remove(&(old, self.id, seq));
             }
             self.list(ctx, seq, at);
         }

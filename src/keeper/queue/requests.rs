@@ -10,7 +10,7 @@ use crate::{
     error::AcquireError,
     keeper::{
         context::{Availability, Context},
-        demand::{Notes, Taken},
+        demand::{ClaimId, Notes, Taken},
         effects::{Effect, Inquiry},
     },
     leases::{Lease, Leases, Tenure},
@@ -35,7 +35,7 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
-        claim: u64,
+        claim: ClaimId,
         shadow: bool,
     ) -> Arc<Lease> {
         self.enter(ctx, wait, Some((claim, shadow)))

@@ -136,7 +136,7 @@ impl World {
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
         match asked.expect("open") {
             Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Claim(id) => panic!("{id:?} is a claim"),
         }
     }
 

@@ -23,7 +23,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             .expect("open")
         {
             Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Claim(id) => panic!("{id:?} is a claim"),
         }
     };
     let leases: Vec<_> = (0..keys).map(&mut submit).collect();
