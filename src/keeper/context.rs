@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    demand::ClaimId,
+    demand::{ClaimId, LimitId},
     effects::{Effect, Effects, Inquiry, Report, StoredWaker},
 };
 use crate::{
@@ -131,14 +131,14 @@ impl Context {
     }
 
     /// Makes a limit known; returns its number.
-    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> usize {
+    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> LimitId {
         self.meters.push(meter);
         self.holds.push(None);
-        self.meters.len() - 1
+        LimitId(self.meters.len() - 1)
     }
 
-    pub(super) fn meter(&self, limit: usize) -> &Arc<LimitMeter> {
-        &self.meters[limit]
+    pub(super) fn meter(&self, limit: LimitId) -> &Arc<LimitMeter> {
+        &self.meters[limit.0]
     }
 
     pub(super) fn next_seq(&mut self) -> Seq {
@@ -203,36 +203,36 @@ impl Context {
 impl Context {
     /// Measured once the lock is free.
     #[inline]
-    pub(super) fn measure(&mut self, limit: usize, measure: Measure) {
+    pub(super) fn measure(&mut self, limit: LimitId, measure: Measure) {
         if cfg!(feature = "metrics") {
-            let meter = self.meters[limit].clone();
+            let meter = self.meters[limit.0].clone();
             self.effects.push(Effect::Measure(meter, measure));
         }
     }
 
     /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it: then
     /// [`Core::note_admissions`](super::core::Core::note_admissions) counts it.
-    pub(super) fn note_admission(&mut self, limit: usize, waited: Duration) {
+    pub(super) fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         if self.settings.part.is_none() {
             self.measure(limit, Measure::Admitted(waited));
         }
     }
 
     /// Counts a request that goes on although this limit would have refused it.
-    pub(super) fn note_pass(&mut self, limit: usize, kind: AcquireErrorKind) {
+    pub(super) fn note_pass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
     /// Learns how long slots of a limit are held: the recent ones count more.
-    pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration) {
         self.measure(limit, Measure::Hold(held));
-        let (mean, held) = (&mut self.holds[limit], held.as_secs_f64());
+        let (mean, held) = (&mut self.holds[limit.0], held.as_secs_f64());
         *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
     }
 
     /// How many seconds slots of a limit are held lately.
-    pub(super) fn mean_hold(&self, limit: usize) -> Option<f64> {
-        self.holds[limit]
+    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<f64> {
+        self.holds[limit.0]
     }
 
     /// Writes an event of the history, if there is a subscriber for it.

@@ -13,11 +13,14 @@ use crate::{
     status::Quota,
 };
 
+/// The number of a limit in its limiter: all keepers of the limiter know it by the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LimitId(pub usize);
+
 /// The demand on one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Leg {
-    /// The limit's number.
-    pub(crate) limit: usize,
+    pub(crate) limit: LimitId,
     pub(crate) key: Key,
     pub(crate) wait: Duration,
     /// The limit's value for this key, if it has one of its own.
@@ -35,11 +38,10 @@ pub(crate) enum Demand {
 }
 
 impl Demand {
-    /// The number of its first limit.
-    pub(super) fn first_limit(&self) -> usize {
+    pub(super) fn first_limit(&self) -> LimitId {
         match self {
             Self::One(leg) => leg.limit,
-            Self::All(legs) => legs.first().map_or(0, |leg| leg.limit),
+            Self::All(legs) => legs.first().map_or(LimitId(0), |leg| leg.limit),
         }
     }
 }
@@ -60,8 +62,7 @@ pub(crate) struct ClaimId(pub Seq);
 /// The charge of a claim at one rate.
 pub(super) struct Fee {
     pub(super) keeper: KeeperId,
-    /// The limit's number.
-    pub(super) limit: usize,
+    pub(super) limit: LimitId,
     pub(super) key: Key,
     /// The limit's value for the key.
     pub(super) max: u32,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     core::{Bounds, Core},
-    demand::{Leg, Taken},
+    demand::{Leg, LimitId, Taken},
     effects::Inquiry,
     lock::{Afterwards, Keeper},
 };
@@ -63,7 +63,7 @@ impl Keepers {
         &self.all[part.number()]
     }
 
-    fn of_key(&self, limit: usize, key: &Key) -> &Arc<Keeper> {
+    fn of_key(&self, limit: LimitId, key: &Key) -> &Arc<Keeper> {
         match self.only() {
             Some(keeper) => keeper,
             None => self.of(self.first().lock().core.part_of(limit, key)),
@@ -143,7 +143,7 @@ impl Keepers {
     }
 
     /// Checks a limit and makes it known under its name; returns its number.
-    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
+    pub(crate) fn register(&self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = self.meter_for(limit);
         self.change_all(|keeper| keeper.lock().core.register(limit, &meter))
     }
@@ -183,7 +183,7 @@ impl Keepers {
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
     }
 
-    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
+    pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
         self.first().lock().core.meter(limit)
     }
 
@@ -212,7 +212,7 @@ impl Keepers {
         all
     }
 
-    pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
+    pub(crate) async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
         let keeper = self.of_key(limit, &key);
         let (inquiry, answer) = Inquiry::new();
         keeper.with(|core, now| core.inquire(limit, &key, inquiry, now));
@@ -285,7 +285,7 @@ pub(crate) struct BoundPool {
 
 impl Keepers {
     /// The pool of a key, if its limit reuses slots.
-    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
+    pub(crate) fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
         let keeper = self.of_key(limit, key).clone();
         let (queue, pool) = keeper.with(|core, now| core.bind(limit, key, now))?;
         Some(Arc::new(BoundPool {
@@ -344,7 +344,7 @@ impl Keepers {
             .with(|core, _| core.note_admissions(legs, taken));
     }
 
-    pub(super) fn is_rate(&self, limit: usize) -> bool {
+    pub(super) fn is_rate(&self, limit: LimitId) -> bool {
         self.first().lock().core.is_rate(limit)
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     },
     leases::{Lease, Pool, QueueId},
     ledger::{PermitId, ReplicaId, Seq},
+    store::in_flight::ExchangeId,
 };
 
 /// A claim that waits for a slot.
@@ -79,7 +80,7 @@ impl Core {
             let queue = &mut member.queue;
             let at = format!("queue {} ({})", index.0, queue.limit().name());
             hold!(
-                self.by_key[queue.number()].get(queue.key()) == Some(index),
+                self.by_key[queue.number().0].get(queue.key()) == Some(index),
                 "{at}: lost its key"
             );
             if shared {
@@ -236,8 +237,8 @@ impl Core {
     }
 
     /// The numbers of the exchanges in flight.
-    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<u64> {
-        self.in_flight.iter().map(|sent| sent.number).collect()
+    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<ExchangeId> {
+        self.in_flight.iter().map(|sent| sent.id).collect()
     }
 
     pub(in crate::keeper) fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {

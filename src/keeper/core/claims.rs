@@ -15,7 +15,7 @@ use super::{Claim, ClaimStage, Core, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{ClaimId, Fee, Leg, Notes, Paid, Taken},
+        demand::{ClaimId, Fee, Leg, LimitId, Notes, Paid, Taken},
         queue::LegState,
     },
     leases::{Lease, Leases, QueueId},
@@ -44,7 +44,7 @@ impl Core {
         let id = ClaimId(self.ctx.next_seq());
         let (mut ordered, mut fees) = (Vec::new(), Vec::new());
         for leg in legs {
-            let limit = self.limits[leg.limit].clone();
+            let limit = self.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
                 Mode::Off => continue,
                 mode => mode == Mode::Shadow,
@@ -343,7 +343,7 @@ impl Core {
         let first = first.map(|lease| self.queues[lease.queue.0].queue.number());
         let limit = first
             .or(claim.fees.first().map(|fee| fee.limit))
-            .unwrap_or(0);
+            .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         AcquireError {
             waited,
@@ -410,7 +410,7 @@ impl Core {
         if let Some(claim) = self.claims.get_mut(&id) {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
-            claim.passed.push((self.limits[fee.limit].clone(), kind));
+            claim.passed.push((self.limits[fee.limit.0].clone(), kind));
             self.ctx.note_pass(fee.limit, kind);
         }
     }
@@ -463,7 +463,7 @@ impl Core {
     }
 
     /// A rate does not make requests wait any more: those that do go on, and are not charged.
-    pub(super) fn release_sleepers(&mut self, limit: usize) {
+    pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
             let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
@@ -474,7 +474,7 @@ impl Core {
                 continue;
             };
             let kind = AcquireErrorKind::TooSoon;
-            claim.passed.push((self.limits[limit].clone(), kind));
+            claim.passed.push((self.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
             self.refund(fee);

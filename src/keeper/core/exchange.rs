@@ -16,7 +16,7 @@ use crate::{
     },
     leases::{Lease, QueueId},
     ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Seq, Want},
-    store::in_flight::Outgoing,
+    store::in_flight::{ExchangeId, Outgoing},
 };
 
 /// Exchanges in flight: two may be on their way while the next one fills.
@@ -234,11 +234,11 @@ impl Core {
             claims,
             refunds,
         });
-        let number = self.exchanges;
+        let id = ExchangeId(self.exchanges);
         self.ctx
-            .record(|history, now| history.sent(number, &exchange, now));
+            .record(|history, now| history.sent(id.0, &exchange, now));
         self.in_flight.push(Sent {
-            number,
+            id,
             at: self.ctx.now,
             deadline,
             exchange: exchange.clone(),
@@ -246,7 +246,7 @@ impl Core {
             claims: ids,
         });
         Outgoing {
-            number,
+            number: id,
             exchange,
             deadline,
         }

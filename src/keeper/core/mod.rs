@@ -49,7 +49,7 @@ use self::{
 };
 use super::{
     context::{Availability, Context, Settings, earliest},
-    demand::{ClaimId, Fee},
+    demand::{ClaimId, Fee, LimitId},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
 };
@@ -59,6 +59,7 @@ use crate::{
     leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
+    store::in_flight::ExchangeId,
 };
 
 #[cfg(test)]
@@ -93,7 +94,7 @@ pub(crate) struct Core {
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
     held_back: BTreeSet<ClaimId>,
     /// Claims that a rate lets go on then, and its number.
-    sleepers: BTreeMap<(Instant, ClaimId), usize>,
+    sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
     bounded: Bounded,
@@ -146,7 +147,7 @@ enum ClaimStage {
 
 /// An exchange in flight.
 struct Sent {
-    number: u64,
+    id: ExchangeId,
     at: Instant,
     /// When the driver gives up on it.
     deadline: Instant,
@@ -160,7 +161,7 @@ struct Sent {
 /// The rates of this process, for when there is no store, or it is down.
 #[derive(Default)]
 struct Rates {
-    states: HashMap<(usize, Key), Tat>,
+    states: HashMap<(LimitId, Key), Tat>,
     purge_at: usize,
 }
 
@@ -299,28 +300,29 @@ impl Core {
     }
 
     /// The number of a limit.
-    fn number_of(&self, limit_name: &str) -> Option<usize> {
-        self.limits
-            .iter()
+    fn number_of(&self, limit_name: &str) -> Option<LimitId> {
+        let mut limits = self.limits.iter();
+        limits
             .position(|known| known.name() == limit_name)
+            .map(LimitId)
     }
 
-    pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
-        self.limits[limit].acquire_error(kind)
+    pub(crate) fn refusal(&self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
+        self.limits[limit.0].acquire_error(kind)
     }
 
     /// The queue of a key, made if need be. It goes when it is idle.
-    fn queue(&mut self, limit: usize, key: &Key) -> QueueId {
-        if let Some(index) = self.by_key[limit].get(key) {
+    fn queue(&mut self, limit: LimitId, key: &Key) -> QueueId {
+        if let Some(index) = self.by_key[limit.0].get(key) {
             return index;
         }
-        let rules = self.limits[limit].clone();
+        let rules = self.limits[limit.0].clone();
         let ledger: Arc<str> = match self.ctx.shared {
             true => self.ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
         let index = QueueId(self.queues.vacant_key());
-        self.by_key[limit].insert(key.clone(), index);
+        self.by_key[limit.0].insert(key.clone(), index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger.clone(), index);
         }
@@ -385,7 +387,7 @@ impl Core {
     fn drop_queue(&mut self, index: QueueId) {
         self.queues[index.0].queue.recall(&mut self.ctx);
         let queue = self.queues.remove(index.0).queue;
-        self.by_key[queue.number()].remove(queue.key());
+        self.by_key[queue.number().0].remove(queue.key());
         self.by_ledger.remove(queue.ledger());
         leave_room(&mut self.by_ledger);
     }

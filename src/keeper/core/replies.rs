@@ -20,7 +20,7 @@ use crate::{
     leases::{QueueId, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Standing, Wake},
     limit::Limit,
-    store::{Event, StoreError},
+    store::{Event, StoreError, in_flight::ExchangeId},
 };
 
 /// Time between two reports that a key cannot be used, however many requests it refuses.
@@ -35,9 +35,9 @@ struct SentClaim<'a> {
 
 impl Core {
     /// An exchange was answered.
-    pub(crate) fn on_reply(&mut self, number: u64, reply: Reply, now: Instant) {
+    pub(crate) fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
         self.ctx.now = now;
-        if let Some(sent) = self.take_sent(number) {
+        if let Some(sent) = self.take_sent(id) {
             self.answered(sent, reply);
             self.advance_moved();
         }
@@ -45,7 +45,7 @@ impl Core {
 
     fn answered(&mut self, sent: Sent, reply: Reply) {
         let Sent {
-            number,
+            id,
             at,
             exchange,
             mut notes,
@@ -53,7 +53,7 @@ impl Core {
             ..
         } = sent;
         self.ctx
-            .record(|history, now| history.answered(number, &reply, now));
+            .record(|history, now| history.answered(id.0, &reply, now));
         self.asking.append(&mut self.held_back);
         let seen = Seen {
             store_us: reply.now_us,
@@ -119,13 +119,13 @@ impl Core {
     /// An exchange has no answer, and it is not known whether it ran.
     pub(crate) fn on_failure(
         &mut self,
-        number: u64,
+        id: ExchangeId,
         error: &StoreError,
         timed_out: bool,
         now: Instant,
     ) {
         self.ctx.now = now;
-        let Some(sent) = self.take_sent(number) else {
+        let Some(sent) = self.take_sent(id) else {
             return;
         };
         let failure = match timed_out {
@@ -170,13 +170,13 @@ impl Core {
 
     fn unanswered(&mut self, sent: Sent) {
         let Sent {
-            number,
+            id,
             exchange,
             mut notes,
             claims,
             ..
         } = sent;
-        self.ctx.record(|history, now| history.failed(number, now));
+        self.ctx.record(|history, now| history.failed(id.0, now));
         self.asking.append(&mut self.held_back);
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
@@ -200,9 +200,9 @@ impl Core {
         }
     }
 
-    fn take_sent(&mut self, number: u64) -> Option<Sent> {
+    fn take_sent(&mut self, id: ExchangeId) -> Option<Sent> {
         let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|sent| sent.number == number)?;
+        let position = in_flight.position(|sent| sent.id == id)?;
         Some(self.in_flight.swap_remove(position))
     }
 
@@ -330,7 +330,7 @@ impl Core {
             return Some(queue.limit().clone());
         }
         let fee = self.claims.get(&sent.id?)?.fees.first()?;
-        Some(self.limits[fee.limit].clone())
+        Some(self.limits[fee.limit.0].clone())
     }
 
     /// The store has charged the claim, or has refused to.

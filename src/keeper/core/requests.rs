@@ -8,7 +8,7 @@ use super::{Bounds, Core};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{Demand, Fee, Leg, Taken, Ticket},
+        demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
         effects::{Inquiry, StoredWaker},
     },
     key::Key,
@@ -26,7 +26,7 @@ impl Core {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
         let legs = match demand {
-            Demand::One(leg) if self.limits[leg.limit].is_plain() => {
+            Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
             }
             Demand::One(leg) => slice::from_ref(leg),
@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// Asks what all replicas together hold under a key.
-    pub(crate) fn inquire(&mut self, limit: usize, key: &Key, inquiry: Inquiry, now: Instant) {
+    pub(crate) fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
         let index = self.queue(limit, key);
         self.queues[index.0].queue.inquire(&mut self.ctx, inquiry);
@@ -218,12 +218,12 @@ impl Core {
     /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
     pub(in crate::keeper) fn bind(
         &mut self,
-        limit: usize,
+        limit: LimitId,
         key: &Key,
         now: Instant,
     ) -> Option<(QueueId, Arc<Pool>)> {
         self.ctx.now = now;
-        if !self.limits[limit].is_reused() {
+        if !self.limits[limit.0].is_reused() {
             return None;
         }
         let index = self.queue(limit, key);

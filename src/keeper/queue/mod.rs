@@ -48,6 +48,7 @@ use tokio::time::Instant;
 
 use super::{
     context::{Context, earliest},
+    demand::LimitId,
     effects::{Inquiry, StoredWaker},
 };
 use crate::{
@@ -66,8 +67,7 @@ use self::permit::{Entry, State};
 
 pub(super) struct Queue {
     id: QueueId,
-    /// The number of its limit.
-    number: usize,
+    number: LimitId,
     key: Key,
     /// The name of its ledger in the store.
     ledger: Arc<str>,
@@ -180,7 +180,7 @@ pub(super) struct Note {
 impl Queue {
     pub(super) fn new(
         id: QueueId,
-        (number, key): (usize, Key),
+        (number, key): (LimitId, Key),
         ledger: Arc<str>,
         limit: Arc<Limit>,
         ctx: &Context,
@@ -219,7 +219,7 @@ impl Queue {
     }
 
     /// The number of its limit.
-    pub(super) fn number(&self) -> usize {
+    pub(super) fn number(&self) -> LimitId {
         self.number
     }
 
