@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::{BoundPool, Demand, Keepers, Leg, Request},
+    keeper::{BoundPool, Demand, Keepers, Leg, LimitId, Request},
     key::Key,
     limit::{Limit, check_together},
     limiter::Limiter,
@@ -59,7 +59,7 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct Bound {
     limit: Limit,
-    number: usize,
+    number: LimitId,
     key: Key,
     /// The limit's value for this key, if it has one of its own.
     max: Option<u32>,

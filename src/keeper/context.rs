@@ -4,11 +4,14 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::effects::{Effect, Effects, Inquiry, Report, StoredWaker};
+use super::{
+    demand::{ClaimId, LimitId},
+    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
-    leases::Lease,
+    leases::{KeeperId, Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq},
     part::Part,
     telemetry::{History, LimitMeter, Measure},
@@ -70,11 +73,11 @@ pub(super) struct Context {
     pub(super) effects: Effects,
     pub(super) counts: Counts,
     /// Claims of which a leg has changed since they were last advanced.
-    pub(super) moved: BTreeSet<u64>,
+    pub(super) moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
-    pub(super) expiries: BTreeSet<(Instant, usize, Seq)>,
+    pub(super) expiries: BTreeSet<(Instant, QueueId, Seq)>,
     /// When to renew permits that are no longer [young](super::queue::Queue::list).
-    pub(super) renewals: BTreeSet<(Instant, usize, Seq)>,
+    pub(super) renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
     pub(super) local: Exchange,
     epoch: Instant,
@@ -128,14 +131,14 @@ impl Context {
     }
 
     /// Makes a limit known; returns its number.
-    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> usize {
+    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> LimitId {
         self.meters.push(meter);
         self.holds.push(None);
-        self.meters.len() - 1
+        LimitId(self.meters.len() - 1)
     }
 
-    pub(super) fn meter(&self, limit: usize) -> &Arc<LimitMeter> {
-        &self.meters[limit]
+    pub(super) fn meter(&self, limit: LimitId) -> &Arc<LimitMeter> {
+        &self.meters[limit.0]
     }
 
     pub(super) fn next_seq(&mut self) -> Seq {
@@ -143,10 +146,10 @@ impl Context {
         self.last_seq
     }
 
-    /// A new lease, for a queue with this index.
+    /// A new lease, for an entry of this queue.
     pub(super) fn new_lease(
         &mut self,
-        queue: usize,
+        queue: QueueId,
         pool: Option<Arc<crate::leases::Pool>>,
     ) -> Arc<Lease> {
         let seq = self.next_seq();
@@ -160,8 +163,8 @@ impl Context {
     }
 
     /// The number of this keeper among those of its limiter.
-    pub(super) fn keeper(&self) -> usize {
-        self.settings.part.map_or(0, Part::number)
+    pub(super) fn keeper(&self) -> KeeperId {
+        KeeperId(self.settings.part.map_or(0, Part::number))
     }
 
     /// This process's own clock, for rates without a store.
@@ -200,36 +203,36 @@ impl Context {
 impl Context {
     /// Measured once the lock is free.
     #[inline]
-    pub(super) fn measure(&mut self, limit: usize, measure: Measure) {
+    pub(super) fn measure(&mut self, limit: LimitId, measure: Measure) {
         if cfg!(feature = "metrics") {
-            let meter = self.meters[limit].clone();
+            let meter = self.meters[limit.0].clone();
             self.effects.push(Effect::Measure(meter, measure));
         }
     }
 
     /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it: then
     /// [`Core::note_admissions`](super::core::Core::note_admissions) counts it.
-    pub(super) fn note_admission(&mut self, limit: usize, waited: Duration) {
+    pub(super) fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         if self.settings.part.is_none() {
             self.measure(limit, Measure::Admitted(waited));
         }
     }
 
     /// Counts a request that goes on although this limit would have refused it.
-    pub(super) fn note_pass(&mut self, limit: usize, kind: AcquireErrorKind) {
+    pub(super) fn note_pass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
     /// Learns how long slots of a limit are held: the recent ones count more.
-    pub(super) fn note_hold(&mut self, limit: usize, held: Duration) {
+    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration) {
         self.measure(limit, Measure::Hold(held));
-        let (mean, held) = (&mut self.holds[limit], held.as_secs_f64());
+        let (mean, held) = (&mut self.holds[limit.0], held.as_secs_f64());
         *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
     }
 
     /// How many seconds slots of a limit are held lately.
-    pub(super) fn mean_hold(&self, limit: usize) -> Option<f64> {
-        self.holds[limit]
+    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<f64> {
+        self.holds[limit.0]
     }
 
     /// Writes an event of the history, if there is a subscriber for it.

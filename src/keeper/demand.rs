@@ -7,17 +7,20 @@ use tokio::time::Instant;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
-    leases::{Lease, Leases},
-    ledger::{Charge, Rate, Tat},
+    leases::{KeeperId, Lease, Leases},
+    ledger::{Charge, Rate, Seq, Tat},
     limit::Limit,
     status::Quota,
 };
 
+/// The number of a limit in its limiter: all keepers of the limiter know it by the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LimitId(pub usize);
+
 /// The demand on one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Leg {
-    /// The limit's number.
-    pub(crate) limit: usize,
+    pub(crate) limit: LimitId,
     pub(crate) key: Key,
     pub(crate) wait: Duration,
     /// The limit's value for this key, if it has one of its own.
@@ -35,11 +38,10 @@ pub(crate) enum Demand {
 }
 
 impl Demand {
-    /// The number of its first limit.
-    pub(super) fn first_limit(&self) -> usize {
+    pub(super) fn first_limit(&self) -> LimitId {
         match self {
             Self::One(leg) => leg.limit,
-            Self::All(legs) => legs.first().map_or(0, |leg| leg.limit),
+            Self::All(legs) => legs.first().map_or(LimitId(0), |leg| leg.limit),
         }
     }
 }
@@ -50,15 +52,17 @@ pub(crate) enum Ticket {
     /// For one slot.
     Slot(Arc<Lease>),
     /// For several slots, or a charge at a rate.
-    Claim(u64),
+    Claim(ClaimId),
 }
+
+/// The number of a claim, in the order in which they and single requests came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClaimId(pub Seq);
 
 /// The charge of a claim at one rate.
 pub(super) struct Fee {
-    /// The number of its keeper.
-    pub(super) keeper: usize,
-    /// The limit's number.
-    pub(super) limit: usize,
+    pub(super) keeper: KeeperId,
+    pub(super) limit: LimitId,
     pub(super) key: Key,
     /// The limit's value for the key.
     pub(super) max: u32,

@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use super::{
     core::{Bounds, Core},
-    demand::{Leg, Taken},
+    demand::{Leg, LimitId, Taken},
     effects::Inquiry,
     lock::{Afterwards, Keeper},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError},
     key::Key,
-    leases::{Lease, Leases, Pool, Tenure},
+    leases::{Lease, Leases, Pool, QueueId, Tenure},
     limit::{Limit, MAX_WAIT},
     part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
@@ -63,7 +63,7 @@ impl Keepers {
         &self.all[part.number()]
     }
 
-    fn of_key(&self, limit: usize, key: &Key) -> &Arc<Keeper> {
+    fn of_key(&self, limit: LimitId, key: &Key) -> &Arc<Keeper> {
         match self.only() {
             Some(keeper) => keeper,
             None => self.of(self.first().lock().core.part_of(limit, key)),
@@ -78,7 +78,7 @@ impl Keepers {
     fn each_of(&self, leases: &Leases, visit: impl Fn(&Arc<Keeper>, &[Arc<Lease>])) {
         let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
         for leases in leases.all().chunk_by(of_one) {
-            visit(&self.all[leases[0].keeper], leases);
+            visit(&self.all[leases[0].keeper.0], leases);
         }
     }
 
@@ -121,7 +121,7 @@ impl Keepers {
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| self.all[fee.keeper].with(|core, now| core.refund_at(fee, now)))
+        fees.filter_map(|fee| self.all[fee.keeper.0].with(|core, now| core.refund_at(fee, now)))
             .collect()
     }
 
@@ -143,7 +143,7 @@ impl Keepers {
     }
 
     /// Checks a limit and makes it known under its name; returns its number.
-    pub(crate) fn register(&self, limit: &Limit) -> Result<usize, ConfigError> {
+    pub(crate) fn register(&self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = self.meter_for(limit);
         self.change_all(|keeper| keeper.lock().core.register(limit, &meter))
     }
@@ -183,7 +183,7 @@ impl Keepers {
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
     }
 
-    pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {
+    pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
         self.first().lock().core.meter(limit)
     }
 
@@ -212,7 +212,7 @@ impl Keepers {
         all
     }
 
-    pub(crate) async fn usage(&self, limit: usize, key: Key) -> Result<Usage, AcquireErrorKind> {
+    pub(crate) async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
         let keeper = self.of_key(limit, &key);
         let (inquiry, answer) = Inquiry::new();
         keeper.with(|core, now| core.inquire(limit, &key, inquiry, now));
@@ -279,14 +279,13 @@ impl Drop for Keepers {
 /// The pool of one key, for a semaphore that is bound to it. The queue stays for as long as this does.
 pub(crate) struct BoundPool {
     keeper: Arc<Keeper>,
-    /// The index of its queue there.
-    queue: usize,
+    queue: QueueId,
     pool: Arc<Pool>,
 }
 
 impl Keepers {
     /// The pool of a key, if its limit reuses slots.
-    pub(crate) fn bind(&self, limit: usize, key: &Key) -> Option<Arc<BoundPool>> {
+    pub(crate) fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
         let keeper = self.of_key(limit, key).clone();
         let (queue, pool) = keeper.with(|core, now| core.bind(limit, key, now))?;
         Some(Arc::new(BoundPool {
@@ -345,7 +344,7 @@ impl Keepers {
             .with(|core, _| core.note_admissions(legs, taken));
     }
 
-    pub(super) fn is_rate(&self, limit: usize) -> bool {
+    pub(super) fn is_rate(&self, limit: LimitId) -> bool {
         self.first().lock().core.is_rate(limit)
     }
 }

@@ -38,7 +38,7 @@ mod tests;
 pub(crate) use self::{
     context::Settings,
     core::Bounds,
-    demand::{Demand, Leg, Notes, Taken},
+    demand::{Demand, Leg, LimitId, Notes, Taken},
     driver::ConnectError,
     keepers::{BoundPool, Granted, Keepers},
     lock::Keeper,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     core::Core,
-    demand::{Demand, Leg, Taken, Ticket},
+    demand::{Demand, Leg, LimitId, Taken, Ticket},
     effects::StoredWaker,
     keepers::{Granted, Keepers},
     lock::Keeper,
@@ -154,8 +154,8 @@ impl Drop for Request {
 /// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
 struct Step {
     keeper: Arc<Keeper>,
-    /// The number of its first limit.
-    limit: usize,
+    /// Its first limit.
+    limit: LimitId,
     stage: StepStage,
 }
 

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    keeper::{Demand, Keepers, Leg, Request as PermitRequest},
+    keeper::{Demand, Keepers, Leg, LimitId, Request as PermitRequest},
     permit::Permit,
     status::Quota,
 };
@@ -39,7 +39,7 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sy
 pub(crate) struct Gate {
     pub(super) keepers: Arc<Keepers>,
     /// With the limits' numbers at the limiter.
-    pub(super) scopes: Vec<(usize, Scope)>,
+    pub(super) scopes: Vec<(LimitId, Scope)>,
     pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
     /// `None`: it depends on the scope.
@@ -67,7 +67,7 @@ impl Gate {
     }
 
     /// The scope to name where no limit is at fault: the first that has slots, or else the first.
-    fn first(&self) -> Option<&(usize, Scope)> {
+    fn first(&self) -> Option<&(LimitId, Scope)> {
         let mut scopes = self.scopes.iter();
         let with_slots = scopes.find(|(_, scope)| scope.limit().period().is_none());
         with_slots.or(self.scopes.first())
@@ -98,7 +98,7 @@ impl Gate {
         }
     }
 
-    fn admission_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Admission {
+    fn admission_under_all(&self, scopes: &[(LimitId, Scope)], head: &Parts) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (number, scope) in scopes {
             match scope.find(*number, head) {

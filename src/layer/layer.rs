@@ -22,7 +22,11 @@ use super::{
 };
 #[cfg(feature = "config")]
 use crate::limit::MAX_SCOPES;
-use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
+use crate::{
+    error::ConfigError,
+    keeper::{Bounds, LimitId},
+    limiter::Limiter,
+};
 
 /// Puts a limit before a service. Made by [`Limiter::layer`].
 ///
@@ -77,7 +81,7 @@ impl Limiter {
 }
 
 impl LimitLayer {
-    fn new(limiter: &Limiter, scopes: Vec<(usize, Scope)>) -> Self {
+    fn new(limiter: &Limiter, scopes: Vec<(LimitId, Scope)>) -> Self {
         let terms = Terms {
             on_lost: OnLost::default(),
             bounds: Bounds::default(),
@@ -119,7 +123,7 @@ impl LimitLayer {
             together.tighten(gate);
             for (number, scope) in &gate.scopes {
                 let counts =
-                    |(known, other): &(usize, Scope)| known == number && other.has_key_of(scope);
+                    |(known, other): &(LimitId, Scope)| known == number && other.has_key_of(scope);
                 if !together.scopes.iter().any(counts) {
                     together.scopes.push((*number, scope.clone()));
                 }

@@ -8,7 +8,12 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderName, request::Parts};
 
 use super::values::{Lookup, Values};
-use crate::{error::ConfigError, keeper::Leg, key::Key, limit::Limit};
+use crate::{
+    error::ConfigError,
+    keeper::{Leg, LimitId},
+    key::Key,
+    limit::Limit,
+};
 
 /// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
 /// request costs.
@@ -256,7 +261,7 @@ impl Scope {
     }
 
     /// What a request asks of this limit, which has this number. `None`: it is not limited.
-    pub(super) fn find(&self, number: usize, head: &Parts) -> Lookup<Leg> {
+    pub(super) fn find(&self, number: LimitId, head: &Parts) -> Lookup<Leg> {
         let leg = Leg {
             limit: number,
             key: Key::SHARED,

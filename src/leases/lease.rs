@@ -18,6 +18,14 @@ use crate::{
     sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
 };
 
+/// The number of a keeper among those of its limiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeeperId(pub usize);
+
+/// The number of a queue in its keeper. That of a queue that was dropped is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QueueId(pub usize);
+
 // Values of `Lease::until_us`: these, or a deadline in microseconds after the epoch.
 /// The lease is over: its deadline has passed, or the keeper has ended it.
 const LOST: u64 = 0;
@@ -58,10 +66,8 @@ pub(crate) trait Recycle: Send + Sync {
 ///
 /// [`Tenure::is_current`]: super::tenure::Tenure::is_current
 pub(crate) struct Lease {
-    /// The number of its keeper.
-    pub(crate) keeper: usize,
-    /// The index of its queue in the keeper.
-    pub(crate) queue: usize,
+    pub(crate) keeper: KeeperId,
+    pub(crate) queue: QueueId,
     /// Its name in the ledger. It changes while the request waits: a name whose fate is unknown is never used again.
     seq: AtomicU64,
     epoch: Instant,
@@ -80,8 +86,8 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(
-        keeper: usize,
-        queue: usize,
+        keeper: KeeperId,
+        queue: QueueId,
         seq: Seq,
         epoch: Instant,
         pool: Option<Arc<dyn Recycle>>,

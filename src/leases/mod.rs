@@ -19,7 +19,7 @@ mod tenure;
 
 pub(crate) use self::{
     clock::{StoreClock, local_deadline},
-    lease::Lease,
+    lease::{KeeperId, Lease, QueueId},
     pool::{Pool, RIGHT},
     tenure::{Leases, Tenure},
 };

@@ -1,6 +1,7 @@
 //! Exchanges in flight, and the one timer of a driver.
 
 use std::{
+    fmt,
     future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
@@ -27,9 +28,19 @@ const STOOD_STILL: Duration = Duration::from_millis(100);
 /// we do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.
 const LONG: usize = 16;
 
+/// The number of an exchange of one keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExchangeId(pub u64);
+
+impl fmt::Display for ExchangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// An exchange to be sent.
 pub(crate) struct Outgoing {
-    pub(crate) number: u64,
+    pub(crate) number: ExchangeId,
     pub(crate) exchange: Arc<Exchange>,
     /// When to give up on it.
     pub(crate) deadline: Instant,
@@ -41,8 +52,8 @@ pub(crate) type Outcome = Result<Reply, (StoreError, bool)>;
 /// An event of the store, an outcome, or the time.
 pub(crate) enum News {
     Event(Event),
-    /// An exchange, by its number, is over.
-    Over(u64, Outcome),
+    /// An exchange is over.
+    Over(ExchangeId, Outcome),
     /// The time has come.
     Due,
 }
@@ -58,7 +69,7 @@ pub(crate) struct InFlight {
 }
 
 struct Sent {
-    number: u64,
+    number: ExchangeId,
     /// Whether it has been polled.
     begun: bool,
     is_long: bool,
@@ -270,7 +281,7 @@ mod tests {
             refunds: Vec::new(),
         };
         Outgoing {
-            number,
+            number: ExchangeId(number),
             exchange: Arc::new(exchange),
             deadline: Instant::now() + PATIENCE,
         }
@@ -283,9 +294,15 @@ mod tests {
         in_flight.send(outgoing(2));
         assert!(in_flight.next(None).now_or_never().is_none());
         store.answer(1);
-        assert!(matches!(in_flight.next(None).await, News::Over(2, Ok(_))));
+        assert!(matches!(
+            in_flight.next(None).await,
+            News::Over(ExchangeId(2), Ok(_))
+        ));
         store.answer(0);
-        assert!(matches!(in_flight.next(None).await, News::Over(1, Ok(_))));
+        assert!(matches!(
+            in_flight.next(None).await,
+            News::Over(ExchangeId(1), Ok(_))
+        ));
     }
 
     /// Which of two comes first, an answer that is there or an exchange that is to go out.
@@ -297,11 +314,17 @@ mod tests {
             assert!(in_flight.next(None).now_or_never().is_none());
             store.answer(0);
             in_flight.send(outgoing_of(2, ledgers));
-            assert!(matches!(in_flight.next(None).await, News::Over(1, Ok(_))));
+            assert!(matches!(
+                in_flight.next(None).await,
+                News::Over(ExchangeId(1), Ok(_))
+            ));
             assert_eq!(store.asked(), in_flight_then);
             assert!(in_flight.next(None).now_or_never().is_none());
             store.answer(0);
-            assert!(matches!(in_flight.next(None).await, News::Over(2, Ok(_))));
+            assert!(matches!(
+                in_flight.next(None).await,
+                News::Over(ExchangeId(2), Ok(_))
+            ));
         }
     }
 
@@ -327,7 +350,7 @@ mod tests {
             let News::Over(over, Err((error, true))) = in_flight.next(None).await else {
                 panic!("it had no answer");
             };
-            assert_eq!((over, start.elapsed()), (number, at));
+            assert_eq!((over, start.elapsed()), (ExchangeId(number), at));
             assert!(error.is_outage());
         }
         assert_eq!(store.disconnected.load(Relaxed), 2);
@@ -342,12 +365,15 @@ mod tests {
         // It is given its time once more, and no more than that.
         assert!(in_flight.next(None).now_or_never().is_none());
         store.answer(0);
-        assert!(matches!(in_flight.next(None).await, News::Over(1, Ok(_))));
+        assert!(matches!(
+            in_flight.next(None).await,
+            News::Over(ExchangeId(1), Ok(_))
+        ));
         in_flight.send(outgoing(2));
         let start = Instant::now();
         advance(2 * PATIENCE).await;
         let over = in_flight.next(None).await;
-        assert!(matches!(over, News::Over(2, Err((_, true)))));
+        assert!(matches!(over, News::Over(ExchangeId(2), Err((_, true)))));
         assert_eq!(start.elapsed(), 3 * PATIENCE);
         assert_eq!(store.disconnected.load(Relaxed), 1);
     }
@@ -362,7 +388,10 @@ mod tests {
         for ms in [200, 900] {
             if ms == 900 {
                 store.answer(0);
-                assert!(matches!(in_flight.next(None).await, News::Over(1, Ok(_))));
+                assert!(matches!(
+                    in_flight.next(None).await,
+                    News::Over(ExchangeId(1), Ok(_))
+                ));
             }
             let at = Duration::from_millis(ms);
             let news = in_flight.next(Some(start + at)).await;

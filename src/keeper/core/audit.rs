@@ -16,8 +16,9 @@ use crate::{
             audit::{Books, hold},
         },
     },
-    leases::{Lease, Pool},
+    leases::{Lease, Pool, QueueId},
     ledger::{PermitId, ReplicaId, Seq},
+    store::in_flight::ExchangeId,
 };
 
 /// A claim that waits for a slot.
@@ -45,7 +46,7 @@ impl Core {
                 books.owners.insert(lease.seq(), *id);
             }
         }
-        let mut in_flight: BTreeMap<usize, u16> = BTreeMap::new();
+        let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
         for sent in &self.in_flight {
             let exchange = &sent.exchange;
             for (batch, note) in exchange.batches.iter().zip(&sent.notes) {
@@ -75,10 +76,11 @@ impl Core {
         let (mut listed, mut due) = (Vec::new(), BTreeSet::new());
         let shared = self.ctx.shared;
         for (index, member) in &mut self.queues {
+            let index = QueueId(index);
             let queue = &mut member.queue;
-            let at = format!("queue {index} ({})", queue.limit().name());
+            let at = format!("queue {} ({})", index.0, queue.limit().name());
             hold!(
-                self.by_key[queue.number()].get(queue.key()) == Some(index),
+                self.by_key[queue.number().0].get(queue.key()) == Some(index),
                 "{at}: lost its key"
             );
             if shared {
@@ -137,10 +139,10 @@ impl Core {
     fn audit_claims(&self) -> Result<(), String> {
         let mut sleepers = BTreeSet::new();
         for (id, claim) in &self.claims {
-            let at = format!("claim {id}");
+            let at = format!("claim {}", id.0);
             let (mut waits, mut waits_in_queues, mut busy) = (0, 0, false);
             for lease in &claim.legs {
-                let Some(member) = self.queues.get(lease.queue) else {
+                let Some(member) = self.queues.get(lease.queue.0) else {
                     return Err(format!("{at}: its queue is gone"));
                 };
                 let (queue, seq) = (&member.queue, lease.seq());
@@ -154,7 +156,7 @@ impl Core {
                 busy |= queue.is_open(seq);
             }
             let sent = self.in_flight.iter();
-            let sent = sent.filter(|sent| sent.claims.contains(id)).count();
+            let sent = sent.filter(|sent| sent.claims.contains(&Some(*id))).count();
             hold!(sent <= 1, "{at}: sent twice");
             match &claim.stage {
                 ClaimStage::Listed => {
@@ -235,12 +237,12 @@ impl Core {
     }
 
     /// The numbers of the exchanges in flight.
-    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<u64> {
-        self.in_flight.iter().map(|sent| sent.number).collect()
+    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<ExchangeId> {
+        self.in_flight.iter().map(|sent| sent.id).collect()
     }
 
     pub(in crate::keeper) fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
-        self.queues[lease.queue].queue.pool().cloned()
+        self.queues[lease.queue.0].queue.pool().cloned()
     }
 
     /// Whether a name is anywhere in here.
@@ -269,7 +271,7 @@ impl Core {
         self.claims.iter().filter_map(move |(id, claim)| {
             let (mut waits, mut holds) = (None, Vec::new());
             for lease in &claim.legs {
-                let (queue, seq) = (&self.queues[lease.queue].queue, lease.seq());
+                let (queue, seq) = (&self.queues[lease.queue.0].queue, lease.seq());
                 match queue.leg_state(seq, self.ctx.now) {
                     Some(LegState::Held { .. }) => holds.push(PermitId { replica, seq }),
                     Some(LegState::Pending) if queue.waits_in_store(seq) => waits = Some(queue),
@@ -277,7 +279,7 @@ impl Core {
                 }
             }
             waits.map(|queue| WaitingClaim {
-                id: *id,
+                id: id.0,
                 waits_for: queue.ledger().to_string(),
                 limit: queue.limit_of_key(),
                 holds,
@@ -287,7 +289,7 @@ impl Core {
 
     /// The ledger of a permit.
     pub(in crate::keeper) fn ledger_of(&self, lease: &Lease) -> &str {
-        self.queues[lease.queue].queue.ledger()
+        self.queues[lease.queue.0].queue.ledger()
     }
 
     /// What is idle and not over, by ledger.

@@ -15,10 +15,10 @@ use super::{Claim, ClaimStage, Core, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{Fee, Leg, Notes, Paid, Taken},
+        demand::{ClaimId, Fee, Leg, LimitId, Notes, Paid, Taken},
         queue::LegState,
     },
-    leases::{Lease, Leases},
+    leases::{Lease, Leases, QueueId},
     limit::Mode,
     status::Quota,
     telemetry::Measure,
@@ -40,11 +40,11 @@ enum Progress {
 impl Core {
     /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
     /// [`drop_claim`](Self::drop_claim).
-    pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> u64 {
-        let id = self.ctx.next_seq();
+    pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> ClaimId {
+        let id = ClaimId(self.ctx.next_seq());
         let (mut ordered, mut fees) = (Vec::new(), Vec::new());
         for leg in legs {
-            let limit = self.limits[leg.limit].clone();
+            let limit = self.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
                 Mode::Off => continue,
                 mode => mode == Mode::Shadow,
@@ -55,7 +55,7 @@ impl Core {
             }
             let class = limit.class_of(&leg.key);
             let index = self.queue(leg.limit, &leg.key);
-            let queue = &mut self.queues[index].queue;
+            let queue = &mut self.queues[index.0].queue;
             queue.set_own_max(&mut self.ctx, leg.max);
             let wait = match leg.max {
                 // It would wait for nothing.
@@ -71,7 +71,7 @@ impl Core {
                 .then_with(|| self.by_ledger_order(lease, other_lease))
         });
         let legs: Vec<_> = ordered.into_iter().map(|(_, lease)| lease).collect();
-        let queues: Vec<usize> = legs.iter().map(|lease| lease.queue).collect();
+        let queues: Vec<QueueId> = legs.iter().map(|lease| lease.queue).collect();
         let claim = Claim {
             legs,
             fees,
@@ -85,7 +85,7 @@ impl Core {
         self.advance(id);
         // A value of its own may have changed one.
         for index in queues {
-            if self.queues.contains(index) {
+            if self.queues.contains(index.0) {
                 self.settle(index);
             }
         }
@@ -95,8 +95,8 @@ impl Core {
     /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
     fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
         let (one, other) = (
-            &self.queues[one.queue].queue,
-            &self.queues[other.queue].queue,
+            &self.queues[one.queue.0].queue,
+            &self.queues[other.queue.0].queue,
         );
         (one.ledger().cmp(other.ledger()))
             .then_with(|| one.number().cmp(&other.number()))
@@ -116,7 +116,7 @@ impl Core {
     }
 
     /// Takes a claim as far as it gets without an answer of the store.
-    fn advance(&mut self, id: u64) {
+    fn advance(&mut self, id: ClaimId) {
         while let Some(claim) = self.claims.get_mut(&id)
             && let ClaimStage::Open = claim.stage
         {
@@ -140,7 +140,7 @@ impl Core {
     }
 
     /// After an exchange was answered or failed: its claims go on from where their legs are.
-    pub(super) fn reopen_all(&mut self, claims: impl IntoIterator<Item = u64>) {
+    pub(super) fn reopen_all(&mut self, claims: impl IntoIterator<Item = ClaimId>) {
         for id in claims {
             if let Some(claim) = self.claims.get_mut(&id)
                 && let ClaimStage::Listed | ClaimStage::Sent = claim.stage
@@ -151,10 +151,10 @@ impl Core {
         }
     }
 
-    fn progress(&self, id: u64) -> Progress {
+    fn progress(&self, id: ClaimId) -> Progress {
         let mut turn = None;
         for (number, lease) in self.claims[&id].legs.iter().enumerate() {
-            let queue = &self.queues[lease.queue].queue;
+            let queue = &self.queues[lease.queue.0].queue;
             let Some(state) = queue.leg_state(lease.seq(), self.ctx.now) else {
                 continue;
             };
@@ -176,7 +176,7 @@ impl Core {
         turn.map_or(Progress::Complete, Progress::Turn)
     }
 
-    fn list_claim(&mut self, id: u64) {
+    fn list_claim(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Listed;
             self.asking.insert(id);
@@ -184,33 +184,33 @@ impl Core {
     }
 
     /// Without the store legs are acquired one after the other: nobody sees anything of it before the lock is free.
-    fn begin_leg(&mut self, id: u64, leg: usize) {
+    fn begin_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        let queue = &mut self.queues[lease.queue].queue;
+        let queue = &mut self.queues[lease.queue.0].queue;
         queue.begin_leg(&mut self.ctx, lease.seq());
         self.settle(lease.queue);
     }
 
-    fn park_leg(&mut self, id: u64, leg: usize) {
+    fn park_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        let queue = &mut self.queues[lease.queue].queue;
+        let queue = &mut self.queues[lease.queue.0].queue;
         queue.park_leg(&mut self.ctx, lease.seq());
         self.settle(lease.queue);
     }
 
-    fn pass_leg(&mut self, id: u64, leg: usize, kind: AcquireErrorKind) {
+    fn pass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
         let lease = claim.legs.remove(leg);
-        let queue = &mut self.queues[lease.queue].queue;
+        let queue = &mut self.queues[lease.queue.0].queue;
         claim.passed.push((queue.limit().clone(), kind));
         self.ctx.note_pass(queue.number(), kind);
         queue.give_up(&mut self.ctx, lease.seq());
         self.settle(lease.queue);
     }
 
-    fn grant_claim(&mut self, id: u64) {
+    fn grant_claim(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Granted;
             self.ctx.wake(claim.waker.take());
@@ -218,7 +218,7 @@ impl Core {
     }
 
     /// Gives back what it has, and refunds what it was charged.
-    fn refuse_claim(&mut self, id: u64, mut error: AcquireError) {
+    fn refuse_claim(&mut self, id: ClaimId, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
             let refused = error.limit_name.clone();
             let slots = self.slots_of(&claim);
@@ -233,12 +233,12 @@ impl Core {
         }
     }
 
-    fn let_go(&mut self, id: u64, claim: &mut Claim) {
+    fn let_go(&mut self, id: ClaimId, claim: &mut Claim) {
         if let ClaimStage::Sleeping(until) = claim.stage {
             self.end_sleep(until, id);
         }
         for lease in claim.legs.drain(..) {
-            let queue = &mut self.queues[lease.queue].queue;
+            let queue = &mut self.queues[lease.queue.0].queue;
             queue.give_up(&mut self.ctx, lease.seq());
             self.settle(lease.queue);
         }
@@ -248,7 +248,7 @@ impl Core {
     }
 
     /// The answer, once there is one. A refused claim is gone then; of a granted one the permit has its slots.
-    pub(super) fn collect_claim(&mut self, id: u64) -> Option<Result<Taken, AcquireError>> {
+    pub(super) fn collect_claim(&mut self, id: ClaimId) -> Option<Result<Taken, AcquireError>> {
         let claim = self.claims.get_mut(&id)?;
         if let ClaimStage::Granted = claim.stage {
             // If nobody came for it in time, a leg may be lost.
@@ -270,7 +270,7 @@ impl Core {
         }
         let mut place = 0;
         for lease in &claim.legs {
-            let queue = &mut self.queues[lease.queue].queue;
+            let queue = &mut self.queues[lease.queue.0].queue;
             self.ctx.note_admission(queue.number(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
         }
@@ -289,7 +289,7 @@ impl Core {
     }
 
     /// Drops a claim that is no longer wanted.
-    pub(super) fn drop_claim(&mut self, id: u64) {
+    pub(super) fn drop_claim(&mut self, id: ClaimId) {
         if let Some(mut claim) = self.claims.remove(&id) {
             self.let_go(id, &mut claim);
             self.ctx.effects.drop_waker(claim.waker);
@@ -300,7 +300,7 @@ impl Core {
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
         let undecided = |claim: &Claim| !matches!(claim.stage, ClaimStage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
-        let ids: Vec<u64> = claims.map(|(id, _)| *id).collect();
+        let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
         // From the end, so that the times that rates have reserved for them can be taken back.
         for id in ids.iter().rev() {
             let error = self.claim_error(*id, kind);
@@ -310,13 +310,13 @@ impl Core {
     }
 
     /// The place of the leg that waits, when it joined its queue.
-    pub(super) fn place_of_claim(&self, id: u64) -> Option<u32> {
+    pub(super) fn place_of_claim(&self, id: ClaimId) -> Option<u32> {
         let claim = self.claims.get(&id)?;
         claim.legs.iter().find_map(|lease| self.place_of(lease))
     }
 
     pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
-        let queue = &self.queues.get(lease.queue)?.queue;
+        let queue = &self.queues.get(lease.queue.0)?.queue;
         queue.waiting_place(lease.seq())
     }
 
@@ -329,21 +329,21 @@ impl Core {
 
     fn slots_of(&self, claim: &Claim) -> impl Iterator<Item = Quota> {
         let legs = claim.legs.iter();
-        legs.filter_map(|lease| self.queues[lease.queue].queue.quota(&self.ctx))
+        legs.filter_map(|lease| self.queues[lease.queue.0].queue.quota(&self.ctx))
     }
 
     /// A refusal that no limit is to blame for. It names the one that the claim waits for, or else its first.
-    fn claim_error(&self, id: u64, kind: AcquireErrorKind) -> AcquireError {
+    fn claim_error(&self, id: ClaimId, kind: AcquireErrorKind) -> AcquireError {
         let claim = &self.claims[&id];
         let mut legs = claim.legs.iter();
         if let Some(leg) = legs.position(|lease| self.place_of(lease).is_some()) {
             return self.leg_error(id, leg, kind);
         }
         let first = claim.legs.first();
-        let first = first.map(|lease| self.queues[lease.queue].queue.number());
+        let first = first.map(|lease| self.queues[lease.queue.0].queue.number());
         let limit = first
             .or(claim.fees.first().map(|fee| fee.limit))
-            .unwrap_or(0);
+            .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         AcquireError {
             waited,
@@ -352,24 +352,24 @@ impl Core {
     }
 
     /// A refusal by the limit of one leg.
-    fn leg_error(&self, id: u64, leg: usize, kind: AcquireErrorKind) -> AcquireError {
+    fn leg_error(&self, id: ClaimId, leg: usize, kind: AcquireErrorKind) -> AcquireError {
         let claim = &self.claims[&id];
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let lease = &claim.legs[leg];
-        let queue = &self.queues[lease.queue].queue;
+        let queue = &self.queues[lease.queue.0].queue;
         queue.error(&self.ctx, kind, queue.place(lease.seq()), waited)
     }
 }
 
 /// Charges at rates.
 impl Core {
-    fn owes(&self, id: u64) -> bool {
+    fn owes(&self, id: ClaimId) -> bool {
         let owed = |claim: &Claim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
         self.claims.get(&id).is_some_and(owed)
     }
 
     /// Charges a claim in this process, as the limits' policies say; all that it owes, or nothing.
-    fn pay_here(&mut self, id: u64) {
+    fn pay_here(&mut self, id: ClaimId) {
         let (mut paid, mut passed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self.claims[&id].fees.iter().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
@@ -392,7 +392,7 @@ impl Core {
     }
 
     /// A fee was charged, and the rate lets the claim go on this much later.
-    pub(super) fn pay(&mut self, id: u64, number: usize, paid: Paid, rest_us: u64) {
+    pub(super) fn pay(&mut self, id: ClaimId, number: usize, paid: Paid, rest_us: u64) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
@@ -406,17 +406,17 @@ impl Core {
     }
 
     /// The rate is in shadow mode: the claim goes on.
-    pub(super) fn pass_fee(&mut self, id: u64, number: usize, kind: AcquireErrorKind) {
+    pub(super) fn pass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
         if let Some(claim) = self.claims.get_mut(&id) {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
-            claim.passed.push((self.limits[fee.limit].clone(), kind));
+            claim.passed.push((self.limits[fee.limit.0].clone(), kind));
             self.ctx.note_pass(fee.limit, kind);
         }
     }
 
     /// The rates have refused a claim, or have charged it.
-    pub(super) fn settle_fees(&mut self, id: u64, refusal: Option<AcquireError>) {
+    pub(super) fn settle_fees(&mut self, id: ClaimId, refusal: Option<AcquireError>) {
         match refusal {
             Some(error) => self.refuse_claim(id, error),
             None => self.sleep(id),
@@ -424,7 +424,7 @@ impl Core {
     }
 
     /// The store cannot charge the claim.
-    pub(super) fn refuse_unpaid(&mut self, id: u64) {
+    pub(super) fn refuse_unpaid(&mut self, id: ClaimId) {
         let kind = AcquireErrorKind::Misconfigured;
         let unpaid = |fee: &Fee| fee.paid == Paid::Not;
         let fees = self
@@ -444,7 +444,7 @@ impl Core {
     }
 
     /// Leaves a claim alone until all its rates let it go on.
-    fn sleep(&mut self, id: u64) {
+    fn sleep(&mut self, id: ClaimId) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
@@ -456,14 +456,14 @@ impl Core {
         }
     }
 
-    fn end_sleep(&mut self, until: Instant, id: u64) {
+    fn end_sleep(&mut self, until: Instant, id: ClaimId) {
         if let Some(limit) = self.sleepers.remove(&(until, id)) {
             self.ctx.measure(limit, Measure::Waiting(-1.0));
         }
     }
 
     /// A rate does not make requests wait any more: those that do go on, and are not charged.
-    pub(super) fn release_sleepers(&mut self, limit: usize) {
+    pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
             let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
@@ -474,7 +474,7 @@ impl Core {
                 continue;
             };
             let kind = AcquireErrorKind::TooSoon;
-            claim.passed.push((self.limits[limit].clone(), kind));
+            claim.passed.push((self.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
             self.refund(fee);

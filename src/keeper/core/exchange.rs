@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use super::{ClaimStage, Core, Sent};
 use crate::{
     keeper::{
-        demand::Paid,
+        demand::{ClaimId, Paid},
         queue::{LegState, Note},
     },
-    leases::Lease,
-    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want},
-    store::in_flight::Outgoing,
+    leases::{Lease, QueueId},
+    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Seq, Want},
+    store::in_flight::{ExchangeId, Outgoing},
 };
 
 /// Exchanges in flight: two may be on their way while the next one fills.
@@ -36,8 +36,8 @@ const MAX_BATCHES: usize = 64;
 struct Draft {
     batches: Vec<Batch>,
     notes: Vec<Note>,
-    /// By the order in which they came: the keeper's name of each, and what is asked.
-    claims: BTreeMap<u64, (u64, Claim)>,
+    /// By the order in which they came: the number of each, unless it is a request for a single slot, and what is asked.
+    claims: BTreeMap<Seq, (Option<ClaimId>, Claim)>,
     refunds: Vec<Refund>,
     /// Names that there is room for.
     room: usize,
@@ -134,14 +134,14 @@ impl Core {
             let Some(index) = self.ready.pop_front() else {
                 break;
             };
-            self.queues[index].ready = false;
+            self.queues[index.0].ready = false;
             self.draft_batch(draft, index);
             self.settle(index);
         }
     }
 
-    fn draft_batch(&mut self, draft: &mut Draft, index: usize) {
-        let queue = &mut self.queues[index].queue;
+    fn draft_batch(&mut self, draft: &mut Draft, index: QueueId) {
+        let queue = &mut self.queues[index.0].queue;
         let (room, deadline) = (&mut draft.room, &mut draft.deadline);
         if let Some((batch, note)) = queue.take_batch(&mut self.ctx, room, deadline) {
             draft.batches.push(batch);
@@ -161,7 +161,7 @@ impl Core {
             };
             let queues = &mut self.queues;
             let mut legs = claim.legs.iter();
-            if legs.any(|lease| queues[lease.queue].queue.is_introducing()) {
+            if legs.any(|lease| queues[lease.queue.0].queue.is_introducing()) {
                 self.held_back.insert(id);
                 continue;
             }
@@ -176,14 +176,16 @@ impl Core {
                 .iter()
                 .filter_map(|lease| self.draft_leg(draft, lease))
                 .collect();
-            draft.claims.insert(id, (id, Claim { charges, asks }));
+            draft
+                .claims
+                .insert(id.0, (Some(id), Claim { charges, asks }));
         }
     }
 
     /// A leg that the claim does not have yet; its queue gets a batch if it has none.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let (index, seq) = (lease.queue, lease.seq());
-        let queue = &mut self.queues[index].queue;
+        let queue = &mut self.queues[index.0].queue;
         let Some(LegState::Parked) = queue.leg_state(seq, self.ctx.now) else {
             return None;
         };
@@ -200,7 +202,7 @@ impl Core {
                 draft.batches.len() - 1
             }
         };
-        let want = self.queues[index].queue.take_leg(&mut self.ctx, seq)?;
+        let want = self.queues[index.0].queue.take_leg(&mut self.ctx, seq)?;
         draft.batches[batch].waits |= want == Want::Wait;
         draft.room = draft.room.saturating_sub(1);
         if makes_room {
@@ -232,11 +234,11 @@ impl Core {
             claims,
             refunds,
         });
-        let number = self.exchanges;
+        let id = ExchangeId(self.exchanges);
         self.ctx
-            .record(|history, now| history.sent(number, &exchange, now));
+            .record(|history, now| history.sent(id.0, &exchange, now));
         self.in_flight.push(Sent {
-            number,
+            id,
             at: self.ctx.now,
             deadline,
             exchange: exchange.clone(),
@@ -244,7 +246,7 @@ impl Core {
             claims: ids,
         });
         Outgoing {
-            number,
+            number: id,
             exchange,
             deadline,
         }
@@ -276,7 +278,7 @@ impl Draft {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
-                self.claims.insert(seq, (0, Claim { charges, asks }));
+                self.claims.insert(seq, (None, Claim { charges, asks }));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, hash::Hash};
 
-use crate::key::Key;
+use crate::{key::Key, leases::QueueId};
 
 /// Entries that a map may have room for without being made smaller.
 const SMALL_ROOM: usize = 1_000;
@@ -19,20 +19,20 @@ pub(super) fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 #[derive(Default)]
 pub(super) struct Index {
     /// The one of the key that all share, which needs no hash to be found.
-    shared: Option<usize>,
+    shared: Option<QueueId>,
     /// Callers choose their keys, so the hash has to be one that they cannot foresee.
-    others: HashMap<Key, usize>,
+    others: HashMap<Key, QueueId>,
 }
 
 impl Index {
-    pub(super) fn get(&self, key: &Key) -> Option<usize> {
+    pub(super) fn get(&self, key: &Key) -> Option<QueueId> {
         match *key == Key::SHARED {
             true => self.shared,
             false => self.others.get(key).copied(),
         }
     }
 
-    pub(super) fn insert(&mut self, key: Key, queue: usize) {
+    pub(super) fn insert(&mut self, key: Key, queue: QueueId) {
         match key == Key::SHARED {
             true => self.shared = Some(queue),
             false => drop(self.others.insert(key, queue)),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Core, index::Index};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    keeper::demand::{Leg, Taken},
+    keeper::demand::{Leg, LimitId, Taken},
     key::Key,
     limit::{Limit, Mode},
     part::Part,
@@ -22,7 +22,7 @@ impl Core {
         &mut self,
         limit: &Limit,
         meter: &Arc<LimitMeter>,
-    ) -> Result<usize, ConfigError> {
+    ) -> Result<LimitId, ConfigError> {
         if let Some(number) = self.check(limit)? {
             return Ok(number);
         }
@@ -37,21 +37,21 @@ impl Core {
         Some(self.meter(number))
     }
 
-    pub(crate) fn meter(&self, number: usize) -> Arc<LimitMeter> {
+    pub(crate) fn meter(&self, number: LimitId) -> Arc<LimitMeter> {
         self.ctx.meter(number).clone()
     }
 
-    pub(in crate::keeper) fn is_rate(&self, limit: usize) -> bool {
-        self.limits[limit].period().is_some()
+    pub(in crate::keeper) fn is_rate(&self, limit: LimitId) -> bool {
+        self.limits[limit.0].period().is_some()
     }
 
     /// Two limits of one name must say the same: what the first one said, or what it says now.
-    pub(crate) fn check(&self, limit: &Limit) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
         let Some(number) = self.number_of(limit.name()) else {
             return Ok(None);
         };
-        if self.limits[number].agrees_with(limit) || self.declared[number].agrees_with(limit) {
+        if self.limits[number.0].agrees_with(limit) || self.declared[number.0].agrees_with(limit) {
             return Ok(Some(number));
         }
         let name = limit.name();
@@ -63,7 +63,7 @@ impl Core {
     /// the others when it admits it.
     pub(in crate::keeper) fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
-            let limit = &self.limits[leg.limit];
+            let limit = &self.limits[leg.limit.0];
             let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
             if limit.current_mode() != Mode::Off && !taken.passed().iter().any(passed) {
                 self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
@@ -72,15 +72,15 @@ impl Core {
     }
 
     /// The part of a cluster that a key's ledger is in.
-    pub(in crate::keeper) fn part_of(&self, limit: usize, key: &Key) -> Part {
-        Part::of(key.digest(self.limits[limit].name()))
+    pub(in crate::keeper) fn part_of(&self, limit: LimitId, key: &Key) -> Part {
+        Part::of(key.digest(self.limits[limit.0].name()))
     }
 
     /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
     /// could wait for each other in a circle. Rates are first, as nothing is held while they are waited for.
     pub(in crate::keeper) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
-            let limit = &self.limits[leg.limit];
+            let limit = &self.limits[leg.limit.0];
             let digest = leg.key.digest(limit.name());
             let rank = (limit.period().is_none(), limit.class_of(&leg.key), digest);
             (rank, leg)
@@ -106,7 +106,7 @@ impl Core {
         for (limit, _) in limits {
             limit.validate()?;
             if let Some(number) = self.number_of(limit.name()) {
-                self.limits[number].may_become(limit)?;
+                self.limits[number.0].may_become(limit)?;
             }
         }
         for (limit, meter) in limits {
@@ -139,8 +139,8 @@ impl Core {
         self.advance_moved();
     }
 
-    fn change_limit(&mut self, number: usize, limit: Arc<Limit>) {
-        self.limits[number] = limit.clone();
+    fn change_limit(&mut self, number: LimitId, limit: Arc<Limit>) {
+        self.limits[number.0] = limit.clone();
         self.each_queue(|queue, ctx| {
             if queue.number() == number {
                 queue.change_limit(ctx, limit.clone());

@@ -49,16 +49,17 @@ use self::{
 };
 use super::{
     context::{Availability, Context, Settings, earliest},
-    demand::Fee,
+    demand::{ClaimId, Fee, LimitId},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{Lease, StoreClock},
+    leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
+    store::in_flight::ExchangeId,
 };
 
 #[cfg(test)]
@@ -77,23 +78,23 @@ pub(crate) struct Core {
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
     by_key: Vec<Index>,
-    by_ledger: HashMap<Arc<str>, usize>,
+    by_ledger: HashMap<Arc<str>, QueueId>,
     /// Queues of ledgers in this process that were idle lately, and may be again.
-    cached: VecDeque<usize>,
+    cached: VecDeque<QueueId>,
     /// Queues with work, in the order in which they got it.
-    ready: VecDeque<usize>,
-    due: BTreeSet<(Instant, usize)>,
+    ready: VecDeque<QueueId>,
+    due: BTreeSet<(Instant, QueueId)>,
     in_flight: Vec<Sent>,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
-    claims: BTreeMap<u64, Claim>,
+    claims: BTreeMap<ClaimId, Claim>,
     /// Claims to be sent.
-    asking: BTreeSet<u64>,
+    asking: BTreeSet<ClaimId>,
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
-    held_back: BTreeSet<u64>,
+    held_back: BTreeSet<ClaimId>,
     /// Claims that a rate lets go on then, and its number.
-    sleepers: BTreeMap<(Instant, u64), usize>,
+    sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
     bounded: Bounded,
@@ -146,21 +147,21 @@ enum ClaimStage {
 
 /// An exchange in flight.
 struct Sent {
-    number: u64,
+    id: ExchangeId,
     at: Instant,
     /// When the driver gives up on it.
     deadline: Instant,
     exchange: Arc<Exchange>,
     /// One for each batch.
     notes: Vec<Note>,
-    /// The keeper's name of each claim; 0 for a request for a single slot.
-    claims: Vec<u64>,
+    /// The number of each claim; `None` for a request for a single slot.
+    claims: Vec<Option<ClaimId>>,
 }
 
 /// The rates of this process, for when there is no store, or it is down.
 #[derive(Default)]
 struct Rates {
-    states: HashMap<(usize, Key), Tat>,
+    states: HashMap<(LimitId, Key), Tat>,
     purge_at: usize,
 }
 
@@ -279,7 +280,7 @@ impl Core {
 
     /// Whether a request waits for an answer, or a shutdown for its end.
     pub(super) fn has_requests(&self) -> bool {
-        let inquires = |index: &usize| self.queues[*index].queue.has_inquiries();
+        let inquires = |index: &QueueId| self.queues[index.0].queue.has_inquiries();
         self.ctx.counts.waiting > 0
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
@@ -299,28 +300,29 @@ impl Core {
     }
 
     /// The number of a limit.
-    fn number_of(&self, limit_name: &str) -> Option<usize> {
-        self.limits
-            .iter()
+    fn number_of(&self, limit_name: &str) -> Option<LimitId> {
+        let mut limits = self.limits.iter();
+        limits
             .position(|known| known.name() == limit_name)
+            .map(LimitId)
     }
 
-    pub(crate) fn refusal(&self, limit: usize, kind: AcquireErrorKind) -> AcquireError {
-        self.limits[limit].acquire_error(kind)
+    pub(crate) fn refusal(&self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
+        self.limits[limit.0].acquire_error(kind)
     }
 
     /// The queue of a key, made if need be. It goes when it is idle.
-    fn queue(&mut self, limit: usize, key: &Key) -> usize {
-        if let Some(index) = self.by_key[limit].get(key) {
+    fn queue(&mut self, limit: LimitId, key: &Key) -> QueueId {
+        if let Some(index) = self.by_key[limit.0].get(key) {
             return index;
         }
-        let rules = self.limits[limit].clone();
+        let rules = self.limits[limit.0].clone();
         let ledger: Arc<str> = match self.ctx.shared {
             true => self.ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
-        let index = self.queues.vacant_key();
-        self.by_key[limit].insert(key.clone(), index);
+        let index = QueueId(self.queues.vacant_key());
+        self.by_key[limit.0].insert(key.clone(), index);
         if self.ctx.shared {
             self.by_ledger.insert(ledger.clone(), index);
         }
@@ -331,12 +333,13 @@ impl Core {
             ready: false,
             due: None,
             cached: false,
-        }))
+        }));
+        index
     }
 
     /// After every change of a queue: lists it where it will be found, or drops it.
-    fn settle(&mut self, index: usize) {
-        let member = &mut self.queues[index];
+    fn settle(&mut self, index: QueueId) {
+        let member = &mut self.queues[index.0];
         member.queue.follow_local_right(&mut self.ctx);
         if !member.ready && member.queue.has_work() {
             member.ready = true;
@@ -358,11 +361,11 @@ impl Core {
 
     /// A queue of a ledger in this process is kept for a while: its key is likely to come again, and to make it anew
     /// costs more than all that is done with it.
-    fn cache_or_drop(&mut self, index: usize) {
+    fn cache_or_drop(&mut self, index: QueueId) {
         if self.ctx.shared || self.orphaned {
             return self.drop_queue(index);
         }
-        if !std::mem::replace(&mut self.queues[index].cached, true) {
+        if !std::mem::replace(&mut self.queues[index.0].cached, true) {
             self.cached.push_back(index);
         }
         while self.cached.len() > MAX_CACHED {
@@ -373,7 +376,7 @@ impl Core {
     /// One that is in use leaves the list only, and comes back when it is idle again.
     fn drop_oldest_cached(&mut self) {
         if let Some(index) = self.cached.pop_front() {
-            let member = &mut self.queues[index];
+            let member = &mut self.queues[index.0];
             member.cached = false;
             if !member.ready && member.queue.is_idle() {
                 self.drop_queue(index);
@@ -381,19 +384,23 @@ impl Core {
         }
     }
 
-    fn drop_queue(&mut self, index: usize) {
-        self.queues[index].queue.recall(&mut self.ctx);
-        let queue = self.queues.remove(index).queue;
-        self.by_key[queue.number()].remove(queue.key());
+    fn drop_queue(&mut self, index: QueueId) {
+        self.queues[index.0].queue.recall(&mut self.ctx);
+        let queue = self.queues.remove(index.0).queue;
+        self.by_key[queue.number().0].remove(queue.key());
         self.by_ledger.remove(queue.ledger());
         leave_room(&mut self.by_ledger);
     }
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
-        let indices: Vec<usize> = self.queues.iter().map(|(index, _)| index).collect();
+        let indices: Vec<QueueId> = self
+            .queues
+            .iter()
+            .map(|(index, _)| QueueId(index))
+            .collect();
         for index in indices {
             // It may have been dropped for another one.
-            if let Some(member) = self.queues.get_mut(index) {
+            if let Some(member) = self.queues.get_mut(index.0) {
                 change(&mut member.queue, &mut self.ctx);
                 self.settle(index);
             }

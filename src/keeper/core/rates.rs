@@ -7,7 +7,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
         context::Availability,
-        demand::{Fee, Leg, Paid},
+        demand::{Fee, Leg, LimitId, Paid},
     },
     key::Key,
     ledger::{Charge, Charged, Rate, Refund, Tat},
@@ -58,7 +58,7 @@ impl Core {
     /// request back.
     pub(super) fn charge_here(&self, fee: &Fee) -> Result<(Paid, u64), AcquireError> {
         let now_us = self.ctx.local_us();
-        let limit = &self.limits[fee.limit];
+        let limit = &self.limits[fee.limit.0];
         let refuse = |kind| Err(self.refusal(fee.limit, kind));
         let rate = match (self.ctx.availability, limit.policy()) {
             (Availability::Refused, _) => return refuse(AcquireErrorKind::Misconfigured),
@@ -87,7 +87,7 @@ impl Core {
     }
 
     /// Keeps the state of a rate in this process.
-    pub(super) fn keep_rate(&mut self, limit: usize, key: Key, tat: Tat) {
+    pub(super) fn keep_rate(&mut self, limit: LimitId, key: Key, tat: Tat) {
         self.rates.set((limit, key), tat, self.ctx.local_us());
     }
 
@@ -96,7 +96,7 @@ impl Core {
         let rest = Some(Duration::from_micros(rest_us));
         let quota = Quota {
             reset: rest,
-            ..self.limits[fee.limit].quota(fee.max)
+            ..self.limits[fee.limit.0].quota(fee.max)
         };
         AcquireError {
             limit: fee.max,
@@ -134,7 +134,7 @@ impl Core {
         Quota {
             remaining: rate.remaining(tat, now_us),
             reset: (next_us > 0).then(|| Duration::from_micros(next_us)),
-            ..self.limits[fee.limit].quota(fee.max)
+            ..self.limits[fee.limit.0].quota(fee.max)
         }
     }
 
@@ -183,7 +183,7 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
 }
 
 impl Rates {
-    fn set(&mut self, key: (usize, Key), state: Tat, now_us: u64) {
+    fn set(&mut self, key: (LimitId, Key), state: Tat, now_us: u64) {
         self.states.insert(key, state);
         if self.states.len() >= self.purge_at.max(PURGE_FROM) {
             self.states.retain(|_, state| state.us >= now_us);

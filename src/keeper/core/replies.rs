@@ -13,31 +13,31 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::Availability,
-        demand::Paid,
+        demand::{ClaimId, Paid},
         effects::Report,
         queue::{Note, Seen},
     },
-    leases::StoreClock,
+    leases::{QueueId, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Standing, Wake},
     limit::Limit,
-    store::{Event, StoreError},
+    store::{Event, StoreError, in_flight::ExchangeId},
 };
 
 /// Time between two reports that a key cannot be used, however many requests it refuses.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A claim as it was sent.
+/// A claim as it was sent; without a number if it is a request for a single slot.
 struct SentClaim<'a> {
-    id: u64,
+    id: Option<ClaimId>,
     claim: &'a Claim,
     notes: &'a [Note],
 }
 
 impl Core {
     /// An exchange was answered.
-    pub(crate) fn on_reply(&mut self, number: u64, reply: Reply, now: Instant) {
+    pub(crate) fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
         self.ctx.now = now;
-        if let Some(sent) = self.take_sent(number) {
+        if let Some(sent) = self.take_sent(id) {
             self.answered(sent, reply);
             self.advance_moved();
         }
@@ -45,7 +45,7 @@ impl Core {
 
     fn answered(&mut self, sent: Sent, reply: Reply) {
         let Sent {
-            number,
+            id,
             at,
             exchange,
             mut notes,
@@ -53,7 +53,7 @@ impl Core {
             ..
         } = sent;
         self.ctx
-            .record(|history, now| history.answered(number, &reply, now));
+            .record(|history, now| history.answered(id.0, &reply, now));
         self.asking.append(&mut self.held_back);
         let seen = Seen {
             store_us: reply.now_us,
@@ -68,7 +68,7 @@ impl Core {
         }
         let (mut outage, work) = (None, work_of(&reply));
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
-            let queue = &mut self.queues[note.queue].queue;
+            let queue = &mut self.queues[note.queue.0].queue;
             if reply.more {
                 queue.touch();
             }
@@ -102,10 +102,10 @@ impl Core {
             }
         }
         for (index, seq) in stale.into_iter().rev() {
-            self.queues[index].queue.resend(&mut self.ctx, seq);
+            self.queues[index.0].queue.resend(&mut self.ctx, seq);
         }
         for note in &notes {
-            let queue = &mut self.queues[note.queue].queue;
+            let queue = &mut self.queues[note.queue.0].queue;
             queue.on_answered(&mut self.ctx, note, seen);
             self.settle(note.queue);
         }
@@ -113,19 +113,19 @@ impl Core {
             Some(error) => self.note_refused_write(&error.message),
             None => self.note_success(work),
         }
-        self.reopen_all(claims);
+        self.reopen_all(claims.into_iter().flatten());
     }
 
     /// An exchange has no answer, and it is not known whether it ran.
     pub(crate) fn on_failure(
         &mut self,
-        number: u64,
+        id: ExchangeId,
         error: &StoreError,
         timed_out: bool,
         now: Instant,
     ) {
         self.ctx.now = now;
-        let Some(sent) = self.take_sent(number) else {
+        let Some(sent) = self.take_sent(id) else {
             return;
         };
         let failure = match timed_out {
@@ -170,39 +170,39 @@ impl Core {
 
     fn unanswered(&mut self, sent: Sent) {
         let Sent {
-            number,
+            id,
             exchange,
             mut notes,
             claims,
             ..
         } = sent;
-        self.ctx.record(|history, now| history.failed(number, now));
+        self.ctx.record(|history, now| history.failed(id.0, now));
         self.asking.append(&mut self.held_back);
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
         for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
-            let queue = &mut self.queues[note.queue].queue;
+            let queue = &mut self.queues[note.queue.0].queue;
             queue.on_failure(&mut self.ctx, batch, note, not_after_us, availability);
         }
         for claim in exchange.claims.iter().rev() {
             for ask in &claim.asks {
-                let queue = &mut self.queues[notes[ask.batch].queue].queue;
+                let queue = &mut self.queues[notes[ask.batch].queue.0].queue;
                 queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
             }
         }
         for note in &notes {
-            self.queues[note.queue].queue.on_unanswered();
+            self.queues[note.queue.0].queue.on_unanswered();
             self.settle(note.queue);
         }
-        self.reopen_all(claims);
+        self.reopen_all(claims.into_iter().flatten());
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
     }
 
-    fn take_sent(&mut self, number: u64) -> Option<Sent> {
+    fn take_sent(&mut self, id: ExchangeId) -> Option<Sent> {
         let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|sent| sent.number == number)?;
+        let position = in_flight.position(|sent| sent.id == id)?;
         Some(self.in_flight.swap_remove(position))
     }
 
@@ -247,7 +247,7 @@ impl Core {
             return;
         };
         self.ctx.record(|history, now| history.woken(wake, now));
-        let queue = &mut self.queues[index].queue;
+        let queue = &mut self.queues[index.0].queue;
         if wake.seqs.is_empty() {
             let now = self.ctx.now;
             queue.recall_since(&mut self.ctx, now);
@@ -271,7 +271,7 @@ impl Core {
         for (claim, answer) in exchange.claims.iter().zip(answers) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
-                let queue = &mut self.queues[notes[ask.batch].queue].queue;
+                let queue = &mut self.queues[notes[ask.batch].queue.0].queue;
                 queue.uncount_leg(standing);
             }
         }
@@ -283,16 +283,16 @@ impl Core {
         sent: &SentClaim<'_>,
         answer: &ClaimReply,
         at: Seen,
-    ) -> Option<(usize, Seq)> {
+    ) -> Option<(QueueId, Seq)> {
         let mut stale = None;
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
             let index = sent.notes[ask.batch].queue;
-            let queue = &mut self.queues[index].queue;
+            let queue = &mut self.queues[index.0].queue;
             if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
                 stale = Some((index, ask.seq));
             }
         }
-        if let Some(claim) = self.claims.get_mut(&sent.id) {
+        if let Some(claim) = sent.id.and_then(|id| self.claims.get_mut(&id)) {
             claim.asking_since = None;
         }
         self.charged(sent, &answer.charged, at.store_us);
@@ -312,44 +312,50 @@ impl Core {
             } else {
                 Availability::Up
             };
-            let queue = &mut self.queues[note.queue].queue;
+            let queue = &mut self.queues[note.queue.0].queue;
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
-        if is_rate && availability == Availability::Refused {
-            self.refuse_unpaid(sent.id);
+        if let Some(id) = sent.id
+            && is_rate
+            && availability == Availability::Refused
+        {
+            self.refuse_unpaid(id);
         }
     }
 
     /// The first of its limits.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
         if let Some(ask) = sent.claim.asks.first() {
-            let queue = &self.queues[sent.notes[ask.batch].queue].queue;
+            let queue = &self.queues[sent.notes[ask.batch].queue.0].queue;
             return Some(queue.limit().clone());
         }
-        let fee = self.claims.get(&sent.id)?.fees.first()?;
-        Some(self.limits[fee.limit].clone())
+        let fee = self.claims.get(&sent.id?)?.fees.first()?;
+        Some(self.limits[fee.limit.0].clone())
     }
 
     /// The store has charged the claim, or has refused to.
     fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
-        let is_sent = |claim: &super::Claim| matches!(claim.stage, ClaimStage::Sent);
-        if !self.claims.get(&sent.id).is_some_and(is_sent) {
+        let is_sent = |id: &ClaimId| match self.claims.get(id) {
+            Some(claim) => matches!(claim.stage, ClaimStage::Sent),
+            None => false,
+        };
+        let Some(id) = sent.id.filter(is_sent) else {
             return self.refund_unclaimed(sent, charged);
-        }
+        };
         let mut refusal = None;
-        let numbers = 0..self.claims[&sent.id].fees.len();
-        let owed = |number: &usize| self.claims[&sent.id].fees[*number].paid == Paid::Not;
+        let numbers = 0..self.claims[&id].fees.len();
+        let owed = |number: &usize| self.claims[&id].fees[*number].paid == Paid::Not;
         let owed: Vec<usize> = numbers.filter(owed).collect();
         for (number, charged) in owed.into_iter().zip(charged) {
             match *charged {
                 Charged::Until { tat, start_us } => {
                     let rest_us = start_us.saturating_sub(now_us);
-                    self.pay(sent.id, number, Paid::InStore(tat), rest_us);
+                    self.pay(id, number, Paid::InStore(tat), rest_us);
                 }
                 Charged::TooSoon { start_us } => {
-                    let fee = &self.claims[&sent.id].fees[number];
+                    let fee = &self.claims[&id].fees[number];
                     if fee.charge.shadow {
-                        self.pass_fee(sent.id, number, AcquireErrorKind::TooSoon);
+                        self.pass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {
                         let rest_us = start_us.saturating_sub(now_us);
                         refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));
@@ -358,7 +364,7 @@ impl Core {
                 Charged::Not => {}
             }
         }
-        self.settle_fees(sent.id, refusal);
+        self.settle_fees(id, refusal);
     }
 
     /// No request waits for the claim any more.

@@ -8,11 +8,11 @@ use super::{Bounds, Core};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{Demand, Fee, Leg, Taken, Ticket},
+        demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
         effects::{Inquiry, StoredWaker},
     },
     key::Key,
-    leases::{Lease, Pool},
+    leases::{Lease, Pool, QueueId},
     status::{Quota, Status},
     telemetry::Measure,
 };
@@ -26,7 +26,7 @@ impl Core {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
         let legs = match demand {
-            Demand::One(leg) if self.limits[leg.limit].is_plain() => {
+            Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
             }
             Demand::One(leg) => slice::from_ref(leg),
@@ -39,7 +39,7 @@ impl Core {
 
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
         let index = self.queue(leg.limit, &leg.key);
-        let queue = &mut self.queues[index].queue;
+        let queue = &mut self.queues[index.0].queue;
         queue.set_own_max(&mut self.ctx, leg.max);
         // For a key that has no slots at all it would wait for nothing.
         let wait = match leg.max {
@@ -79,7 +79,7 @@ impl Core {
     }
 
     fn collect_slot(&mut self, lease: &Arc<Lease>) -> Option<Result<Taken, AcquireError>> {
-        let queue = &mut self.queues.get_mut(lease.queue)?.queue;
+        let queue = &mut self.queues.get_mut(lease.queue.0)?.queue;
         if let Some(taken) = queue.take(&mut self.ctx, lease) {
             // Nothing that the queue is listed by has changed.
             return Some(Ok(taken));
@@ -93,7 +93,7 @@ impl Core {
     pub(crate) fn is_watched_by(&self, ticket: &Ticket, waker: &Waker) -> bool {
         let stored = match ticket {
             Ticket::Slot(lease) => {
-                let member = self.queues.get(lease.queue);
+                let member = self.queues.get(lease.queue.0);
                 member.and_then(|member| member.queue.waker(lease.seq()))
             }
             Ticket::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
@@ -104,7 +104,7 @@ impl Core {
     /// This task is to be woken then, in place of another one.
     pub(crate) fn watch(&mut self, ticket: &Ticket, waker: StoredWaker) {
         let old = match ticket {
-            Ticket::Slot(lease) => match self.queues.get_mut(lease.queue) {
+            Ticket::Slot(lease) => match self.queues.get_mut(lease.queue.0) {
                 Some(member) => member.queue.set_waker(lease.seq(), waker),
                 None => Some(waker),
             },
@@ -124,7 +124,7 @@ impl Core {
     pub(crate) fn quotas(&self, ticket: &Ticket) -> Vec<Quota> {
         match ticket {
             Ticket::Slot(lease) => {
-                let member = self.queues.get(lease.queue);
+                let member = self.queues.get(lease.queue.0);
                 let quota = member.and_then(|member| member.queue.quota(&self.ctx));
                 quota.into_iter().collect()
             }
@@ -159,7 +159,7 @@ impl Core {
     pub(crate) fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
-        if let Some(member) = self.queues.get_mut(lease.queue) {
+        if let Some(member) = self.queues.get_mut(lease.queue.0) {
             if !member.queue.put_idle(&mut self.ctx, lease) {
                 lease.return_at(now);
                 member.queue.give_up(&mut self.ctx, lease.seq());
@@ -173,7 +173,7 @@ impl Core {
 
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
     pub(crate) fn part(&mut self, lease: &Arc<Lease>, now: Instant) {
-        if let Some(member) = self.queues.get_mut(lease.queue) {
+        if let Some(member) = self.queues.get_mut(lease.queue.0) {
             member.queue.set_apart(lease.seq());
         }
         self.release(lease, now);
@@ -184,8 +184,8 @@ impl Core {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
-        if let Some(member) = self.queues.get_mut(lease.queue) {
-            member.queue.release_unused(&mut self.ctx, lease.seq());
+        if let Some(member) = self.queues.get_mut(lease.queue.0) {
+            member.queue.give_up_unused(&mut self.ctx, lease.seq());
             self.settle(lease.queue);
             self.advance_moved();
         }
@@ -207,10 +207,10 @@ impl Core {
     }
 
     /// Asks what all replicas together hold under a key.
-    pub(crate) fn inquire(&mut self, limit: usize, key: &Key, inquiry: Inquiry, now: Instant) {
+    pub(crate) fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
         let index = self.queue(limit, key);
-        self.queues[index].queue.inquire(&mut self.ctx, inquiry);
+        self.queues[index.0].queue.inquire(&mut self.ctx, inquiry);
         self.settle(index);
         self.advance_moved();
     }
@@ -218,22 +218,22 @@ impl Core {
     /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
     pub(in crate::keeper) fn bind(
         &mut self,
-        limit: usize,
+        limit: LimitId,
         key: &Key,
         now: Instant,
-    ) -> Option<(usize, Arc<Pool>)> {
+    ) -> Option<(QueueId, Arc<Pool>)> {
         self.ctx.now = now;
-        if !self.limits[limit].is_reused() {
+        if !self.limits[limit.0].is_reused() {
             return None;
         }
         let index = self.queue(limit, key);
-        let pool = self.queues[index].queue.pool()?.clone();
+        let pool = self.queues[index.0].queue.pool()?.clone();
         pool.bind();
         self.settle(index);
         Some((index, pool))
     }
 
-    pub(in crate::keeper) fn unbind(&mut self, queue: usize, pool: &Pool) {
+    pub(in crate::keeper) fn unbind(&mut self, queue: QueueId, pool: &Pool) {
         pool.unbind();
         self.settle(queue);
     }

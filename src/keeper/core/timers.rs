@@ -23,7 +23,7 @@ impl Core {
             && at <= now
         {
             self.ctx.expiries.pop_first();
-            let queue = &mut self.queues[index].queue;
+            let queue = &mut self.queues[index.0].queue;
             queue.refuse(&mut self.ctx, seq, AcquireErrorKind::TimedOut);
             self.settle(index);
             // A claim that has waited for long enough gives others its slots before their waits end.
@@ -34,7 +34,7 @@ impl Core {
         while let Some(&(at, index)) = self.due.first()
             && at <= now
         {
-            self.queues[index].queue.on_time(&mut self.ctx);
+            self.queues[index.0].queue.on_time(&mut self.ctx);
             self.settle(index);
         }
         self.renew_due();
@@ -55,7 +55,7 @@ impl Core {
             let index = of_a_queue[0].0;
             let seqs = of_a_queue.iter().map(|(_, seq)| *seq);
             // It may have been dropped for another one.
-            if let Some(member) = self.queues.get_mut(index) {
+            if let Some(member) = self.queues.get_mut(index.0) {
                 member.queue.renew_due(&mut self.ctx, seqs);
                 self.settle(index);
             }
@@ -78,7 +78,7 @@ impl Core {
         while let Some((lease, kind)) = self.bounded.next_over(self.ctx.now) {
             self.ctx.end_lease(&lease, kind);
             let seq = lease.seq();
-            let member = self.queues.get_mut(lease.queue);
+            let member = self.queues.get_mut(lease.queue.0);
             // If the slot was lost before, only the response is left to end.
             if let Some(member) = member.filter(|member| member.queue.contains(seq)) {
                 let (queue, ctx) = (&mut member.queue, &mut self.ctx);

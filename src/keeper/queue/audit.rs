@@ -4,9 +4,16 @@ use std::collections::{BTreeSet, HashMap};
 
 use tokio::time::Instant;
 
-use super::{Entry, Note, Outbox, Queue, Release, State, Waiters};
+use super::{
+    Note, Outbox, Queue, Release, Waiters,
+    permit::{Entry, Hold, Holder, InStore, State},
+};
 use crate::{
-    keeper::context::{Availability, Context, Counts},
+    keeper::{
+        context::{Availability, Context, Counts},
+        demand::ClaimId,
+    },
+    leases::QueueId,
     ledger::Seq,
 };
 
@@ -17,9 +24,9 @@ pub(in crate::keeper) struct Books {
     pub(in crate::keeper) entering: BTreeSet<Seq>,
     pub(in crate::keeper) renewing: BTreeSet<Seq>,
     /// The claim of each leg.
-    pub(in crate::keeper) owners: HashMap<Seq, u64>,
+    pub(in crate::keeper) owners: HashMap<Seq, ClaimId>,
     pub(in crate::keeper) counts: Counts,
-    pub(in crate::keeper) expiries: BTreeSet<(Instant, usize, Seq)>,
+    pub(in crate::keeper) expiries: BTreeSet<(Instant, QueueId, Seq)>,
     pub(in crate::keeper) renewals: usize,
 }
 
@@ -40,7 +47,7 @@ impl Queue {
         books: &mut Books,
         in_flight: u16,
     ) -> Result<(), String> {
-        let at = format!("queue {} ({})", self.index, self.limit.name());
+        let at = format!("queue {} ({})", self.id.0, self.limit.name());
         hold!(
             self.in_flight == in_flight,
             "{at}: {} in flight, not {in_flight}",
@@ -54,8 +61,8 @@ impl Queue {
         let none = Waiters::default();
         let waiters = self.waiters.as_deref().unwrap_or(&none);
         for (ticket, seq) in &waiters.by_ticket {
-            let state = self.entries.get(seq).map(|entry| entry.state);
-            let same = matches!(state, Some(State::Waiting { ticket: own, .. }) if own == *ticket);
+            let state = self.entries.get(seq).map(Entry::state);
+            let same = matches!(state, Some(State::Waiting { ticket: own, .. }) if own == ticket);
             hold!(same, "{at}: {seq} queues and does not wait");
         }
         hold!(
@@ -87,55 +94,72 @@ impl Queue {
         let outbox = self.outbox.as_deref().unwrap_or(&none);
         let up = ctx.availability == Availability::Up;
         hold!(entry.lease.seq() == seq, "its lease has another name");
-        hold!(entry.lease.queue == self.index, "in the wrong queue");
-        match entry.state {
-            State::Held { .. } => books.counts.held += 1,
-            State::Refused(_) | State::Passed(_) | State::Parked => {}
-            _ => books.counts.waiting += 1,
+        hold!(entry.lease.queue == self.id, "in the wrong queue");
+        let (state, claim) = (*entry.state(), entry.claim());
+        let InStore {
+            present,
+            entering,
+            renewing,
+            not_after_us,
+        } = entry.in_store;
+        match state {
+            State::Held(_) => books.counts.held += 1,
+            State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => books.counts.waiting += 1,
+            State::Refused(_) | State::Passed(_) | State::Parked | State::Leaving => {}
         }
-        if matches!(entry.state, State::Waiting { .. } | State::WaitingHere) {
-            books.expiries.insert((entry.wait_until(), self.index, seq));
+        if matches!(state, State::Waiting { .. } | State::WaitingHere) {
+            books.expiries.insert((entry.wait_until(), self.id, seq));
         }
-        if let State::Held { look_at: Some(at) } = entry.state {
-            let young = seq >= self.young_from;
-            let listed = ctx.renewals.contains(&(at, self.index, seq));
-            books.renewals += usize::from(listed && !young);
-            let timed = young && self.young_at.is_some_and(|young| young <= at);
-            hold!(listed || timed || entry.open, "nobody renews it at {at:?}");
-        }
-        hold!(entry.wanted || entry.open, "nobody wants it, and it stays");
         hold!(
-            entry.open == books.entering.contains(&seq),
-            "open {}",
-            entry.open
+            entering == books.entering.contains(&seq),
+            "entering {entering}"
         );
         let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
-        hold!(!entry.renewing || asked, "renewing, and nobody asks");
-        hold!(!entry.taken || entry.claim.is_none(), "taken, and a leg");
-        if entry.wanted && entry.claim.is_some() {
-            hold!(
-                books.owners.get(&seq) == entry.claim.as_ref(),
-                "no claim {:?}",
-                entry.claim
-            );
+        hold!(!renewing || asked, "renewing, and nobody asks");
+        if let (Some(claim), false) = (claim, matches!(state, State::Leaving)) {
+            hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim:?}");
         }
-        match entry.state {
-            State::Asking(None) => {
+        match state {
+            State::Listed { .. } => {
                 let listed = outbox.acquire.contains(&seq);
                 hold!(listed && up, "wants to ask, and will not");
+                hold!(!entering && !present && not_after_us == 0, "asked before");
             }
-            State::Asking(Some(_)) => hold!(entry.open, "asks, and nobody was asked"),
+            State::Sent { .. } => hold!(entering, "asks, and nobody was asked"),
             // If the question was lost, the exchange that it was open in is still to tell.
-            State::Checking => hold!(entry.renewing || entry.open, "is checked by nobody"),
+            State::Checking { .. } => hold!(renewing || entering, "is checked by nobody"),
             State::WaitingHere => {
                 hold!(self.local.is_some(), "waits here, where no ledger is");
+                hold!(!entering && !present, "waits here, and in the store");
             }
             State::Waiting { ticket, .. } => {
                 let listed = self.waiters().any(|waiter| *waiter == (ticket, seq));
                 hold!(listed, "not among the waiters");
+                hold!(present, "waits in a store that does not have it");
             }
-            State::Parked => hold!(entry.claim.is_some(), "parked without a claim"),
-            State::Held { .. } | State::Refused(_) | State::Passed(_) => {}
+            State::Parked => {
+                hold!(claim.is_some(), "parked without a claim");
+                hold!(!entering && !present, "parked, and in the store");
+            }
+            State::Held(Hold {
+                look_at, holder, ..
+            }) => {
+                let is_taken = matches!(holder, Holder::Permit | Holder::Part);
+                hold!(!is_taken || claim.is_none(), "taken, and a leg");
+                if let Some(at) = look_at {
+                    let young = seq >= self.young_from;
+                    let listed = ctx.renewals.contains(&(at, self.id, seq));
+                    books.renewals += usize::from(listed && !young);
+                    let timed = young && self.young_at.is_some_and(|young| young <= at);
+                    hold!(listed || timed || entering, "nobody renews it at {at:?}");
+                }
+            }
+            State::Leaving => hold!(entering, "nobody wants it, and it stays"),
+            State::Refused(_) | State::Passed(_) => {}
         }
         Ok(())
     }
@@ -147,7 +171,7 @@ impl Queue {
         };
         let idle = pool.names();
         for seq in &idle {
-            let held = |entry: &Entry| entry.is_held() && entry.taken && entry.wanted;
+            let held = |entry: &Entry| entry.holder() == Some(Holder::Permit);
             let entry = self.entries.get(seq);
             hold!(
                 entry.is_none_or(held),
@@ -169,7 +193,7 @@ impl Queue {
         let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
         let waiters: BTreeSet<Seq> = ledger.waiters().map(|(_, id)| id.seq).collect();
         let held: BTreeSet<Seq> = self.those(Entry::is_held).into_iter().collect();
-        let waiting = self.those(|entry| matches!(entry.state, State::WaitingHere));
+        let waiting = self.those(|entry| matches!(entry.state(), State::WaitingHere));
         let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
         let ghosts: Vec<_> = holders.difference(&held).copied().collect();
         hold!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
@@ -187,7 +211,14 @@ impl Queue {
     pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
         // One that was refused is released at once, and stays here until its client comes for the answer.
         let may_be_there = |entry: &Entry| {
-            !entry.is_decided() || entry.open || entry.in_store || entry.not_after_us > 0
+            let InStore {
+                present,
+                entering,
+                not_after_us,
+                ..
+            } = entry.in_store;
+            let is_refused = matches!(entry.state(), State::Refused(_) | State::Passed(_));
+            !is_refused || entering || present || not_after_us > 0
         };
         self.entries.get(&seq).is_some_and(may_be_there)
     }
@@ -200,7 +231,7 @@ impl Queue {
     }
 
     pub(in crate::keeper) fn waits_in_store(&self, seq: Seq) -> bool {
-        let waits = |entry: &Entry| matches!(entry.state, State::Waiting { .. });
+        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting { .. });
         self.entries.get(&seq).is_some_and(waits)
     }
 
@@ -208,21 +239,27 @@ impl Queue {
     pub(in crate::keeper) fn waits_in_queue(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| {
             matches!(
-                entry.state,
-                State::Waiting { .. } | State::WaitingHere | State::Asking(_)
+                entry.state(),
+                State::Waiting { .. }
+                    | State::WaitingHere
+                    | State::Listed { .. }
+                    | State::Sent { .. }
             )
         };
         self.entries.get(&seq).is_some_and(waits)
     }
 
     pub(in crate::keeper) fn is_open(&self, seq: Seq) -> bool {
-        self.entries.get(&seq).is_some_and(|entry| entry.open)
+        self.entries
+            .get(&seq)
+            .is_some_and(|entry| entry.in_store.entering)
     }
 
     /// The claim of a leg that is wanted.
-    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<u64> {
+    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<ClaimId> {
         let entry = self.entries.get(&seq)?;
-        entry.claim.filter(|_| entry.wanted)
+        let is_wanted = !matches!(entry.state(), State::Leaving);
+        entry.claim().filter(|_| is_wanted)
     }
 
     pub(in crate::keeper) fn limit_of_key(&self) -> u32 {

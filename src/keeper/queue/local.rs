@@ -6,11 +6,14 @@
 
 use std::sync::Arc;
 
-use super::{Entry, Queue, State};
+use super::{
+    Queue,
+    permit::{Entry, Holder, State},
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
-    ledger::{Ask, One, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
     limit::{Limit, Mode, OnUnavailable},
     telemetry::Measure,
 };
@@ -22,6 +25,23 @@ impl Queue {
             self.keep_ledger(ctx);
         }
         self.make_pool(ctx);
+    }
+
+    /// Starts a ledger in this process, with those that hold slots already.
+    fn keep_ledger(&mut self, ctx: &mut Context) {
+        if self.local.is_none() {
+            let batch = Batch {
+                limit: self.local_limit(ctx),
+                max_waiters: self.limit.waiters(),
+                adopt: self.those(Entry::is_held),
+                ..Batch::default()
+            };
+            let mut ledger = Box::new(Ledger::default());
+            ledger.run(&mut Call::new(&ctx.local, 0), &batch);
+            self.local = Some(ledger);
+            self.read_local();
+            self.recheck_right = true;
+        }
     }
 
     pub(super) fn acquire_here(&mut self, ctx: &mut Context, seq: Seq) {
@@ -41,13 +61,13 @@ impl Queue {
                 if let Some(entry) = self.entries.get_mut(&seq) {
                     entry.place = self.snapshot.waiting;
                 }
-                self.set(ctx, seq, State::WaitingHere);
+                self.wait_here(ctx, seq);
             }
             Some(Standing::LineFull) => {
-                self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull));
+                self.refused(ctx, seq, AcquireErrorKind::LineFull);
             }
-            _ if has_waited => self.set(ctx, seq, State::Refused(AcquireErrorKind::TimedOut)),
-            _ => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
+            _ if has_waited => self.refused(ctx, seq, AcquireErrorKind::TimedOut),
+            _ => self.refused(ctx, seq, AcquireErrorKind::Full),
         }
     }
 
@@ -56,7 +76,7 @@ impl Queue {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
-        if entry.open || entry.is_held() || entry.is_decided() {
+        if entry.in_store.entering || !entry.is_pending() {
             return;
         }
         if availability == Availability::Refused {
@@ -82,20 +102,13 @@ impl Queue {
 
     /// Asks the store under a new name, at the end of its queue; or falls back, if the store is down.
     pub(super) fn ask_again(&mut self, ctx: &mut Context, seq: Seq) {
-        match self.entries.get_mut(&seq) {
-            Some(entry) if !entry.wanted => {
-                entry.open = false;
-                return self.give_up(ctx, seq);
-            }
-            Some(entry) if entry.claim.is_some() => return self.park(ctx, seq),
-            _ => {}
+        let is_leg = |entry: &Entry| entry.claim().is_some();
+        if self.entries.get(&seq).is_some_and(is_leg) {
+            return self.park(ctx, seq);
         }
-        let Some(new) = self.rename(ctx, seq) else {
+        let Some(new) = self.start_over(ctx, seq) else {
             return;
         };
-        if let Some(entry) = self.entries.get_mut(&new) {
-            entry.since = ctx.now;
-        }
         match ctx.availability {
             Availability::Up => self.outbox().acquire.push_back(new),
             down => self.fall_back(ctx, new, down),
@@ -112,15 +125,18 @@ impl Queue {
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
     pub(super) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
-        match self.entries.get(&seq) {
-            Some(entry) if entry.taken => {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        match entry.holder() {
+            Some(Holder::Permit | Holder::Part) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
                 ctx.end_lease(&entry.lease, LostErrorKind::Lost);
                 ctx.counts.lost += 1;
                 ctx.measure(self.number, Measure::Lost);
                 self.give_up(ctx, seq);
             }
-            Some(entry) if !entry.open => {
+            Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {
                 self.release_here(ctx, seq);
                 self.ask_again(ctx, seq);
             }
@@ -132,8 +148,7 @@ impl Queue {
     pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
-            let held = |entry: &Entry| entry.wanted && entry.is_held();
-            if self.entries.get(&seq).is_some_and(held) {
+            if self.entries.get(&seq).is_some_and(Entry::is_held) {
                 self.lose(ctx, seq);
                 lost += 1;
             }
@@ -149,8 +164,8 @@ impl Queue {
             self.local = None;
         }
         let mut waiters: Vec<Seq> = self.waiters().map(|(_, seq)| *seq).collect();
-        waiters.extend(self.those(|entry| match entry.state {
-            State::Checking => true,
+        waiters.extend(self.those(|entry| match entry.state() {
+            State::Checking { .. } => true,
             State::WaitingHere => refused,
             _ => false,
         }));
@@ -167,7 +182,7 @@ impl Queue {
     pub(in crate::keeper) fn return_to_store(&mut self, ctx: &mut Context) {
         self.local = None;
         self.introduce(ctx);
-        for seq in self.those(|entry| matches!(entry.state, State::WaitingHere)) {
+        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
             self.ask_again(ctx, seq);
         }
     }
@@ -197,12 +212,8 @@ impl Queue {
         self.follow_policy(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
-            let waits = |entry: &Entry| !entry.taken && !entry.is_held() && !entry.is_decided();
-            for seq in self.those(waits) {
-                if let Some(entry) = self.entries.get_mut(&seq) {
-                    entry.shadow = true;
-                }
-                self.refuse(ctx, seq, AcquireErrorKind::Full);
+            for seq in self.those(Entry::is_pending) {
+                self.pass(ctx, seq, AcquireErrorKind::Full);
             }
         }
     }
@@ -213,7 +224,7 @@ impl Queue {
         if keeps || !ctx.shared || self.local.take().is_none() {
             return;
         }
-        for seq in self.those(|entry| matches!(entry.state, State::WaitingHere)) {
+        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
             self.fall_back(ctx, seq, Availability::Down);
         }
     }

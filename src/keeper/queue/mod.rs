@@ -14,12 +14,12 @@
 //! Each file calls only those above it. A queue knows nothing of the [core](super::core), which has many of them: it
 //! reports to the [`Context`].
 //!
-//! An entry moves from the request to the release:
+//! An entry moves from the request to the release; `permit` has the table of its states:
 //!
 //! ```text
-//! Asking -> Waiting -> Checking -> Held -> (gone)
-//!    \          \          \_________________/
-//!     \__________\__________________________/
+//! Listed -> Sent -> Waiting -> Checking -> Held -> (gone)
+//!             \        \___________________/
+//!              \__________________________/
 //! ```
 //!
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
@@ -48,25 +48,26 @@ use tokio::time::Instant;
 
 use super::{
     context::{Context, earliest},
+    demand::LimitId,
     effects::{Inquiry, StoredWaker},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{Lease, Pool},
+    leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
-    limit::{Limit, MAX_WAIT},
+    limit::{Limit, MAX_WAIT, OnUnavailable},
     small_map::SmallMap,
     status::{Quota, Usage},
 };
 
 #[cfg(test)]
 pub(super) use self::permit::FORGET_AFTER;
+use self::permit::{Entry, State};
 
 pub(super) struct Queue {
-    index: usize,
-    /// The number of its limit.
-    number: usize,
+    id: QueueId,
+    number: LimitId,
     key: Key,
     /// The name of its ledger in the store.
     ledger: Arc<str>,
@@ -97,64 +98,6 @@ pub(super) struct Queue {
     tend_at: Option<Instant>,
     introducing: bool,
     snapshot: Snapshot,
-}
-
-/// One permit or request of this process.
-struct Entry {
-    lease: Arc<Lease>,
-    state: State,
-    /// It is in the store's ledger, not only in this process's.
-    in_store: bool,
-    /// An exchange that puts it into the store's ledger is in flight.
-    open: bool,
-    /// Unanswered exchanges may put it there until this store time.
-    not_after_us: u64,
-    /// A renewal is to be sent or in flight.
-    renewing: bool,
-    /// A request waits for it, or a permit holds it.
-    wanted: bool,
-    /// Its request has got its permit.
-    taken: bool,
-    /// That permit has no other slots.
-    alone: bool,
-    asked: Instant,
-    /// When it began to ask the store that it asks now: it has `store_timeout` from then. Once it has a slot, when this
-    /// process learned of that: an answer to an earlier question does not contradict it.
-    since: Instant,
-    /// Zero: it does not wait.
-    wait: Duration,
-    place: u32,
-    waker: Option<StoredWaker>,
-    /// The claim that it is a leg of, until that is granted.
-    claim: Option<u64>,
-    /// As a leg, it has had its turn.
-    begun: bool,
-    /// Its limit is in shadow mode: a refusal lets it pass.
-    shadow: bool,
-}
-
-#[derive(Clone, Copy)]
-enum State {
-    /// To be sent, or sent then and not answered.
-    Asking(Option<Seen>),
-    /// In the store's queue.
-    Waiting {
-        ticket: i64,
-        seen: Seen,
-    },
-    /// In the queue of the ledger in this process.
-    WaitingHere,
-    /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used.
-    Checking,
-    /// Renewed at that time, or found to be over. `None`: it needs no renewal.
-    Held {
-        look_at: Option<Instant>,
-    },
-    Refused(AcquireErrorKind),
-    /// It would have been refused, and goes on without a slot.
-    Passed(AcquireErrorKind),
-    /// A leg of a claim whose turn has not come.
-    Parked,
 }
 
 /// How far a leg of a claim has come.
@@ -225,8 +168,7 @@ pub(super) struct Release {
 
 /// The memory of a batch until its answer.
 pub(super) struct Note {
-    /// The index of the queue.
-    pub(super) queue: usize,
+    pub(super) queue: QueueId,
     /// The ledger cannot be used.
     pub(super) failed: bool,
     releases: Vec<Release>,
@@ -237,8 +179,8 @@ pub(super) struct Note {
 
 impl Queue {
     pub(super) fn new(
-        index: usize,
-        (number, key): (usize, Key),
+        id: QueueId,
+        (number, key): (LimitId, Key),
         ledger: Arc<str>,
         limit: Arc<Limit>,
         ctx: &Context,
@@ -248,7 +190,7 @@ impl Queue {
             sent: ctx.now,
         };
         Self {
-            index,
+            id,
             number,
             key,
             ledger,
@@ -277,7 +219,7 @@ impl Queue {
     }
 
     /// The number of its limit.
-    pub(super) fn number(&self) -> usize {
+    pub(super) fn number(&self) -> LimitId {
         self.number
     }
 
@@ -306,25 +248,28 @@ impl Queue {
     pub(super) fn waiting_place(&self, seq: Seq) -> Option<u32> {
         let entry = self.entries.get(&seq)?;
         let waits = matches!(
-            entry.state,
-            State::Waiting { .. } | State::WaitingHere | State::Checking
+            entry.state(),
+            State::Waiting { .. } | State::WaitingHere | State::Checking { .. }
         );
         waits.then_some(entry.place)
     }
 
     pub(super) fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
         let entry = self.entries.get(&seq)?;
-        Some(match entry.state {
-            State::Held { .. } => LegState::Held {
+        Some(match *entry.state() {
+            State::Held(_) => LegState::Held {
                 over: entry.lease.is_over(now),
-                busy: entry.open,
+                busy: entry.in_store.entering,
             },
             State::Parked => LegState::Parked,
             State::Refused(kind) => LegState::Refused(kind),
             State::Passed(kind) => LegState::Passed(kind),
-            State::Asking(_) | State::Waiting { .. } | State::WaitingHere | State::Checking => {
-                LegState::Pending
-            }
+            State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => LegState::Pending,
+            State::Leaving => return None,
         })
     }
 
@@ -384,6 +329,27 @@ impl Queue {
     /// How many slots of the ledger in this process are in use, and not idle in the pool.
     fn used_of(&self, ledger: &Ledger) -> u32 {
         ledger.in_use().saturating_sub(self.idle() as u32)
+    }
+
+    /// Takes over what the ledger in this process says.
+    fn read_local(&mut self) {
+        if let Some(ledger) = &self.local {
+            let numbers = (self.used_of(ledger), ledger.waiting());
+            (self.snapshot.in_use, self.snapshot.waiting) = numbers;
+        }
+    }
+
+    /// How many slots the ledger in this process has.
+    fn local_limit(&self, ctx: &Context) -> u32 {
+        match self.limit.policy() {
+            // The key's own value counts here too, unless there are fewer for all keys.
+            OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
+                Some(own) if limit == self.limit.max() => own,
+                Some(own) => own.min(limit),
+                None => limit,
+            },
+            _ => self.max(),
+        }
     }
 
     /// How many slots are idle in the pool.
@@ -454,7 +420,8 @@ impl Queue {
 
     /// Whether the store has not confirmed all holders since the queue was introduced.
     pub(super) fn is_introducing(&mut self) -> bool {
-        let unconfirmed = |entry: &Entry| entry.is_held() && (entry.renewing || entry.open);
+        let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
+        let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
         self.introducing &=
             self.outbox.as_deref().is_some_and(adopts) || self.entries.values().any(unconfirmed);
@@ -490,50 +457,6 @@ impl Queue {
             due = timers.into_iter().fold(due, earliest);
         }
         due
-    }
-}
-
-impl Entry {
-    fn new(lease: Arc<Lease>, wait: Duration, now: Instant) -> Self {
-        Self {
-            lease,
-            state: State::Parked,
-            in_store: false,
-            open: false,
-            not_after_us: 0,
-            renewing: false,
-            wanted: true,
-            taken: false,
-            alone: false,
-            asked: now,
-            since: now,
-            wait,
-            place: 0,
-            waker: None,
-            claim: None,
-            begun: false,
-            shadow: false,
-        }
-    }
-
-    /// It is the turn of this leg: its time to wait begins, unless it has begun before.
-    fn begin(&mut self, now: Instant) {
-        if !std::mem::replace(&mut self.begun, true) {
-            self.asked = now;
-        }
-    }
-
-    /// It needs nothing from any ledger any more.
-    fn is_decided(&self) -> bool {
-        matches!(self.state, State::Refused(_) | State::Passed(_))
-    }
-
-    fn wait_until(&self) -> Instant {
-        self.asked + self.wait
-    }
-
-    fn is_held(&self) -> bool {
-        matches!(self.state, State::Held { .. })
     }
 }
 

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Entry, Note, Outbox, Queue, Release, Seen, State};
+use super::{
+    Note, Outbox, Queue, Release,
+    permit::{Entry, State},
+};
 use crate::{
     keeper::{
         context::{Context, earliest},
@@ -19,7 +22,12 @@ const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 impl Queue {
     /// Asks for every waiter by name.
     pub(in crate::keeper) fn call_roll(&mut self) {
-        self.renew_all(|entry| matches!(entry.state, State::Waiting { .. } | State::Checking));
+        self.renew_all(|entry| {
+            matches!(
+                entry.state(),
+                State::Waiting { .. } | State::Checking { .. }
+            )
+        });
     }
 
     /// Asks for every waiter in a moment, and not before: if the store has lost its data, or is another, holders of other
@@ -33,7 +41,7 @@ impl Queue {
             waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
             waiters.handover_at = waiters.handover_at.map(|handover| handover.max(at));
         }
-        self.renew_all(|entry| matches!(entry.state, State::Checking));
+        self.renew_all(|entry| matches!(entry.state(), State::Checking { .. }));
     }
 
     /// Introduces the queue to a store that may be another, or have lost its data: asks for all entries, and holds back
@@ -92,7 +100,7 @@ impl Queue {
             ..Batch::default()
         };
         let mut note = Note {
-            queue: self.index,
+            queue: self.id,
             failed: false,
             releases: Vec::new(),
             inquiries: Vec::new(),
@@ -121,10 +129,10 @@ impl Queue {
             {
                 if let Some(entry) = self.entries.get_mut(&seq)
                     && entry.is_held()
-                    && !entry.open
+                    && !entry.in_store.entering
                     && !entry.lease.is_over(ctx.now)
                 {
-                    entry.open = true;
+                    entry.in_store.entering = true;
                     batch.adopt.push(seq);
                     *room -= 1;
                 }
@@ -160,18 +168,13 @@ impl Queue {
             && let Some(seq) = outbox.acquire.pop_front()
         {
             if let Some(entry) = self.entries.get_mut(&seq)
-                && let State::Asking(None) = entry.state
+                && let Some(since) = entry.send(ctx.now)
             {
-                entry.open = true;
-                entry.state = State::Asking(Some(Seen {
-                    store_us: 0,
-                    sent: ctx.now,
-                }));
                 batch.acquire.push(Ask {
                     seq,
                     wait: !entry.wait.is_zero(),
                 });
-                *deadline = ctx.patience(entry.since).min(*deadline);
+                *deadline = ctx.patience(since).min(*deadline);
                 *room -= 1;
             }
         }
@@ -196,18 +199,13 @@ impl Queue {
 
     /// Sends a parked leg: returns what it asks of its ledger.
     pub(in crate::keeper) fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
-        let entry = self.entries.get_mut(&seq)?;
-        entry.open = true;
-        let want = match (entry.shadow, entry.wait.is_zero()) {
+        let entry = self.entries.get(&seq)?;
+        let want = match (entry.is_shadow(), entry.wait.is_zero()) {
             (true, _) => Want::IfFree,
             (false, true) => Want::Now,
             (false, false) => Want::Wait,
         };
-        let seen = Seen {
-            store_us: 0,
-            sent: ctx.now,
-        };
-        self.set(ctx, seq, State::Asking(Some(seen)));
+        self.send_leg(ctx, seq);
         Some(want)
     }
 

@@ -2,7 +2,10 @@
 
 use tokio::time::Instant;
 
-use super::{Entry, Queue, State};
+use super::{
+    Queue,
+    permit::{Entry, Holder, State},
+};
 use crate::{
     keeper::{context::Context, effects::Report},
     ledger::Seq,
@@ -49,8 +52,10 @@ impl Queue {
         let before = ctx.counts.lost;
         due.for_each(|seq| self.renew_or_end(ctx, seq));
         let soon = ctx.now + ctx.settings.lease / TOGETHER;
-        let is_due =
-            |entry: &Entry| matches!(entry.state, State::Held { look_at: Some(at) } if at <= soon);
+        let is_due = |entry: &Entry| match entry.state() {
+            State::Held(hold) => hold.look_at.is_some_and(|at| at <= soon),
+            _ => false,
+        };
         let companions = self.entries.iter().take(COMPANIONS);
         let companions = companions.filter(|(_, entry)| is_due(entry));
         for seq in companions.map(|(seq, _)| *seq).collect::<Vec<_>>() {
@@ -67,9 +72,12 @@ impl Queue {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
-        // Nothing is to be done for one that is not wanted, or whose answer is still to come.
-        if !entry.wanted || (entry.open && !entry.taken) {
-            return;
+        let (holder, entering) = (entry.holder(), entry.in_store.entering);
+        match holder {
+            // Nothing is to be done for one that is gone, or whose request still has an answer to come.
+            None => return,
+            Some(Holder::Request | Holder::Reuser) if entering => return,
+            Some(_) => {}
         }
         if entry.lease.is_over(ctx.now) {
             return self.lose(ctx, seq);
@@ -77,7 +85,7 @@ impl Queue {
         // One without a deadline was admitted without the store, which is being told of it.
         let deadline = entry.lease.deadline();
         let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
-        if !entry.open {
+        if !entering {
             self.renew(seq);
         }
         self.look_at(ctx, seq, deadline);

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Note, Queue, Seen, Snapshot, State};
+use super::{
+    Note, Queue, Seen, Snapshot,
+    permit::{Entry, Hold, State},
+};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -93,62 +96,51 @@ impl Queue {
             // Given up in the meantime, or a ghost of an exchange that ran late.
             return self.release_ghost(ctx, seq);
         };
-        entry.in_store = true;
-        if !entry.wanted {
+        entry.in_store.present = true;
+        if let State::Leaving = entry.state() {
             return self.give_up(ctx, seq);
         }
         let now = ctx.now;
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
         let renew_at = ctx.renew_at(counted.sent, until);
-        match entry.state {
+        match entry.state() {
             State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
-            State::Held { .. } if !entry.lease.extend(until, now) => self.lose(ctx, seq),
-            State::Held { .. } => {
+            State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
+            State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
                 self.look_at(ctx, seq, renew_at);
             }
             // There must be time to renew it.
-            _ if until <= now + ctx.settings.store_timeout => {
-                entry.since = now;
-                self.set(ctx, seq, State::Checking);
-                self.renew(seq);
-            }
+            _ if until <= now + ctx.settings.store_timeout => self.check(ctx, seq),
             _ => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
                 entry.lease.hold(Some(until));
-                entry.since = now;
-                let look_at = Some(renew_at);
-                self.set(ctx, seq, State::Held { look_at });
+                self.hold(ctx, seq, Some(renew_at));
             }
         }
     }
 
     fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: Seen) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.in_store.renewing = false;
+        }
         if let Standing::Held { until_ms } = standing {
-            if let Some(entry) = self.entries.get_mut(&seq) {
-                entry.renewing = false;
-            }
             return self.granted(ctx, seq, at, until_ms);
         }
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        entry.renewing = false;
-        match (entry.state, standing) {
-            (State::Held { .. } | State::Checking, _) if at.sent < entry.since => {
-                // The answer is older than the grant. One that is being checked has to be asked for again.
-                match entry.state {
-                    State::Checking => self.renew(seq),
-                    _ => self.look_now(ctx, seq),
-                }
-            }
+        match (*entry.state(), standing) {
+            // The answer is older than the grant.
+            (State::Held(Hold { since, .. }), _) if at.sent < since => self.look_now(ctx, seq),
+            (State::Checking { since }, _) if at.sent < since => self.renew(seq),
             // The store has lost it, or has gone back to an older copy.
-            (State::Held { .. }, _) => self.outbox().adopt.push_back(seq),
-            (State::Waiting { .. } | State::Checking, Standing::Waiting { ticket }) => {
-                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+            (State::Held(_), _) => self.outbox().adopt.push_back(seq),
+            (State::Waiting { .. } | State::Checking { .. }, Standing::Waiting { ticket }) => {
+                self.wait_in_store(ctx, seq, ticket, at);
             }
-            (State::Waiting { .. } | State::Checking, _) => {
-                entry.in_store = false;
+            (State::Waiting { .. } | State::Checking { .. }, _) => {
+                entry.in_store.present = false;
                 self.ask_again(ctx, seq);
             }
             _ => {}
@@ -159,17 +151,17 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        entry.open = false;
-        ctx.moved.extend(entry.claim);
-        match standing {
-            Standing::Held { until_ms } | Standing::Adopted { until_ms } => {
+        entry.exchange_over(0);
+        ctx.moved.extend(entry.claim());
+        match (standing, entry.state()) {
+            (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.granted(ctx, seq, at, until_ms);
             }
-            _ if entry.wanted => {
+            (_, State::Leaving) => self.give_up(ctx, seq),
+            _ => {
                 self.look_now(ctx, seq);
                 self.outbox().adopt.push_back(seq);
             }
-            _ => self.give_up(ctx, seq),
         }
     }
 
@@ -185,39 +177,40 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return false;
         };
-        entry.open = false;
-        entry.in_store |= matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
-        if !entry.wanted {
-            self.give_up(ctx, seq);
-            return false;
-        }
-        let State::Asking(_) = entry.state else {
-            // A wake-up came first, or it was refused meanwhile: a late 'waiting' changes nothing.
-            if entry.is_decided() {
-                self.retire(ctx, seq);
-            }
-            self.look_now(ctx, seq);
+        entry.exchange_over(0);
+        entry.in_store.present |=
+            matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
+        let State::Sent { .. } = entry.state() else {
+            self.answered_late(ctx, seq);
             return false;
         };
         match standing {
             Standing::Held { until_ms } => self.granted(ctx, seq, at, until_ms),
             Standing::Waiting { ticket } => {
                 entry.place = place;
-                if entry.claim.is_some() {
-                    entry.begin(ctx.now);
-                }
-                self.set(ctx, seq, State::Waiting { ticket, seen: at });
+                entry.begin(ctx.now);
+                self.wait_in_store(ctx, seq, ticket, at);
             }
-            Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
-            Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull)),
+            Standing::Full => self.refused(ctx, seq, AcquireErrorKind::Full),
+            Standing::LineFull => self.refused(ctx, seq, AcquireErrorKind::LineFull),
             // It is not its turn, or its claim came too late.
-            _ if entry.claim.is_some() => self.set(ctx, seq, State::Parked),
+            _ if entry.claim().is_some() => self.unsend_leg(ctx, seq),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
-                entry.state = State::Asking(None);
+                entry.unsend();
                 return true;
             }
         }
         false
+    }
+
+    /// A request was answered that was decided on before: it was given up or refused, or a wake-up came first. A late
+    /// 'waiting' changes nothing.
+    fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
+        match self.entries.get(&seq).map(Entry::state) {
+            Some(State::Leaving) => self.give_up(ctx, seq),
+            Some(State::Refused(_) | State::Passed(_)) => self.retire(ctx, seq),
+            _ => self.look_now(ctx, seq),
+        }
     }
 
     /// Before the legs of an exchange's claims are told their standings: the snapshot is as it was without them.
@@ -243,11 +236,7 @@ impl Queue {
     fn remember_waiting(&mut self, head: Option<i64>) {
         for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
             let snapshot = self.snapshot;
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && let State::Waiting { seen, .. } = &mut entry.state
-            {
-                *seen = snapshot.seen_waiting(ticket, *seen);
-            }
+            self.saw_waiting(seq, |seen| snapshot.seen_waiting(ticket, seen));
         }
     }
 
@@ -288,12 +277,16 @@ impl Queue {
 impl Queue {
     /// Another replica's exchange has promoted a waiter.
     pub(in crate::keeper) fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
-        let seen = match self.entries.get(&seq).map(|entry| entry.state) {
-            Some(State::Waiting { ticket, seen }) => Some(self.snapshot.seen_waiting(ticket, seen)),
-            Some(State::Asking(seen)) => seen,
-            Some(State::Held { .. } | State::Checking) => return,
-            Some(State::WaitingHere | State::Refused(_) | State::Passed(_) | State::Parked)
-            | None => None,
+        let seen = match self.entries.get(&seq).map(Entry::state) {
+            Some(State::Waiting { ticket, seen }) => {
+                Some(self.snapshot.seen_waiting(*ticket, *seen))
+            }
+            Some(State::Sent { at, .. }) => Some(Seen {
+                store_us: 0,
+                sent: *at,
+            }),
+            Some(State::Held(_) | State::Checking { .. }) => return,
+            _ => None,
         };
         let counted_from = |sent| Seen {
             store_us: wake.granted_us,
@@ -340,9 +333,8 @@ impl Queue {
         }
         for seq in &batch.adopt {
             if let Some(entry) = self.entries.get_mut(seq) {
-                entry.open = false;
-                entry.not_after_us = entry.not_after_us.max(not_after_us);
-                ctx.moved.extend(entry.claim);
+                entry.exchange_over(not_after_us);
+                ctx.moved.extend(entry.claim());
             }
             self.look_now(ctx, *seq);
         }
@@ -350,11 +342,11 @@ impl Queue {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
-            entry.renewing = false;
-            match entry.state {
-                _ if !entry.wanted => self.give_up(ctx, *seq),
-                State::Held { .. } if retry => self.renew(*seq),
-                State::Held { .. } => self.look_at(ctx, *seq, ctx.now + pause),
+            entry.in_store.renewing = false;
+            match entry.state() {
+                State::Leaving => self.give_up(ctx, *seq),
+                State::Held(_) if retry => self.renew(*seq),
+                State::Held(_) => self.look_at(ctx, *seq, ctx.now + pause),
                 _ => {}
             }
         }
@@ -363,15 +355,16 @@ impl Queue {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
-            entry.open = false;
-            entry.not_after_us = entry.not_after_us.max(not_after_us);
-            match entry.state {
-                _ if !entry.wanted => self.give_up(ctx, *seq),
+            entry.exchange_over(not_after_us);
+            match entry.state() {
+                State::Leaving => self.give_up(ctx, *seq),
                 State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
-                State::Asking(_) if retry => again.extend(self.rename(ctx, *seq)),
+                State::Sent { .. } if retry => again.extend(self.rename(ctx, *seq)),
                 // One that was woken before its answer came stands as it did, while the store may be fine.
-                State::Checking if retry => {}
-                State::Asking(_) | State::Checking => self.fall_back(ctx, *seq, availability),
+                State::Checking { .. } if retry => {}
+                State::Sent { .. } | State::Checking { .. } => {
+                    self.fall_back(ctx, *seq, availability);
+                }
                 _ => self.look_now(ctx, *seq),
             }
         }
@@ -401,21 +394,20 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        entry.open = false;
-        entry.not_after_us = entry.not_after_us.max(not_after_us);
-        match entry.state {
-            _ if !entry.wanted => self.give_up(ctx, seq),
+        entry.exchange_over(not_after_us);
+        match entry.state() {
+            State::Leaving => self.give_up(ctx, seq),
             State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
-            State::Asking(_) if availability == Availability::Refused => {
+            State::Sent { .. } if availability == Availability::Refused => {
                 self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
             }
-            State::Asking(_) if entry.claim.is_some() => self.park(ctx, seq),
-            State::Asking(_) if retry => {
+            State::Sent { .. } if entry.claim().is_some() => self.park(ctx, seq),
+            State::Sent { .. } if retry => {
                 if let Some(new) = self.rename(ctx, seq) {
                     self.outbox().acquire.push_front(new);
                 }
             }
-            State::Asking(_) | State::Checking if !retry => {
+            State::Sent { .. } | State::Checking { .. } if !retry => {
                 self.fall_back(ctx, seq, availability);
             }
             _ => self.look_now(ctx, seq),

@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Entry, Queue, State};
+use super::{
+    Queue,
+    permit::{Entry, Holder, State},
+};
 use crate::{
     error::AcquireError,
     keeper::{
         context::{Availability, Context},
-        demand::{Notes, Taken},
+        demand::{ClaimId, Notes, Taken},
         effects::{Effect, Inquiry},
     },
     leases::{Lease, Leases, Tenure},
@@ -17,7 +20,7 @@ use crate::{
 impl Queue {
     /// Asks for a slot: of the store, or of the ledger in this process.
     pub(in crate::keeper) fn submit(&mut self, ctx: &mut Context, wait: Duration) -> Arc<Lease> {
-        let lease = self.enter(ctx, wait, |entry| entry.state = State::Asking(None));
+        let lease = self.enter(ctx, wait, None);
         let seq = lease.seq();
         match ctx.availability {
             _ if self.local.is_some() => self.acquire_here(ctx, seq),
@@ -32,21 +35,15 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
-        claim: u64,
+        claim: ClaimId,
         shadow: bool,
     ) -> Arc<Lease> {
-        self.enter(ctx, wait, |entry| {
-            (entry.claim, entry.shadow) = (Some(claim), shadow);
-        })
+        self.enter(ctx, wait, Some((claim, shadow)))
     }
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.
     pub(in crate::keeper) fn begin_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
-        };
-        entry.begin(ctx.now);
-        self.set(ctx, seq, State::Asking(None));
+        self.list_leg(ctx, seq);
         match ctx.availability {
             Availability::Up => self.acquire_here(ctx, seq),
             _ if self.local.is_some() => self.acquire_here(ctx, seq),
@@ -62,7 +59,7 @@ impl Queue {
         lease: &Arc<Lease>,
     ) -> Option<Result<Taken, AcquireError>> {
         let seq = lease.seq();
-        let held = |entry: &Entry| entry.is_held() && !entry.open;
+        let held = |entry: &Entry| entry.is_held() && !entry.in_store.entering;
         if self.entries.get(&seq).is_some_and(held) {
             // Nobody came for it in time.
             self.lose(ctx, seq);
@@ -84,12 +81,11 @@ impl Queue {
         if !entry.is_held() || lease.is_over(ctx.now) {
             return None;
         }
-        entry.taken = true;
         let waited = ctx.now.saturating_duration_since(entry.asked);
-        if !std::mem::replace(&mut entry.alone, true) {
+        if let Some(Holder::Request) = entry.hand_over(Holder::Permit) {
             ctx.record(|history, now| history.taken(&self.ledger, seq, now));
             lease.begin_tenure(ctx.now);
-            lease.set_reusable(entry.in_store || !ctx.shared);
+            lease.set_reusable(entry.in_store.present || !ctx.shared);
         }
         ctx.note_admission(self.number, waited);
         Some(Taken {
@@ -106,7 +102,7 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return 0;
         };
-        (entry.taken, entry.claim) = (true, None);
+        entry.join_permit();
         lease.begin_tenure(ctx.now);
         ctx.record(|history, now| history.taken(&self.ledger, seq, now));
         entry.place
@@ -121,7 +117,7 @@ impl Queue {
         let seq = lease.seq();
         let entry = self.entries.get_mut(&seq)?;
         let (waited, place) = (ctx.now.saturating_duration_since(entry.asked), entry.place);
-        match entry.state {
+        match *entry.state() {
             State::Refused(kind) => {
                 let error = self.error(ctx, kind, place, waited);
                 self.give_up(ctx, seq);
@@ -148,7 +144,7 @@ impl Queue {
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
     pub(in crate::keeper) fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.alone = false;
+            entry.hand_over(Holder::Part);
         }
     }
 

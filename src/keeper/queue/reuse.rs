@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Entry, Queue, Seen};
+use super::{
+    Queue, Seen,
+    permit::{Entry, Holder},
+};
 use crate::{
     keeper::context::{Availability, Context},
     leases::{Lease, Pool, RIGHT},
-    ledger::{Batch, Reuse, Seq},
+    ledger::{Batch, Reuse},
     limit::Mode,
     telemetry::Measure,
 };
@@ -32,7 +35,8 @@ impl Queue {
         let lease = self.pool.as_ref()?.take(ctx.now)?;
         ctx.measure(self.number, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
-        (entry.asked, entry.place, entry.taken) = (ctx.now, 0, false);
+        (entry.asked, entry.place) = (ctx.now, 0);
+        entry.hand_over(Holder::Reuser);
         Some(lease)
     }
 
@@ -42,10 +46,10 @@ impl Queue {
             return false;
         };
         let may = |entry: &Entry| {
-            let is_counted = entry.in_store || !ctx.shared;
+            let is_counted = entry.in_store.present || !ctx.shared;
             // One with an exchange in flight could not be released at once when it is recalled.
-            let is_known = is_counted && !entry.open;
-            entry.taken && entry.wanted && entry.is_held() && entry.alone && is_known
+            let is_known = is_counted && !entry.in_store.entering;
+            entry.holder() == Some(Holder::Permit) && is_known
         };
         if !self.entries.get(&lease.seq()).is_some_and(may) {
             return false;
@@ -152,15 +156,7 @@ impl Queue {
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
         for lease in idle {
             ctx.measure(self.number, Measure::Held(1.0));
-            self.release_unused(ctx, lease.seq());
-        }
-    }
-
-    /// Releases a slot that was not used: nothing is learned from it of how long slots are held.
-    pub(in crate::keeper) fn release_unused(&mut self, ctx: &mut Context, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.taken = false;
-            self.give_up(ctx, seq);
+            self.give_up_unused(ctx, lease.seq());
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 use super::world::World;
 use crate::{
     ledger::{Exchange, PermitId, Reply, Wake},
-    store::StoreErrorKind,
+    store::{StoreErrorKind, in_flight::ExchangeId},
 };
 
 pub(super) enum Happening {
@@ -30,7 +30,7 @@ pub(super) enum Happening {
 pub(super) struct Sent {
     pub(super) replica: usize,
     pub(super) life: u32,
-    pub(super) number: u64,
+    pub(super) number: ExchangeId,
     pub(super) exchange: Arc<Exchange>,
     /// It has run before.
     pub(super) repeated: bool,
@@ -41,10 +41,10 @@ pub(super) struct Sent {
 }
 
 pub(super) enum Event {
-    Answer(u64, Reply),
+    Answer(ExchangeId, Reply),
     /// An exchange has no answer, as the driver can tell.
-    TimesOut(u64),
-    Fails(u64, StoreErrorKind),
+    TimesOut(ExchangeId),
+    Fails(ExchangeId, StoreErrorKind),
     Wakes(Wake),
     Cut,
     Connects,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     keeper::{
-        Demand, Leg,
+        Demand, Leg, LimitId,
         demand::{Taken, Ticket},
     },
     key::Key,
@@ -111,7 +111,7 @@ impl World {
         };
         let cost = if self.own { self.rng.u32(0..5) } else { 1 };
         let leg = |limit, key, wait| Leg {
-            limit,
+            limit: LimitId(limit),
             key,
             wait,
             max,

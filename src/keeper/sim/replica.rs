@@ -13,7 +13,7 @@ use crate::{
     keeper::{Settings, core::Core, queue::FORGET_AFTER},
     ledger::{PermitId, ReplicaId},
     limit::{Limit, Mode},
-    store::{Event as StoreEvent, StoreError, StoreErrorKind},
+    store::{Event as StoreEvent, StoreError, StoreErrorKind, in_flight::ExchangeId},
 };
 
 pub(super) struct Replica {
@@ -186,7 +186,7 @@ impl World {
         self.pump(replica);
     }
 
-    fn fails(&mut self, replica: usize, number: u64, kind: StoreErrorKind, timed_out: bool) {
+    fn fails(&mut self, replica: usize, number: ExchangeId, kind: StoreErrorKind, timed_out: bool) {
         let message = "no answer".to_owned();
         let error = StoreError { kind, message };
         let now = self.local();

@@ -112,7 +112,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         _ => Key::from("me"),
     };
     Leg {
-        limit,
+        limit: LimitId(limit),
         key,
         wait,
         max: None,
@@ -173,7 +173,7 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
 async fn slots_of_several_limits_serve_nobody_else() {
     let keepers = in_memory();
     let reused = ["one", "other"].map(|name| Limit::concurrent(name, 1).reuse());
-    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid"));
+    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid").0);
     let both = take(&keepers, &[one, other]).await.expect("free");
     let (share, _) = Permit::new(both).into_share();
     let watcher = share.downgrade();
@@ -212,7 +212,11 @@ fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
         limits.collect::<Vec<_>>()
     };
     let first = order([W, N, O, R]);
-    assert_eq!(first[2..], [N, W], "rates come first, then narrow ones");
+    assert_eq!(
+        first[2..],
+        [N, W].map(LimitId),
+        "rates come first, then narrow ones"
+    );
     for limits in [[N, W, R, O], [R, O, N, W], [O, W, R, N], [W, R, O, N]] {
         assert_eq!(order(limits), first, "{limits:?}");
     }

@@ -20,7 +20,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         _ => Key::from("me"),
     };
     Leg {
-        limit,
+        limit: LimitId(limit),
         key,
         wait,
         max: None,

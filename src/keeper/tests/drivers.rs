@@ -80,7 +80,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let now = Instant::now();
             let leg = Leg {
-                limit: 0,
+                limit: LimitId(0),
                 key: Key::SHARED,
                 wait: PATIENT,
                 max: None,

@@ -14,7 +14,7 @@ const FAST: Limit = Limit::rate("fast", 1, Duration::from_secs(1));
 
 fn leg(limit: usize, wait: Duration) -> Leg {
     Leg {
-        limit,
+        limit: LimitId(limit),
         key: Key::from("me"),
         wait,
         max: None,
@@ -432,7 +432,7 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
         let key = Key::from(number);
         let demand = Demand::One(Leg {
             key,
-            ..leg(limit, PATIENT)
+            ..leg(limit.0, PATIENT)
         });
         let asked = core.submit(&demand, now).expect("open");
         assert!(held(core.collect(&asked, now)));

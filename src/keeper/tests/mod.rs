@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Bounds, Demand, Leg, Settings,
+    Bounds, Demand, Leg, LimitId, Settings,
     core::Core,
     demand::{Taken, Ticket},
     effects::Inquiry,
@@ -52,7 +52,7 @@ struct World {
 
 /// What tests of the state machine do in place of the lock around it.
 impl Core {
-    pub(super) fn add(&mut self, limit: &Limit) -> Result<usize, ConfigError> {
+    pub(super) fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
         self.register(limit, &Arc::new(meter))
     }
@@ -127,7 +127,7 @@ impl World {
     fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {
         let now = self.local();
         let leg = Leg {
-            limit: 0,
+            limit: LimitId(0),
             key: Key::SHARED,
             wait,
             max: None,
@@ -136,7 +136,7 @@ impl World {
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
         match asked.expect("open") {
             Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Claim(id) => panic!("{id:?} is a claim"),
         }
     }
 

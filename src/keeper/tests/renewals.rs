@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{Demand, LEASE, Lease, Leg, Ticket, World, lasts};
+use super::{Demand, LEASE, Lease, Leg, LimitId, Ticket, World, lasts};
 use crate::{key::Key, ledger::Seq, limit::Limit};
 
 const KEYS: u64 = 1_000;
@@ -12,7 +12,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
     let now = world.local();
     let mut submit = |key: u64| {
         let leg = Leg {
-            limit: 0,
+            limit: LimitId(0),
             key: Key::from(key),
             wait: Duration::ZERO,
             max: None,
@@ -23,7 +23,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             .expect("open")
         {
             Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id} is a claim"),
+            Ticket::Claim(id) => panic!("{id:?} is a claim"),
         }
     };
     let leases: Vec<_> = (0..keys).map(&mut submit).collect();

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Bounds, Core, Demand, Key, Leg, PATIENT, STORE_TIMEOUT, Ticket, World, held, settings,
+    Bounds, Core, Demand, Key, Leg, LimitId, PATIENT, STORE_TIMEOUT, Ticket, World, held, settings,
 };
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
@@ -290,7 +290,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         let mut world = World::new(1, &TWO);
         let leases = [take(&mut world, 0), take(&mut world, 0)];
         let leg = Leg {
-            limit: 0,
+            limit: LimitId(0),
             key: Key::SHARED,
             wait: Duration::ZERO,
             max: None,
