@@ -35,7 +35,7 @@
 //! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
 //! | a partition | G1, G2, G5 | `silence::a_partition_gives_no_slot_twice` |
 //! | subscriber killed, messages lost | G4 | `line::killed_subscribers_delay_nobody_by_more_than_a_poll`, `line::a_wake_up_lost_with_its_connection_is_asked_for`, `line::without_wake_ups_the_line_moves_by_polls` |
-//! | head of the line crashed or cancelled | G4 | `line::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_do_not_delay_the_one_behind_them_one_by_one`, M `a_cancelled_head_makes_way` |
+//! | head of the line crashed or cancelled | G4 | `line::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_at_the_head_of_the_line_are_passed_over`, `dead_waiters_leave_no_slot_idle`, `crashes_cost_little_more_than_stops`, M `a_cancelled_head_makes_way` |
 //! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
 //! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |
 //! | reset flood | G7 | `tests/limits` |

@@ -245,9 +245,14 @@ impl Queue {
     pub(in crate::keeper) fn on_answered(&mut self, ctx: &mut Context, note: &Note, at: Seen) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
-        // Grants go in the order of tickets: one below the head's has left.
+        // Grants go in the order of tickets: one below the head's has left, or was passed over while this process had no
+        // connection. The store has to be asked which, though not in each exchange.
+        let pause = ctx.settings.poll_interval / 10;
         for (_, seq) in self.waiters_before(head.unwrap_or(0)) {
-            self.renew(seq);
+            match self.entries.get(&seq).map(Entry::state) {
+                Some(State::Waiting { seen, .. }) if at.sent < seen.sent + pause => {}
+                _ => self.renew(seq),
+            }
         }
         let Some(waiters) = &mut self.waiters else {
             return;

@@ -3,6 +3,7 @@
 mod bounds;
 mod chains;
 mod claims;
+mod connections;
 mod drivers;
 mod edges;
 mod ends;

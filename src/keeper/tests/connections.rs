@@ -1,0 +1,95 @@
+//! Waiters whose process has no connection: the store passes them over, and they keep their places.
+
+use super::*;
+use crate::ledger::Audience;
+
+impl World {
+    /// The processes without a connection; the others subscribe to their wake-ups.
+    fn without_connection(&mut self, absent: &[usize]) {
+        let id = |number: &usize| ReplicaId::from_bits(*number as u128);
+        self.ledgers.audience = Audience {
+            listens: true,
+            absent: absent.iter().map(id).collect(),
+        };
+    }
+
+    /// Three processes, one slot: 1 holds it, then 2 waits for it, and 0 behind it.
+    fn one_behind_another() -> (Self, Arc<Lease>, Arc<Lease>, Arc<Lease>) {
+        let mut world = Self::new(3, &ONE);
+        world.without_connection(&[]);
+        let holder = world.ask(1, PATIENT);
+        world.settle();
+        let first = world.ask(2, PATIENT);
+        world.settle();
+        let second = world.ask(0, PATIENT);
+        world.settle();
+        assert_eq!(world.ledger(), (1, 2));
+        (world, holder, first, second)
+    }
+}
+
+/// G4: the wake-up of a waiter behind one that was passed over is lost.
+#[test]
+fn a_waiter_behind_one_without_a_connection_learns_of_its_slot_by_a_poll() {
+    let (mut world, holder, _first, second) = World::one_behind_another();
+    world.without_connection(&[2]);
+    world.release(1, &holder);
+    world.settle();
+    assert_eq!(world.wakes.len(), 1);
+    world.wakes.clear();
+    world.without_connection(&[]);
+    assert!(world.collect(0, &second).is_none());
+    world.pass(Duration::from_millis(1_300));
+    world.settle();
+    assert!(held(world.collect(0, &second)));
+}
+
+/// G3: one that was passed over is next.
+#[test]
+fn a_waiter_that_was_passed_over_keeps_its_place() {
+    let (mut world, holder, first, second) = World::one_behind_another();
+    let third = world.ask(1, PATIENT);
+    world.settle();
+    world.without_connection(&[2]);
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &second)));
+    world.without_connection(&[]);
+    world.release(0, &second);
+    world.settle();
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.collect(2, &first)));
+    assert!(world.collect(1, &third).is_none());
+}
+
+/// It is below the head of the line, and not gone: that is asked now and then.
+#[test]
+fn a_waiter_that_was_passed_over_costs_few_exchanges() {
+    let (mut world, holder, first, second) = World::one_behind_another();
+    world.without_connection(&[2]);
+    world.release(1, &holder);
+    world.settle();
+    world.deliver_wakes();
+    assert!(held(world.collect(0, &second)));
+    world.without_connection(&[]);
+    let mut exchanges = 0;
+    for _ in 0..100 {
+        world.pass(Duration::from_millis(100));
+        while world.may_send(2) {
+            let outgoing = world.send(2);
+            world.complete(2, &outgoing);
+            exchanges += 1;
+            assert!(exchanges < 100, "it asks again and again");
+        }
+        world.settle();
+    }
+    // In ten seconds: ten polls, each with a question, and two roll calls.
+    assert!(exchanges <= 25, "{exchanges}");
+    world.release(0, &second);
+    world.settle();
+    world.deliver_wakes();
+    world.settle();
+    assert!(held(world.collect(2, &first)));
+}
