@@ -91,7 +91,8 @@ impl Request {
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
             let Some(left) = self.left.checked_sub(1) else {
-                self.keepers.note_admissions(&self.legs, &taken);
+                let first = self.keepers.first();
+                first.with(|core, _| core.note_admissions(&self.legs, &taken));
                 return Poll::Ready(Ok(self.granted(taken)));
             };
             self.step = Step::of_leg(&self.keepers, &self.legs[left]);
@@ -116,7 +117,7 @@ impl Request {
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
         for (_, leg) in &mut self.legs {
-            if !self.keepers.is_rate(leg.limit) {
+            if !self.keepers.first().lock().core.is_rate(leg.limit) {
                 leg.wait = leg.wait.saturating_sub(taken.waited);
                 self.left += 1;
             }

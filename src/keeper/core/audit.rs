@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, Core, breaker::Failure, index::Index};
+use super::{ClaimStage, Core, Index, breaker::Failure};
 use crate::{
     keeper::{
         demand::Paid,

@@ -213,7 +213,7 @@ impl Core {
     fn grant_claim(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Granted;
-            self.ctx.wake(claim.waker.take());
+            self.ctx.effects.wake(claim.waker.take());
         }
     }
 
@@ -227,7 +227,7 @@ impl Core {
             let others = others.filter(|quota| quota.limit_name != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
-            self.ctx.wake(claim.waker.take());
+            self.ctx.effects.wake(claim.waker.take());
             claim.stage = ClaimStage::Refused(error);
             self.claims.insert(id, claim);
         }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Note, Outbox, Queue, Release, Waiters,
-    permit::{Entry, Hold, Holder, InStore, State},
+    permit::entry::{Entry, Hold, Holder, InStore, State},
 };
 use crate::{
     keeper::{

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{
     Queue,
-    permit::{Entry, Holder, State},
+    permit::entry::{Entry, Holder, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -115,6 +115,12 @@ impl Queue {
         }
     }
 
+    /// Puts a leg aside whose slot cannot be kept: one before it was lost, or it was lost itself.
+    pub(in crate::keeper) fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
+        self.release_here(ctx, seq);
+        self.park(ctx, seq);
+    }
+
     /// Sends a request once more that reached the store too late: it keeps its name.
     pub(in crate::keeper) fn resend(&mut self, ctx: &mut Context, seq: Seq) {
         match ctx.availability {
@@ -154,6 +160,22 @@ impl Queue {
             }
         }
         lost
+    }
+
+    /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
+    pub(in crate::keeper) fn refuse_waiting(
+        &mut self,
+        ctx: &mut Context,
+        kind: AcquireErrorKind,
+    ) -> usize {
+        let undecided = self.those(|entry| {
+            let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
+            entry.claim().is_none() && (entry.is_pending() || is_uncollected)
+        });
+        for seq in &undecided {
+            self.refuse(ctx, *seq, kind);
+        }
+        undecided.len()
     }
 
     /// Has the policy decide on all waiters. Those that the store refuses are refused here too.

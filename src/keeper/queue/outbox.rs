@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Note, Outbox, Queue, Release,
-    permit::{Entry, State},
+    permit::entry::{Entry, State},
 };
 use crate::{
     keeper::{

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Queue, Seen,
-    permit::{Entry, Holder},
+    permit::entry::{Entry, Holder},
 };
 use crate::{
     keeper::context::{Availability, Context},
