@@ -188,7 +188,7 @@ impl Context {
     }
 
     /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
-    /// all of it again.
+    /// all of it for the retry.
     pub(super) fn patience(&self, since: Instant) -> Instant {
         let timeout = self.settings.store_timeout;
         (since + timeout).max(self.now + timeout / 8)

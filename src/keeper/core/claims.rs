@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// Without the store legs are acquired one after the other: nobody sees anything of it before the lock is free.
+    /// Without the store legs are acquired one after the other: no other step comes between.
     fn begin_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
         let queue = &mut self.queues[lease.queue.0].queue;
@@ -251,7 +251,7 @@ impl Core {
     pub(super) fn collect_claim(&mut self, id: ClaimId) -> Option<Result<Taken, AcquireError>> {
         let claim = self.claims.get_mut(&id)?;
         if let ClaimStage::Granted = claim.stage {
-            // If nobody came for it in time, a leg may be lost.
+            // If its request did not collect it in time, a leg may be lost.
             claim.stage = ClaimStage::Open;
             self.advance(id);
         }
@@ -296,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Refuses all that nobody has collected yet. Returns how many.
+    /// Refuses all that are not collected yet. Returns how many.
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
         let undecided = |claim: &Claim| !matches!(claim.stage, ClaimStage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));

@@ -432,7 +432,7 @@ impl Core {
             let note = &sent.notes[ask.batch];
             let failed = note.failed;
             is_rate &= !failed;
-            // The others ask again, if the claim goes on without this one.
+            // The others retry, if the claim goes on without this one.
             let availability = if failed {
                 availability
             } else {
@@ -503,7 +503,7 @@ impl Core {
     }
 }
 
-/// The availability that the requests of a failed batch go by.
+/// The availability that decides on the requests of a failed batch.
 fn availability_of(error: &StoreError) -> Availability {
     match error.is_outage() {
         true => Availability::Down,

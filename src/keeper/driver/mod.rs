@@ -281,8 +281,8 @@ impl DriverState {
         self.watched.retain(|id| *id != runtime);
     }
 
-    /// Looks whether the driver runs. If it may not be replaced, requests that have waited for long enough go by the
-    /// fallbacks of their limits.
+    /// Looks whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
+    /// have waited for long enough.
     fn look_after(&mut self, core: &mut Core, now: Instant) -> Finding {
         if !core.has_requests() {
             return Finding::Idle;
@@ -302,7 +302,7 @@ impl DriverState {
     }
 }
 
-/// A session that nobody polls, and the runtime that its connections belong to.
+/// A session that is not polled, and the runtime that its connections belong to.
 pub(super) struct KeptSession {
     session: Box<dyn Session>,
     runtime: runtime::Id,

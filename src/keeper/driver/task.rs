@@ -110,7 +110,7 @@ impl Keeper {
                 Ok(())
             }
             Err((error, _)) if error.is_outage() => {
-                // No second try: nobody waits for it, and the first request should not have to.
+                // No retry: no request waits for it, and the first request should not have to.
                 core.on_failure(number, &error, true, now);
                 Ok(())
             }
@@ -137,7 +137,7 @@ impl Keeper {
     }
 }
 
-/// Runs until nothing is left to do for a keeper that nobody uses, until another one takes its place, or until its
+/// Runs until nothing is left to do for a keeper that is not used any more, until another driver takes its place, or until its
 /// runtime ends.
 async fn run(
     gone: Gone,
@@ -207,7 +207,7 @@ impl Drop for Gone {
     }
 }
 
-/// A watchdog: a task on each runtime from which requests wait, which sees to it that the driver runs.
+/// A watchdog: a task on each runtime from which requests wait, which makes sure that the driver runs.
 ///
 /// It costs a timer a few times in a `store_timeout` while requests wait, however many they are, and ends soon after the
 /// last one.

@@ -1,7 +1,7 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
 //!
 //! While the store is down only probes are sent to it. A limit's waiters move to where its policy says; its holders
-//! keep their own deadlines. When the store is back, waiters queue there again, and what was admitted meanwhile is
+//! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
 //! adopted.
 
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Queue {
             wait: entry.wait_until() > ctx.now,
         };
         let has_waited = !entry.wait.is_zero() && !ask.wait;
-        // Slots that come free from now on go by the ledger that is about to decide.
+        // From now on the ledger that is about to decide grants the slots that come free.
         self.recall(ctx);
         match self.run_here(ctx, One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
@@ -83,7 +83,7 @@ impl Queue {
             return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
         }
         match self.limit.policy() {
-            // An outage admits nobody under a key without slots.
+            // In an outage too, a key without slots admits no request.
             _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
             OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
             OnUnavailable::Allow => {
@@ -240,7 +240,7 @@ impl Queue {
         }
     }
 
-    /// The policy may have changed during an outage: what waits here goes by the new one.
+    /// The policy may have changed during an outage: it decides on the requests that wait here.
     fn follow_policy(&mut self, ctx: &mut Context) {
         let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
         if keeps || !ctx.shared || self.local.take().is_none() {

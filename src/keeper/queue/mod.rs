@@ -25,7 +25,7 @@
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
 //! *passed*: it goes on without a slot.
 //!
-//! An entry only moves forward, except that a request which the store has lost asks again under a new name: a name
+//! An entry only moves forward, except that a request which the store has lost retries under a new name: a name
 //! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ pub(super) use self::permit::entry::Seen;
 use self::permit::entry::{Entry, Holder, InStore, State};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
-/// promoted and nobody here knows it.
+/// promoted and has no entry here.
 pub(super) const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
@@ -92,7 +92,7 @@ pub(super) struct Queue {
     pool: Option<Arc<Pool>>,
     /// When the pool's right was last recalled: an answer to an earlier question does not renew it.
     recalled: Option<Instant>,
-    /// The ledger in this process has run: whether idle slots may stay is to be seen again.
+    /// The ledger in this process has run: whether idle slots may stay has to be checked.
     recheck_right: bool,
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
@@ -135,7 +135,7 @@ struct Waiters {
     roll_call_at: Option<Instant>,
 }
 
-/// Work to be sent. Names are checked again when they are sent: an entry may have gone in the meantime.
+/// Work to be sent. Names are checked when they are sent: an entry may have gone in the meantime.
 #[derive(Default)]
 struct Outbox {
     release: Vec<Release>,
@@ -320,7 +320,7 @@ impl Queue {
         self.introducing
     }
 
-    /// Whether nothing is known of it that the store would not tell again, and nothing is to be sent.
+    /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
     pub(super) fn is_idle(&mut self) -> bool {
         let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
         self.is_unused()
@@ -342,7 +342,7 @@ impl Queue {
         self.outbox.get_or_insert_default()
     }
 
-    /// Asks the store for an entry: a held one is renewed, of a waiting one the place is told.
+    /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
     fn renew(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && !std::mem::replace(&mut entry.in_store.renewing, true)
@@ -365,7 +365,7 @@ impl Queue {
         });
     }
 
-    /// Releases a name if the store may know it, unless an exchange that will tell is in flight.
+    /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
     fn retire(&mut self, ctx: &Context, seq: Seq) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
@@ -396,7 +396,7 @@ impl Queue {
     }
 }
 
-/// What can be read from a state.
+/// Reads of a state.
 impl Entry {
     fn wait_until(&self) -> Instant {
         self.asked + self.wait

@@ -142,7 +142,7 @@ impl Queue {
         self.set(ctx, seq, State::Parked);
     }
 
-    /// Takes an entry out of the queue. No ledger is told.
+    /// Takes an entry out of the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unlist(entry, ctx, &mut self.waiters, self.young_from);

@@ -175,7 +175,7 @@ impl Queue {
         }
     }
 
-    /// A request was answered. Returns whether it came too late and has to be [sent again](Self::resend).
+    /// A request was answered. Returns whether it came too late and has to be [resent](Self::resend).
     fn acquired(
         &mut self,
         ctx: &mut Context,
@@ -223,7 +223,7 @@ impl Queue {
         }
     }
 
-    /// Before the legs of an exchange's claims are told their standings: the snapshot is as it was without them.
+    /// Takes a leg out of the snapshot, before the legs of an exchange's claims get their standings.
     pub(in crate::keeper) fn uncount_leg(&mut self, standing: &Standing) {
         let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
@@ -313,8 +313,8 @@ impl Queue {
     }
 }
 
-/// Failures. The availability is what the requests of the exchange go by: `Up` if the connection failed and the store may
-/// be fine, so that they ask again.
+/// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
+/// be fine, so that they retry.
 impl Queue {
     /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
     /// admitted anything.
@@ -331,7 +331,7 @@ impl Queue {
         if !retry {
             ctx.dismiss(&mut note.inquiries);
         } else if !note.inquiries.is_empty() {
-            // They only ask, and can ask again.
+            // They change nothing, and can be retried.
             self.outbox().inquiries.append(&mut note.inquiries);
         }
         self.recall(ctx);
@@ -506,7 +506,7 @@ impl Queue {
         if entry.lease.is_over(ctx.now) {
             return self.lose(ctx, seq);
         }
-        // One without a deadline was admitted without the store, which is being told of it.
+        // One without a deadline was admitted without the store, where it is being adopted.
         let deadline = entry.lease.deadline();
         let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
         if !entering {

@@ -65,7 +65,7 @@ impl Queue {
         let seq = lease.seq();
         let held = |entry: &Entry| entry.is_held() && !entry.in_store.entering;
         if self.entries.get(&seq).is_some_and(held) {
-            // Nobody came for it in time.
+            // Its request did not collect it in time.
             self.lose(ctx, seq);
         }
         match self.take(ctx, lease) {
@@ -165,7 +165,7 @@ impl Queue {
     }
 }
 
-/// What a request, and its claim, can see of a queue.
+/// Reads, for requests and claims.
 impl Queue {
     pub(in crate::keeper) fn place(&self, seq: Seq) -> u32 {
         self.entries.get(&seq).map_or(0, |entry| entry.place)

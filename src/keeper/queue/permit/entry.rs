@@ -104,7 +104,7 @@ pub(in crate::keeper::queue) enum Holder {
     Part,
 }
 
-/// What the store's ledger may have of a name. Every combination occurs: answers are late, come in any order, or do not
+/// Presence of a name in the store's ledger. Every combination occurs: answers are late, come in any order, or do not
 /// come, so these do not follow from the state, nor from each other.
 #[derive(Clone, Copy, Default)]
 pub(in crate::keeper::queue) struct InStore {
@@ -118,7 +118,7 @@ pub(in crate::keeper::queue) struct InStore {
     pub not_after_us: u64,
 }
 
-/// What makes an entry a leg of a claim.
+/// The part that an entry has in a claim.
 #[derive(Clone, Copy)]
 pub(super) struct Leg {
     pub claim: ClaimId,
