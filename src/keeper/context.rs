@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     demand::{ClaimId, LimitId},
-    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
+    effects::{Effect, Effects, Inquiry, Report},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -24,16 +24,16 @@ const MOMENTS: u32 = 1_000;
 /// The configuration of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) replica: ReplicaId,
-    pub(crate) namespace: String,
+    pub replica: ReplicaId,
+    pub namespace: String,
     /// The part of a cluster that it keeps, if the store is one.
-    pub(crate) part: Option<Part>,
-    pub(crate) lease: Duration,
-    pub(crate) store_timeout: Duration,
-    pub(crate) poll_interval: Duration,
-    pub(crate) waiter_ttl: Duration,
+    pub part: Option<Part>,
+    pub lease: Duration,
+    pub store_timeout: Duration,
+    pub poll_interval: Duration,
+    pub waiter_ttl: Duration,
     /// Seed of the jitter.
-    pub(crate) seed: u64,
+    pub seed: u64,
 }
 
 impl Settings {
@@ -62,26 +62,26 @@ pub(super) enum Availability {
 
 /// The state that all queues of a keeper share.
 pub(super) struct Context {
-    pub(super) settings: Settings,
+    pub settings: Settings,
     /// Whether there is a store that other replicas share.
-    pub(super) shared: bool,
+    pub shared: bool,
     /// The time of the latest step that was given one.
-    pub(super) now: Instant,
-    pub(super) availability: Availability,
+    pub now: Instant,
+    pub availability: Availability,
     /// The limiter is shut down or dropped: no slot goes to a pool any more.
-    pub(super) ending: bool,
-    pub(super) effects: Effects,
-    pub(super) counts: Counts,
+    pub ending: bool,
+    pub effects: Effects,
+    pub counts: Counts,
     /// Claims of which a leg has changed since they were last advanced.
-    pub(super) moved: BTreeSet<ClaimId>,
+    pub moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
-    pub(super) expiries: BTreeSet<(Instant, QueueId, Seq)>,
+    pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
     /// When to renew permits that are no longer [young](super::queue::Queue::list).
-    pub(super) renewals: BTreeSet<(Instant, QueueId, Seq)>,
+    pub renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
-    pub(super) local: Exchange,
+    pub local: Exchange,
     epoch: Instant,
-    rng: fastrand::Rng,
+    pub rng: fastrand::Rng,
     last_seq: Seq,
     /// By the limits' numbers.
     meters: Vec<Arc<LimitMeter>>,
@@ -92,9 +92,9 @@ pub(super) struct Context {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
-    pub(super) held: usize,
-    pub(super) waiting: usize,
-    pub(super) lost: u64,
+    pub held: usize,
+    pub waiting: usize,
+    pub lost: u64,
 }
 
 impl Context {
@@ -173,10 +173,6 @@ impl Context {
         elapsed.as_micros() as u64
     }
 
-    pub(super) fn rng(&mut self) -> &mut fastrand::Rng {
-        &mut self.rng
-    }
-
     pub(super) fn jittered(&mut self, length: Duration) -> Duration {
         jittered(length, &mut self.rng)
     }
@@ -192,7 +188,7 @@ impl Context {
     }
 
     /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
-    /// all of it again.
+    /// all of it for the retry.
     pub(super) fn patience(&self, since: Instant) -> Instant {
         let timeout = self.settings.store_timeout;
         (since + timeout).max(self.now + timeout / 8)
@@ -248,10 +244,6 @@ impl Context {
 
     pub(super) fn report(&mut self, report: Report) {
         self.effects.push(Effect::Report(report));
-    }
-
-    pub(super) fn wake(&mut self, waker: Option<StoredWaker>) {
-        self.effects.wake(waker);
     }
 
     /// Drops inquiries without an answer.

@@ -20,13 +20,13 @@ pub(crate) struct LimitId(pub usize);
 /// The demand on one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Leg {
-    pub(crate) limit: LimitId,
-    pub(crate) key: Key,
-    pub(crate) wait: Duration,
+    pub limit: LimitId,
+    pub key: Key,
+    pub wait: Duration,
     /// The limit's value for this key, if it has one of its own.
-    pub(crate) max: Option<u32>,
+    pub max: Option<u32>,
     /// Its cost at a rate.
-    pub(crate) cost: u32,
+    pub cost: u32,
 }
 
 /// The demand of a request.
@@ -60,20 +60,20 @@ pub(crate) enum Ticket {
 pub(crate) struct ClaimId(pub Seq);
 
 /// The charge of a claim at one rate.
-pub(super) struct Fee {
-    pub(super) keeper: KeeperId,
-    pub(super) limit: LimitId,
-    pub(super) key: Key,
+pub(crate) struct Fee {
+    pub keeper: KeeperId,
+    pub limit: LimitId,
+    pub key: Key,
     /// The limit's value for the key.
-    pub(super) max: u32,
-    pub(super) charge: Charge,
-    pub(super) paid: Paid,
+    pub max: u32,
+    pub charge: Charge,
+    pub paid: Paid,
     /// When the rate lets it go on.
-    pub(super) begins: Instant,
+    pub begins: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Paid {
+pub(crate) enum Paid {
     Not,
     InStore(Tat),
     Here(Rate, Tat),
@@ -83,23 +83,23 @@ pub(super) enum Paid {
 
 /// How a request came by its permit.
 pub(crate) struct Taken {
-    pub(crate) leases: Leases,
-    pub(crate) waited: Duration,
+    pub leases: Leases,
+    pub waited: Duration,
     /// The place in the queue when it was joined; 0 if there was no need to wait.
-    pub(crate) place: u32,
+    pub place: u32,
     /// Mostly there are none.
-    pub(crate) notes: Option<Box<Notes>>,
+    pub notes: Option<Box<Notes>>,
 }
 
 /// Further facts about a permit.
 #[derive(Default)]
 pub(crate) struct Notes {
     /// Limits in shadow mode that would have refused it.
-    pub(crate) passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    pub passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// Its charges at rates.
-    pub(super) fees: Vec<Fee>,
+    pub fees: Vec<Fee>,
     /// How its limits stand, if the request asked for that.
-    pub(crate) quotas: Vec<Quota>,
+    pub quotas: Vec<Quota>,
 }
 
 impl Taken {

@@ -34,9 +34,9 @@ const USUAL: usize = if cfg!(feature = "metrics") { 8 } else { 1 };
 pub(crate) enum Effect {
     /// A request has its answer, or has to look after itself.
     Wake(StoredWaker),
-    /// Nobody waits with this waker any more. Whatever it owns goes with it.
+    /// No request waits with this waker any more. It is dropped with all that it owns.
     Drop(StoredWaker),
-    /// A lease is over, or nobody looks after it any more: whoever watches it has to look.
+    /// A lease is over, or no driver renews it any more: its watchers have to look at it.
     Tell(Arc<Lease>),
     Answer(Inquiry, Usage),
     /// There will be no answer.
@@ -129,7 +129,7 @@ impl Effects {
 }
 
 impl Effect {
-    /// The history comes first: it tells of a permit before its owner has it. Logs and metrics come last, since a writer
+    /// The history comes first: a permit is in it before its owner has the permit. Logs and metrics come last, since a writer
     /// may be slow.
     fn rank(&self) -> u8 {
         match self {
@@ -146,7 +146,7 @@ impl Effect {
             Self::Wake(mut waker) => waker.0.take().into_iter().for_each(Waker::wake),
             Self::Drop(waker) => drop(waker),
             Self::Tell(lease) => lease.tell(),
-            // Nobody may be listening any more.
+            // The receiver may be gone.
             Self::Answer(mut inquiry, usage) => {
                 inquiry.0.take().map(|inquiry| inquiry.send(usage));
             }
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
     use crate::sync::LockMarker;
 
-    /// Counts how often it wakes, and panics if it is told to.
+    /// Counts how often it wakes, and panics if `panics` is set.
     struct Counting {
         wakes: AtomicUsize,
         panics: bool,

@@ -37,8 +37,8 @@ pub(crate) struct Keepers {
 
 /// A permit to be.
 pub(crate) struct Granted {
-    pub(crate) keepers: Arc<Keepers>,
-    pub(crate) taken: Taken,
+    pub keepers: Arc<Keepers>,
+    pub taken: Taken,
 }
 
 impl Keepers {
@@ -180,7 +180,7 @@ impl Keepers {
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
         let known = first.lock().core.meter_of(limit.name());
-        known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
+        known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
     pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
@@ -258,7 +258,7 @@ async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> 
     let is_driven = keeper.start_driver().is_ok();
     keeper.watch_driver();
     loop {
-        let changed = keeper.changed();
+        let changed = keeper.changed.notified();
         if !is_driven || Instant::now() >= until || done(&keeper.lock().core) {
             break;
         }
@@ -336,15 +336,5 @@ impl Drop for BoundPool {
 impl Keepers {
     pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         self.first().lock().core.in_order(legs)
-    }
-
-    /// Counts a request that got all it wanted.
-    pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
-        self.first()
-            .with(|core, _| core.note_admissions(legs, taken));
-    }
-
-    pub(super) fn is_rate(&self, limit: LimitId) -> bool {
-        self.first().lock().core.is_rate(limit)
     }
 }

@@ -9,16 +9,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, futures::Notified},
-    time::Instant,
-};
+use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use super::{
     context::Settings,
     core::Core,
-    driver::lifecycle::{DriverState, KeptSession},
+    driver::{DriverState, KeptSession},
     effects::Effects,
 };
 use crate::{
@@ -32,23 +28,23 @@ use crate::{
 /// A keeper: its state machine behind a lock, and what its driver needs.
 pub(crate) struct Keeper {
     locked: Mutex<Locked>,
-    store: Option<Arc<dyn Store>>,
+    pub store: Option<Arc<dyn Store>>,
     /// The session that the limiter was connected with, until the driver starts.
     session: Mutex<Option<KeptSession>>,
     /// Where the driver runs, if not on the runtime of the task that needs it.
-    runtime: Option<Handle>,
+    pub runtime: Option<Handle>,
     /// Keeps the limiter's own thread, if it has one.
-    thread: Option<Arc<DedicatedThread>>,
-    namespace: String,
-    store_meter: StoreMeter,
-    /// Wakes a shutdown.
-    changed: Notify,
+    pub thread: Option<Arc<DedicatedThread>>,
+    pub namespace: String,
+    pub store_meter: StoreMeter,
+    /// Notified after each step of a keeper that is shutting down.
+    pub changed: Notify,
 }
 
 /// The state under the lock.
 pub(super) struct Locked {
-    pub(super) core: Core,
-    pub(super) driver: DriverState,
+    pub core: Core,
+    pub driver: DriverState,
 }
 
 impl Keeper {
@@ -73,31 +69,6 @@ impl Keeper {
             store_meter,
             changed: Notify::new(),
         })
-    }
-
-    pub(super) fn store(&self) -> Option<&Arc<dyn Store>> {
-        self.store.as_ref()
-    }
-
-    pub(super) fn runtime(&self) -> Option<&Handle> {
-        self.runtime.as_ref()
-    }
-
-    pub(super) fn has_own_thread(&self) -> bool {
-        self.thread.is_some()
-    }
-
-    pub(super) fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    pub(super) fn store_meter(&self) -> StoreMeter {
-        self.store_meter.clone()
-    }
-
-    /// Completes after the next step of a keeper that is shutting down.
-    pub(super) fn changed(&self) -> Notified<'_> {
-        self.changed.notified()
     }
 
     /// Keeps a session for the driver.

@@ -21,7 +21,7 @@ use crate::{error::AcquireError, part::Part};
 ///
 /// A single keeper is asked for everything at once. In a cluster each limit has a keeper of its own, and they are asked
 /// one after the other, always in the same order. What was taken of the first ones is kept while the next one makes it
-/// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are asked for again.
+/// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are acquired anew.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
     step: Step,
@@ -31,7 +31,7 @@ pub(crate) struct Request {
     left: usize,
     /// The results of those before it.
     taken: Option<Box<Taken>>,
-    /// Whether to tell how its limits stand.
+    /// Whether its result includes how its limits stand.
     tells: bool,
 }
 
@@ -91,7 +91,8 @@ impl Request {
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
             let Some(left) = self.left.checked_sub(1) else {
-                self.keepers.note_admissions(&self.legs, &taken);
+                let first = self.keepers.first();
+                first.with(|core, _| core.note_admissions(&self.legs, &taken));
                 return Poll::Ready(Ok(self.granted(taken)));
             };
             self.step = Step::of_leg(&self.keepers, &self.legs[left]);
@@ -116,7 +117,7 @@ impl Request {
         // Rates are the first to be asked, so they are at the end.
         self.left = 0;
         for (_, leg) in &mut self.legs {
-            if !self.keepers.is_rate(leg.limit) {
+            if !self.keepers.first().lock().core.is_rate(leg.limit) {
                 leg.wait = leg.wait.saturating_sub(taken.waited);
                 self.left += 1;
             }
@@ -188,7 +189,7 @@ impl Step {
         }
     }
 
-    /// The result; with how its limits stand, if it `tells`.
+    /// The result; if it `tells`, with how its limits stand.
     #[inline]
     fn poll(&mut self, tells: bool, cx: &mut Context<'_>) -> Poll<Result<Taken, AcquireError>> {
         let (looked, is_watched) = match &self.stage {
@@ -264,7 +265,7 @@ impl Step {
         })
     }
 
-    /// Without the driver nobody would see to what was taken or asked for.
+    /// Without the driver no lease would be renewed, and no exchange sent.
     #[cold]
     fn start_driver(&self, taken: Option<Taken>) -> Looked {
         let Err(kind) = self.keeper.start_driver() else {

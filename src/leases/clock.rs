@@ -25,11 +25,11 @@ pub(crate) fn local_deadline(
     since + lasts.saturating_sub(TRUNCATION + lasts / SLEW)
 }
 
-/// The store's time as last heard.
+/// The store's time, by its latest reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreClock {
     pub(crate) now_us: u64,
-    /// When the exchange that told it was sent: the store read its clock at this moment or later.
+    /// When the exchange of that reply was sent: the store read its clock at this moment or later.
     pub(crate) sent: Instant,
 }
 

@@ -55,7 +55,7 @@ pub(crate) trait Recycle: Send + Sync {
 ///   renewal that comes after the end finds the end. A reader that finds the deadline passed writes the end itself
 ///   before it says so. None of this needs an ordering.
 /// - A watcher that sees the end asks next whether its permit still has the lease ([`Tenure::is_current`]), as it must not
-///   take the end of a later permit for its own. Whoever [ends](Self::end) the lease under a later permit has seen that
+///   take the end of a later permit for its own. A thread that [ends](Self::end) the lease under a later permit has seen that
 ///   permit, by the lock of the pool or of the keeper; so ending releases, and looking acquires. A deadline passes
 ///   without anybody's doing: if that is at the very moment at which a permit is given back, its watcher may see either
 ///   come first.
@@ -150,7 +150,7 @@ impl Lease {
     }
 
     /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final. Its watchers are
-    /// to be [told](Self::tell) then.
+    /// to be [woken](Self::tell) then.
     pub(crate) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
@@ -186,7 +186,7 @@ impl Lease {
                 ..EARLIEST => return true,
                 FOREVER => return false,
                 _ if self.us(now) < until => return false,
-                // Whoever sees that it is over makes it so: a renewal that comes too late must not bring it back.
+                // The first to see that it is over makes it so: a renewal that comes too late must not bring it back.
                 _ => match self.until_us.compare_exchange(
                     until,
                     LOST,
@@ -219,13 +219,13 @@ impl Lease {
         })
     }
 
-    /// Makes all watchers look at it again. Not to be called under a lock: it wakes tasks.
+    /// Makes all watchers look at it. Not to be called under a lock: it wakes tasks.
     pub(crate) fn tell(&self) {
         assert_unlocked();
         self.watchers.notify_waiters();
     }
 
-    /// Completes when it is over for a reason that `counts`. `attend` sees to it that somebody will wake this: the
+    /// Completes when it is over for a reason that `counts`. `attend` makes sure that a task will wake this: the
     /// keeper's driver may have gone with its runtime.
     pub(crate) async fn ended(
         &self,
@@ -264,7 +264,7 @@ impl Lease {
         self.tenure_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// Ends the tenure of a permit without owners. Returns how long it lasted. Whoever watched that permit sees no more of
+    /// Ends the tenure of a permit without owners. Returns how long it lasted. The watchers of that permit see no more of
     /// the lease.
     pub(crate) fn end_tenure(&self, now: Instant) -> Duration {
         self.set_unread(None);

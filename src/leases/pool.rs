@@ -1,12 +1,12 @@
-//! A pool: slots that came free while nobody waited, for the next requests of this process.
+//! A pool: slots that came free while no request waited, for the next requests of this process.
 //!
 //! A slot in the pool is held like any other: its lease is renewed, and the store counts it. The store gives the *right*
-//! to keep slots for a moment, to any replica that asks while nobody waits. While it lasts, slots go from one local
+//! to keep slots for a moment, to any replica that asks while no request waits. While it lasts, slots go from one local
 //! permit to the next under the pool's own locks, without the store, the keeper or its driver. When a request waits or
 //! is refused elsewhere, the right is recalled: idle slots are released at once, the others when they come free. If that
 //! message is lost, the right ends by itself.
 //!
-//! The ledger in this process gives the same right for as long as nobody waits.
+//! The ledger in this process gives the same right for as long as no request waits.
 
 use std::{
     array, iter,
@@ -149,7 +149,7 @@ impl Pool {
         self.each(|slots| slots.right = Right::Until(until));
     }
 
-    /// The ledger is in this process, and nobody waits.
+    /// The ledger is in this process, and no request waits.
     pub(crate) fn open_here(&self) {
         self.each(|slots| slots.right = Right::Ours);
     }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, Core, breaker::Failure, index::Index};
+use super::{ClaimStage, Core, Index, breaker::Failure};
 use crate::{
     keeper::{
         demand::Paid,
@@ -28,7 +28,7 @@ pub(in crate::keeper) struct WaitingClaim {
     /// The ledger, and how many slots it has for this keeper.
     pub(in crate::keeper) waits_for: String,
     pub(in crate::keeper) limit: u32,
-    /// What it holds meanwhile.
+    /// Its slots meanwhile.
     pub(in crate::keeper) holds: Vec<PermitId>,
 }
 
@@ -292,7 +292,7 @@ impl Core {
         self.queues[lease.queue.0].queue.ledger()
     }
 
-    /// What is idle and not over, by ledger.
+    /// Idle slots that are not over, by ledger.
     pub(in crate::keeper) fn idle_seqs(
         &self,
         now: Instant,

@@ -27,7 +27,7 @@ pub(super) struct Breaker {
 #[derive(Clone, Copy, Debug)]
 enum BreakerState {
     Closed {
-        /// When an exchange failed, if nothing was heard of the store since.
+        /// When an exchange failed, if the store has not answered since.
         failed: Option<Instant>,
         /// Connections that have failed since an exchange did any work.
         fruitless: u32,
@@ -51,11 +51,11 @@ pub(super) enum Failure {
 /// The work that an answer shows the store to have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// It tells the time.
+    /// It has sent its time.
     None,
     /// It has done something.
     Some,
-    /// It has let somebody in, or into the queue.
+    /// It has admitted or enqueued a request.
     Admitted,
 }
 
@@ -113,7 +113,7 @@ impl Breaker {
     /// An exchange that was sent then has failed.
     ///
     /// One may be a connection that was cut. One that timed out has cost its requests all the time that they have, and a
-    /// second failure in a row leaves little doubt. A store may also tell the time, and cut each connection that asks for
+    /// second failure in a row leaves little doubt. A store may also send its time, and cut each connection that asks for
     /// more.
     pub(super) fn failed(
         &mut self,
@@ -160,7 +160,7 @@ impl Breaker {
         Change::Opened { is_news }
     }
 
-    /// Nothing was heard for so long that requests must not wait any longer, whatever the reason.
+    /// No answer has come in the time that requests can wait, whatever the reason.
     pub(super) fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Change {
         match self.state {
             BreakerState::Open { .. } => Change::None,

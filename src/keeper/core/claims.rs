@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// Without the store legs are acquired one after the other: nobody sees anything of it before the lock is free.
+    /// Without the store legs are acquired one after the other: no other step comes between.
     fn begin_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
         let queue = &mut self.queues[lease.queue.0].queue;
@@ -213,7 +213,7 @@ impl Core {
     fn grant_claim(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Granted;
-            self.ctx.wake(claim.waker.take());
+            self.ctx.effects.wake(claim.waker.take());
         }
     }
 
@@ -227,7 +227,7 @@ impl Core {
             let others = others.filter(|quota| quota.limit_name != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
-            self.ctx.wake(claim.waker.take());
+            self.ctx.effects.wake(claim.waker.take());
             claim.stage = ClaimStage::Refused(error);
             self.claims.insert(id, claim);
         }
@@ -251,7 +251,7 @@ impl Core {
     pub(super) fn collect_claim(&mut self, id: ClaimId) -> Option<Result<Taken, AcquireError>> {
         let claim = self.claims.get_mut(&id)?;
         if let ClaimStage::Granted = claim.stage {
-            // If nobody came for it in time, a leg may be lost.
+            // If its request did not collect it in time, a leg may be lost.
             claim.stage = ClaimStage::Open;
             self.advance(id);
         }
@@ -296,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Refuses all that nobody has collected yet. Returns how many.
+    /// Refuses all that are not collected yet. Returns how many.
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
         let undecided = |claim: &Claim| !matches!(claim.stage, ClaimStage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));

@@ -6,7 +6,7 @@ use std::{cmp::Reverse, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{Core, index::Index};
+use super::{Core, Index};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     keeper::demand::{Leg, LimitId, Taken},

@@ -4,17 +4,16 @@
 //! | file | what |
 //! | --- | --- |
 //! | this one | the data; where to find the queue that needs something |
-//! | `breaker`, `index` | the circuit breaker; where the queues are |
+//! | `breaker` | the circuit breaker |
 //! | `rates` | charges and refunds |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit) |
-//! | `outage` | the breaker opens and closes; connections come and go |
-//! | `replies` | answers, failures and events of the store |
+//! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
 //! | `limits` | the limits, and the values that they have now |
 //! | `timers` | one sleep for all; bounds on permits |
 //! | `requests` | submitted, collected, cancelled; permits released; shutdown |
 //!
-//! Each file calls only those above it, and all call this one, which calls `breaker` and `index`. What concerns a single ledger is the business of its [queue](super::queue),
+//! Each file calls only those above it, and all call this one, which calls `breaker`. What concerns a single ledger is the business of its [queue](super::queue),
 //! which reports to the [`Context`] and knows nothing of this.
 //!
 //! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its
@@ -26,9 +25,7 @@ mod audit;
 mod breaker;
 mod claims;
 mod exchange;
-mod index;
 mod limits;
-mod outage;
 mod rates;
 mod replies;
 mod requests;
@@ -36,6 +33,7 @@ mod timers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    hash::Hash,
     sync::Arc,
     time::Duration,
 };
@@ -43,10 +41,7 @@ use std::{
 use slab::Slab;
 use tokio::time::Instant;
 
-use self::{
-    breaker::Breaker,
-    index::{Index, leave_room},
-};
+use self::breaker::Breaker;
 use super::{
     context::{Availability, Context, Settings, earliest},
     demand::{ClaimId, Fee, LimitId},
@@ -67,6 +62,9 @@ pub(super) use self::exchange::MAX_REFUNDS;
 
 /// Queues of ledgers in this process that are kept although they are idle: about 2 KiB each.
 pub(super) const MAX_CACHED: usize = 64;
+
+/// Entries that a map may have room for without being made smaller.
+const SMALL_ROOM: usize = 1_000;
 
 /// The state machine.
 pub(crate) struct Core {
@@ -117,6 +115,15 @@ struct Member {
     due: Option<Instant>,
     /// In `cached`.
     cached: bool,
+}
+
+/// The queues of one limit, by key.
+#[derive(Default)]
+struct Index {
+    /// The one of the key that all share, which needs no hash to be found.
+    shared: Option<QueueId>,
+    /// Callers choose their keys, so the hash has to be one that they cannot foresee.
+    others: HashMap<Key, QueueId>,
 }
 
 /// A request for slots under several limits and charges at rates, all or nothing.
@@ -179,9 +186,9 @@ struct Connection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// From the moment at which it is bound.
-    pub(crate) max_hold: Option<Duration>,
+    pub max_hold: Option<Duration>,
     /// From the moment that [`Lease::set_unread`] says.
-    pub(crate) idle: Option<Duration>,
+    pub idle: Option<Duration>,
 }
 
 /// The permits that have bounds, until they are released, and when to look at which.
@@ -431,5 +438,44 @@ impl Core {
             self.alarm,
         ];
         due.into_iter().fold(None, earliest)
+    }
+}
+
+impl Index {
+    fn get(&self, key: &Key) -> Option<QueueId> {
+        match *key == Key::SHARED {
+            true => self.shared,
+            false => self.others.get(key).copied(),
+        }
+    }
+
+    fn insert(&mut self, key: Key, queue: QueueId) {
+        match key == Key::SHARED {
+            true => self.shared = Some(queue),
+            false => drop(self.others.insert(key, queue)),
+        }
+    }
+
+    fn remove(&mut self, key: &Key) {
+        match *key == Key::SHARED {
+            true => self.shared = None,
+            false => {
+                self.others.remove(key);
+                leave_room(&mut self.others);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.others.len() + usize::from(self.shared.is_some())
+    }
+}
+
+/// Room for many is not kept when they are gone.
+fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    let room = map.capacity();
+    if room > SMALL_ROOM && map.len() < room / 8 {
+        map.shrink_to(room / 4);
     }
 }

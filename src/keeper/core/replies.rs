@@ -1,12 +1,13 @@
-//! Replies of the store, its events, and exchanges without a reply.
+//! Replies of the store, its events, and exchanges without a reply; and what they say of the store: it goes down and comes
+//! back, connections come and go.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    ClaimStage, Core, Sent,
-    breaker::{Failure, Work},
+    ClaimStage, Connection, Core, Sent,
+    breaker::{Change, Failure, Work},
     rates::harsher,
 };
 use crate::{
@@ -14,17 +15,21 @@ use crate::{
     keeper::{
         context::Availability,
         demand::{ClaimId, Paid},
-        effects::Report,
+        effects::{Effect, Report},
         queue::{Note, Seen},
     },
     leases::{QueueId, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Standing, Wake},
     limit::Limit,
     store::{Event, StoreError, in_flight::ExchangeId},
+    telemetry::StoreState,
 };
 
 /// Time between two reports that a key cannot be used, however many requests it refuses.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Pause between two connections: a server that ends every connection is not given a new one more often.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A claim as it was sent; without a number if it is a request for a single slot.
 struct SentClaim<'a> {
@@ -148,7 +153,7 @@ impl Core {
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
         for claim in self.claims.values_mut() {
-            self.ctx.wake(claim.waker.take());
+            self.ctx.effects.wake(claim.waker.take());
         }
         self.advance_moved();
     }
@@ -259,6 +264,127 @@ impl Core {
     }
 }
 
+/// The breaker, and the connection.
+impl Core {
+    /// An exchange that was sent then has no answer.
+    pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
+        let was_well = self.breaker.is_well();
+        let change = self
+            .breaker
+            .failed(failure, sent, self.ctx.now, &mut self.ctx.rng);
+        self.follow(change, was_well);
+        match change {
+            Change::Opened { .. } => {
+                let error = why.to_owned();
+                self.ctx.report(match failure {
+                    Failure::Refused => Report::StoreRefuses { error },
+                    Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
+                });
+            }
+            Change::StaysOpen => self.each_queue(|queue, ctx| queue.forget_releases(ctx.now)),
+            _ => {}
+        }
+    }
+
+    /// The driver does not run, so that the store's answers are not seen.
+    pub(super) fn note_stall(&mut self) {
+        let was_well = self.breaker.is_well();
+        let change = self.breaker.given_up(self.ctx.now, &mut self.ctx.rng);
+        self.follow(change, was_well);
+        self.ctx.report(Report::DriverStalled);
+    }
+
+    /// The store answers, and refuses to write.
+    fn note_refused_write(&mut self, why: &str) {
+        let was_well = self.breaker.is_well();
+        let change = self
+            .breaker
+            .refused_to_write(self.ctx.now, &mut self.ctx.rng);
+        self.follow(change, was_well);
+        if let Change::Opened { is_news: true } = change {
+            let error = why.to_owned();
+            self.ctx.report(Report::StoreFull { error });
+        }
+    }
+
+    fn note_success(&mut self, work: Work) {
+        let was_well = self.breaker.is_well();
+        let change = self.breaker.answered(work);
+        self.follow(change, was_well);
+        if let Change::Closed { is_news: true } | Change::Recovered = change {
+            self.ctx.report(Report::StoreBack);
+        }
+    }
+
+    /// Acts on a change of the breaker.
+    fn follow(&mut self, change: Change, was_well: bool) {
+        let availability = self.breaker.availability();
+        self.ctx.availability = availability;
+        let is_well = self.breaker.is_well();
+        let state = match change {
+            Change::Opened { is_news: true } => Some(StoreState::Down {
+                was_up: was_well,
+                refused: availability == Availability::Refused,
+            }),
+            _ if is_well && !was_well => Some(StoreState::Up),
+            _ => None,
+        };
+        if let Some(state) = state {
+            self.ctx.effects.push(Effect::MeasureStore(state));
+        }
+        match change {
+            Change::Opened { .. } => self.leave_store(),
+            Change::Closed { .. } => self.each_queue(|queue, ctx| queue.return_to_store(ctx)),
+            Change::None | Change::StaysOpen | Change::Recovered => {}
+        }
+    }
+
+    fn leave_store(&mut self) {
+        self.refunds.clear();
+        for claim in self.claims.values_mut() {
+            claim.asking_since = None;
+        }
+        let availability = self.ctx.availability;
+        self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
+        let mut listed = std::mem::take(&mut self.asking);
+        listed.append(&mut self.held_back);
+        self.reopen_all(listed);
+    }
+
+    /// There is a new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
+    fn on_connected(&mut self) {
+        self.connection = Connection {
+            made: Some(self.ctx.now),
+            ..Connection::default()
+        };
+        self.clock = None;
+        self.breaker.connected();
+        if self.store_is_up() {
+            self.each_queue(|queue, ctx| queue.introduce(ctx));
+        }
+    }
+
+    /// The connection has ended, perhaps since the server has: holders may be forgotten, and waiters may have been promoted
+    /// without a wake-up.
+    fn on_disconnected(&mut self) {
+        let now = self.ctx.now;
+        let made = self.connection.made;
+        let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);
+        self.connection.reconnect_at = Some(soonest.max(now));
+    }
+
+    /// Waiters and holders need a new connection, if nothing else has made one.
+    pub(super) fn reconnect(&mut self) {
+        let now = self.ctx.now;
+        let is_due = |at: &mut Instant| *at <= now;
+        let due = self.connection.reconnect_at.take_if(is_due).is_some();
+        if due && self.store_is_up() && !self.queues.is_empty() {
+            self.clock = None;
+            self.connection.is_wanted = true;
+        }
+    }
+}
+
 /// Claims.
 impl Core {
     /// Before an exchange's claims have their standings: their queues look as they were without them.
@@ -306,7 +432,7 @@ impl Core {
             let note = &sent.notes[ask.batch];
             let failed = note.failed;
             is_rate &= !failed;
-            // The others ask again, if the claim goes on without this one.
+            // The others retry, if the claim goes on without this one.
             let availability = if failed {
                 availability
             } else {
@@ -377,7 +503,7 @@ impl Core {
     }
 }
 
-/// The availability that the requests of a failed batch go by.
+/// The availability that decides on the requests of a failed batch.
 fn availability_of(error: &StoreError) -> Availability {
     match error.is_outage() {
         true => Availability::Down,

@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// The driver has not run in time, and may not be replaced: requests go by the fallbacks of their limits, and what is
+    /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
     /// due by time is done.
     pub(crate) fn on_stall(&mut self, now: Instant) {
         self.ctx.now = now;
@@ -147,7 +147,7 @@ impl Bounded {
 }
 
 impl Watch {
-    /// When it will have been idle for too long, if nobody asks for a frame from `now` on.
+    /// When it will have been idle for too long, if no frame is asked for from `now` on.
     fn idle_at(&self, now: Instant) -> Option<Instant> {
         let idle = self.idle?;
         Some(self.lease.unread_since().unwrap_or(now) + idle)

@@ -1,33 +1,36 @@
-//! The driver: the one task that sends, receives and sleeps for a keeper; and the watchdogs that see to it that it runs.
+//! The driver: the one task that sends, receives and sleeps for a keeper (`task`). Here is what is decided about it under
+//! the keeper's lock: when it is started, how it is woken, and what is done if it does not run.
 //!
-//! `lifecycle` has the decisions about them that are made under the keeper's lock.
+//! It is a task on the runtime of the task that needed it first (or on the one that the limiter was given), and
+//! requests wait on any runtime. If the driver's runtime ends, the task is dropped and the next request starts another
+//! one. A runtime may also be blocked, or not be driven any more: then the driver is *late*. A watchdog on the runtime of
+//! a request that waits finds out, and starts another driver there. The late one is dismissed: it ends when it runs
+//! again, and its connections with it. Where the driver's place was given, it is not moved: the fallback of each limit
+//! applies until it runs.
 
-pub(super) mod lifecycle;
+mod task;
 
-use std::panic::resume_unwind;
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
 use tokio::{
     runtime::{self, Handle},
     sync::Notify,
-    task::yield_now,
-    time::{Instant, sleep},
+    time::Instant,
 };
 
-use self::lifecycle::{Finding, KeptSession, Start, look_interval};
-use super::lock::Keeper;
+use super::{context::earliest, core::Core};
 use crate::{
     error::AcquireErrorKind,
-    repoll::Repoll,
-    store::{
-        Session, StoreError,
-        in_flight::{InFlight, News},
-    },
+    store::{Session, StoreError, in_flight::Outgoing},
 };
 
-/// Looks without a request that waits, after which a watchdog ends: a busy limiter does not start one for each request.
-const IDLE_LOOKS: u32 = 16;
+/// Runtimes that are remembered as unfit for a driver.
+const MAX_UNFIT: usize = 16;
+/// Time before a driver that has panicked is started again on the same runtime.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
+/// Time for which a session may lie unused: later a firewall may have forgotten its connection, and the first request
+/// would wait for nothing.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// Why a store cannot be used.
 pub(crate) enum ConnectError {
@@ -37,242 +40,339 @@ pub(crate) enum ConnectError {
     NoRuntime,
 }
 
-impl Keeper {
-    /// Starts the driver if it is needed and not there, or does not run.
-    pub(super) fn start_driver(self: &Arc<Self>) -> Result<(), AcquireErrorKind> {
-        let runtime = match self.runtime() {
-            Some(runtime) => Ok(runtime.clone()),
-            None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime),
-        };
-        let start = self.with_driver(|core, driver, now| driver.start(core, runtime, now));
-        let Some(Start {
-            runtime,
-            generation,
-            work,
-        }) = start?
-        else {
-            return Ok(());
-        };
-        let gone = Gone {
-            keeper: self.clone(),
-            generation,
-        };
-        let session = self.kept_session(&runtime);
-        let session = session.or_else(|| self.store().map(|store| store.open()));
-        let driver = run(gone, session, runtime.id(), work);
-        match runtime.spawn(driver).is_finished() {
-            // The runtime has been shut down, and has dropped the task.
-            true => Err(AcquireErrorKind::NoRuntime),
-            false => Ok(()),
-        }
-    }
-
-    /// Sees to it that the driver does not hold up a request that waits on this runtime.
-    pub(super) fn watch_driver(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
-        let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
-        if self.has_own_thread() || !self.lock().driver.watch(id, flavor) {
-            return;
-        }
-        let watch = Watch {
-            keeper: self.clone(),
-            runtime: id,
-        };
-        // If the runtime has ended meanwhile, the task is dropped, and with it what it watches.
-        runtime.spawn(watch_over(watch));
-    }
-
-    /// Hears from the store for the first time. That it cannot be reached is no error: then the fallbacks apply.
-    pub(crate) async fn greet(self: &Arc<Self>) -> Result<(), ConnectError> {
-        let keeper = self.clone();
-        let greeting = async move { keeper.greet_here().await };
-        match self.runtime() {
-            // It runs in any case, and so the session can stay there.
-            Some(runtime) if self.has_own_thread() => match runtime.spawn(greeting).await {
-                Ok(greeted) => greeted,
-                Err(_) => Err(ConnectError::NoRuntime),
-            },
-            _ if Handle::try_current().is_err() => Err(ConnectError::NoRuntime),
-            _ => match AssertUnwindSafe(greeting).catch_unwind().await {
-                Ok(greeted) => greeted,
-                Err(panic) if lacks_something(&*panic) => Err(ConnectError::NoRuntime),
-                Err(panic) => resume_unwind(panic),
-            },
-        }
-    }
-
-    async fn greet_here(self: &Arc<Self>) -> Result<(), ConnectError> {
-        let Some(store) = self.store() else {
-            return Ok(());
-        };
-        let mut in_flight = InFlight::new(Some(store.open()), self.store_meter());
-        in_flight.send(self.driver_step(|core, _, now| core.hello(now)));
-        let (number, outcome) = loop {
-            match in_flight.next(None).await {
-                News::Over(number, outcome) => break (number, outcome),
-                News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
-                News::Due => {}
-            }
-        };
-        self.with(|core, now| match outcome {
-            Ok(reply) => {
-                core.on_reply(number, reply, now);
-                Ok(())
-            }
-            Err((error, _)) if error.is_outage() => {
-                // No second try: nobody waits for it, and the first request should not have to.
-                core.on_failure(number, &error, true, now);
-                Ok(())
-            }
-            Err((error, _)) => Err(ConnectError::Store(error)),
-        })?;
-        if self.lock().core.status().store_up {
-            self.keep_for_driver(in_flight.into_session());
-        } else {
-            // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
-            let _ = self.start_driver();
-        }
-        // The caller may leave this runtime for good: what ran for a session that is not kept ends now.
-        yield_now().await;
-        Ok(())
-    }
-
-    /// Keeps a session for the driver, if that is likely to run where the session is.
-    fn keep_for_driver(&self, session: Option<Box<dyn Session>>) {
-        let here = Handle::try_current().ok();
-        let kept = here.zip(session);
-        let kept = kept.map(|(here, session)| KeptSession::new(session, &here));
-        let runtime = self.runtime();
-        self.keep_session(kept.filter(|kept| runtime.is_none_or(|runtime| kept.is_for(runtime))));
-    }
-}
-
-/// Runs until nothing is left to do for a keeper that nobody uses, until another one takes its place, or until its
-/// runtime ends.
-async fn run(
-    gone: Gone,
-    session: Option<Box<dyn Session>>,
-    runtime: runtime::Id,
+/// The driver, as the keeper's lock knows it.
+pub(super) struct DriverState {
+    stage: DriverStage,
+    /// Whether it may run on the runtime of any request.
+    is_movable: bool,
+    /// Of those that were started one after the other. An older one ends as soon as it runs.
+    generation: u64,
+    /// Wakes the present one.
     work: Arc<Notify>,
-) {
-    let Gone { keeper, generation } = &gone;
-    let driver = Repoll::new(drive(keeper, session, *generation, &work));
-    if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
-        let lacks = lacks_something(&*panic);
-        keeper.lock().driver.note_panic(runtime, lacks);
-    }
+    /// Where the present one runs.
+    runtime: Option<runtime::Id>,
+    /// Whether the present one has taken a step: then its runtime lacks nothing.
+    has_run: bool,
+    /// When a late one was last replaced.
+    replaced: Option<Instant>,
+    /// Runtimes on which a driver has panicked, and until when none is started there again. Some have no timer or no
+    /// IO, and will never do.
+    unfit: Vec<(runtime::Id, Option<Instant>)>,
+    /// Runtimes with a watchdog.
+    watched: Vec<runtime::Id>,
 }
 
-async fn drive(
-    keeper: &Arc<Keeper>,
-    session: Option<Box<dyn Session>>,
+#[derive(Clone, Copy)]
+enum DriverStage {
+    Absent,
+    /// It was started or woken at this moment, and has not taken a step since.
+    Woken(Instant),
+    /// Waits for an answer, an event, a nudge, or this moment.
+    Parked(Option<Instant>),
+}
+
+/// A driver to be spawned.
+struct Start {
+    runtime: Handle,
     generation: u64,
-    work: &Notify,
-) {
-    let mut in_flight = InFlight::new(session, keeper.store_meter());
-    // For the task that has started it.
-    let mut watched = false;
-    let next_step =
-        || keeper.driver_step(|core, driver, now| driver.next_step(core, generation, now));
-    while let Some((exchanges, until)) = next_step() {
-        exchanges
-            .into_iter()
-            .for_each(|outgoing| in_flight.send(outgoing));
-        if !std::mem::replace(&mut watched, true) {
-            keeper.watch_driver();
+    work: Arc<Notify>,
+}
+
+/// How long a driver may take to run once it is due, by what is to be done then.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// After this it is replaced.
+    replace: Duration,
+    /// After this requests do not wait for it any longer.
+    give_up: Duration,
+    /// Between two replacements.
+    between: Duration,
+}
+
+/// How often a watchdog looks.
+fn look_interval(core: &Core) -> Duration {
+    core.settings().store_timeout / 8
+}
+
+impl Patience {
+    /// A request waits no longer than `store_timeout` for the store, nor for the driver.
+    fn of(core: &Core) -> Self {
+        let store_timeout = core.settings().store_timeout;
+        Self {
+            replace: store_timeout / 4,
+            give_up: store_timeout * 3 / 4,
+            between: 4 * store_timeout,
         }
-        let news = tokio::select! {
-            biased;
-            news = in_flight.next(until) => news,
-            () = work.notified() => continue,
-        };
-        keeper.driver_step(|core, driver, now| {
-            // One that was dismissed knows nothing that counts.
-            if !driver.is_present(generation) {
-                return;
-            }
-            match news {
-                News::Event(event) => core.on_event(&event, now),
-                News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
-                News::Over(number, Err((error, timed_out))) => {
-                    core.on_failure(number, &error, timed_out, now);
-                }
-                // The next step does what is due.
-                News::Due => {}
-            }
-        });
     }
 }
 
-/// Tells the keeper when the driver ends, however it ends, even if it was never polled.
-struct Gone {
-    keeper: Arc<Keeper>,
-    generation: u64,
+/// The finding of a watchdog.
+enum Finding {
+    /// No request waits.
+    Idle,
+    Well,
+    /// The driver may be late: to find out, it is woken.
+    Probed(Arc<Notify>),
+    /// Another driver is to be started.
+    Late,
 }
 
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.keeper
-            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, now));
-    }
-}
-
-/// A watchdog: a task on each runtime from which requests wait, which sees to it that the driver runs.
-///
-/// It costs a timer a few times in a `store_timeout` while requests wait, however many they are, and ends soon after the
-/// last one.
-async fn watch_over(watch: Watch) {
-    let Watch { keeper, runtime } = &watch;
-    if let Err(panic) = AssertUnwindSafe(look_on(keeper)).catch_unwind().await {
-        let lacks = lacks_something(&*panic);
-        keeper.lock().driver.note_panic(*runtime, lacks);
-    }
-}
-
-async fn look_on(keeper: &Arc<Keeper>) {
-    let look = look_interval(&keeper.lock().core);
-    let mut idle = 0;
-    while idle < IDLE_LOOKS {
-        let from = Instant::now();
-        sleep(look).await;
-        if from.elapsed() > 2 * look {
-            // The whole process stood still: the driver has had no chance to run either.
-            continue;
+impl DriverState {
+    pub(super) fn new(is_movable: bool) -> Self {
+        Self {
+            stage: DriverStage::Absent,
+            is_movable,
+            generation: 0,
+            work: Arc::default(),
+            runtime: None,
+            has_run: false,
+            replaced: None,
+            unfit: Vec::new(),
+            watched: Vec::new(),
         }
-        idle = match keeper.with_driver(|core, driver, now| driver.look_after(core, now)) {
-            Finding::Idle => idle + 1,
-            Finding::Well => 0,
-            Finding::Probed(work) => {
-                work.notify_one();
-                0
-            }
-            Finding::Late => {
-                // If it cannot be started here, requests find that out when they ask.
-                let _ = keeper.start_driver();
-                0
-            }
+    }
+
+    /// For how long it has been due and not run.
+    fn late(&self, core: &Core, now: Instant) -> Duration {
+        let due = match self.stage {
+            DriverStage::Absent => None,
+            DriverStage::Woken(at) => Some(at),
+            DriverStage::Parked(until) => earliest(until, core.answer_due()),
         };
+        due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))
+    }
+
+    /// Whether the driver is late, and another one may take its place.
+    fn is_replaceable(&self, core: &Core, now: Instant) -> bool {
+        let patience = Patience::of(core);
+        let rested = |replaced| now >= replaced + patience.between;
+        self.is_movable
+            && self.late(core, now) >= patience.replace
+            && self.replaced.is_none_or(rested)
+    }
+
+    fn is_unfit(&self, runtime: runtime::Id, now: Instant) -> bool {
+        let is_it = |(id, until): &(runtime::Id, Option<Instant>)| {
+            *id == runtime && until.is_none_or(|until| now < until)
+        };
+        self.unfit.iter().any(is_it)
+    }
+
+    /// Whether a task of this generation is the present one.
+    pub(super) fn is_present(&self, generation: u64) -> bool {
+        self.generation == generation && !matches!(self.stage, DriverStage::Absent)
+    }
+
+    /// Whether a driver is to be started. While the store is not asked, a late one may be the reason.
+    pub(super) fn is_needed(&self, core: &Core, now: Instant) -> bool {
+        match self.stage {
+            DriverStage::Absent => core.is_shared() || core.next_due().is_some(),
+            _ => !core.store_is_up() && self.is_replaceable(core, now),
+        }
+    }
+
+    /// Wakes a parked driver that has to come back earlier than it thought.
+    #[inline]
+    pub(super) fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
+        let DriverStage::Parked(until) = self.stage else {
+            return None;
+        };
+        let due = core.next_due();
+        let sooner = due.is_some_and(|due| until.is_none_or(|until| due < until));
+        if !sooner && !core.may_send(now) && !core.is_over() {
+            return None;
+        }
+        Some(self.wake(now))
+    }
+
+    fn wake(&mut self, now: Instant) -> Arc<Notify> {
+        self.stage = DriverStage::Woken(now);
+        self.work.clone()
+    }
+
+    /// A driver to be spawned, if it is needed and not there, or does not run.
+    fn start(
+        &mut self,
+        core: &mut Core,
+        runtime: Result<Handle, AcquireErrorKind>,
+        now: Instant,
+    ) -> Result<Option<Start>, AcquireErrorKind> {
+        let replaces = match self.stage {
+            DriverStage::Absent => false,
+            _ => self.is_replaceable(core, now),
+        };
+        if !replaces && !self.is_needed(core, now) {
+            return Ok(None);
+        }
+        let runtime = runtime?;
+        if self.is_unfit(runtime.id(), now) {
+            return Err(AcquireErrorKind::NoRuntime);
+        }
+        if replaces {
+            self.replaced = Some(now);
+            core.on_replaced_driver(now);
+        }
+        self.generation += 1;
+        self.work = Arc::default();
+        self.runtime = Some(runtime.id());
+        self.has_run = false;
+        Ok(Some(Start {
+            runtime,
+            generation: self.generation,
+            work: self.wake(now),
+        }))
+    }
+
+    /// The exchanges that the driver has to send now, and when to come back if nothing happens. `None`: it is to end.
+    pub(super) fn next_step(
+        &mut self,
+        core: &mut Core,
+        generation: u64,
+        now: Instant,
+    ) -> Option<(Vec<Outgoing>, Option<Instant>)> {
+        if !self.is_present(generation) {
+            return None;
+        }
+        self.has_run = true;
+        core.on_time(now);
+        if core.is_over() {
+            return None;
+        }
+        let outgoing = std::iter::from_fn(|| core.next_exchange(now)).collect();
+        let until = core.next_due();
+        self.stage = DriverStage::Parked(until);
+        Some((outgoing, until))
+    }
+
+    /// The driver ended, or was dropped with its runtime: its exchanges in flight will not be answered.
+    fn on_gone(&mut self, core: &mut Core, generation: u64, now: Instant) {
+        if self.is_present(generation) {
+            self.stage = DriverStage::Absent;
+            core.abandon(now);
+        }
+    }
+
+    /// A driver or a watchdog has panicked on this runtime. `lacks`: the runtime has no timer, or no IO.
+    fn note_panic(&mut self, runtime: runtime::Id, lacks: bool) {
+        let until = (!lacks).then(|| Instant::now() + AFTER_PANIC);
+        self.unfit.retain(|(id, _)| *id != runtime);
+        if self.unfit.len() == MAX_UNFIT {
+            self.unfit.remove(0);
+        }
+        self.unfit.push((runtime, until));
+    }
+
+    /// Whether a watchdog is to be started on this runtime.
+    fn watch(&mut self, id: runtime::Id, flavor: runtime::RuntimeFlavor) -> bool {
+        // A thread that serves both cannot wait for itself.
+        let serves_both = flavor == runtime::RuntimeFlavor::CurrentThread;
+        let is_here = self.runtime == Some(id);
+        // Where the driver is about to run first, it finds out whether the runtime has a timer.
+        let is_pointless =
+            is_here && (serves_both || !self.has_run) || self.is_unfit(id, Instant::now());
+        if is_pointless || self.watched.contains(&id) {
+            return false;
+        }
+        self.watched.push(id);
+        true
+    }
+
+    fn unwatch(&mut self, runtime: runtime::Id) {
+        self.watched.retain(|id| *id != runtime);
+    }
+
+    /// Looks whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
+    /// have waited for long enough.
+    fn look_after(&mut self, core: &mut Core, now: Instant) -> Finding {
+        if !core.has_requests() {
+            return Finding::Idle;
+        }
+        if matches!(self.stage, DriverStage::Absent) || self.is_replaceable(core, now) {
+            return Finding::Late;
+        }
+        if self.late(core, now) >= Patience::of(core).give_up {
+            core.on_stall(now);
+        } else if let DriverStage::Parked(_) = self.stage
+            && core.awaits_answer_since(now - look_interval(core))
+        {
+            // A driver that runs takes a step, and one that does not is found out.
+            return Finding::Probed(self.wake(now));
+        }
+        Finding::Well
     }
 }
 
-/// Ends with the watchdog, even if that is dropped with its runtime before it was ever polled.
-struct Watch {
-    keeper: Arc<Keeper>,
+/// A session that is not polled, and the runtime that its connections belong to.
+pub(super) struct KeptSession {
+    session: Box<dyn Session>,
     runtime: runtime::Id,
+    since: Instant,
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.keeper.lock().driver.unwatch(self.runtime);
+impl KeptSession {
+    fn new(session: Box<dyn Session>, runtime: &Handle) -> Self {
+        Self {
+            session,
+            runtime: runtime.id(),
+            since: Instant::now(),
+        }
+    }
+
+    fn is_for(&self, runtime: &Handle) -> bool {
+        self.runtime == runtime.id()
+    }
+
+    /// The session, if a driver on this runtime may go on with it.
+    pub(super) fn session(self, runtime: &Handle) -> Option<Box<dyn Session>> {
+        let is_fresh = self.since.elapsed() < FRESH;
+        (is_fresh && self.is_for(runtime)).then_some(self.session)
     }
 }
 
-/// Whether a panic is tokio's, for want of a timer or of IO. There is no other way to ask a runtime for them.
-fn lacks_something(panic: &(dyn Any + Send)) -> bool {
-    const WORDS: &str = "A Tokio 1.x context was found, but";
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));
-    text.is_some_and(|text| text.starts_with(WORDS))
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::Arc,
+        task::{Context, Poll},
+    };
+
+    use futures_util::future::BoxFuture;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::{
+        ledger::{Exchange, Reply},
+        store::{Event, StoreError},
+    };
+
+    struct Idle;
+
+    impl Session for Idle {
+        fn exchange(&mut self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+            unreachable!("nothing is sent")
+        }
+
+        fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+            Poll::Pending
+        }
+
+        fn disconnect(&mut self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_for_its_own_runtime_and_not_for_long() {
+        let here = Handle::current();
+        let other = tokio::runtime::Builder::new_current_thread();
+        let other = { other }.build().expect("a runtime");
+        for (runtime, idle, is_kept) in [
+            (&here, FRESH - Duration::from_millis(1), true),
+            (&here, FRESH, false),
+            (other.handle(), Duration::ZERO, false),
+        ] {
+            let kept = KeptSession::new(Box::new(Idle), &here);
+            advance(idle).await;
+            assert_eq!(kept.session(runtime).is_some(), is_kept);
+        }
+        other.shutdown_background();
+    }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Note, Outbox, Queue, Release, Waiters,
-    permit::{Entry, Hold, Holder, InStore, State},
+    permit::entry::{Entry, Hold, Holder, InStore, State},
 };
 use crate::{
     keeper::{
@@ -17,7 +17,7 @@ use crate::{
     ledger::Seq,
 };
 
-/// What the core says of all queues, and what is found in them.
+/// The core's records of all queues, and what is found in them.
 #[derive(Default)]
 pub(in crate::keeper) struct Books {
     /// Names that exchanges in flight may put into the ledger, and those that they renew.
@@ -164,7 +164,7 @@ impl Queue {
         Ok(())
     }
 
-    /// What is idle is held, by nobody else, and is renewed.
+    /// Idle slots are held, have no other holder, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
         let Some(pool) = &self.pool else {
             return Ok(());
@@ -266,7 +266,7 @@ impl Queue {
         self.max()
     }
 
-    /// What is idle and not over.
+    /// Idle slots that are not over.
     pub(in crate::keeper) fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
         let lasts = |seq: &Seq| {
             let entry = self.entries.get(seq);

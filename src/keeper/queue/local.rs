@@ -1,14 +1,14 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
 //!
 //! While the store is down only probes are sent to it. A limit's waiters move to where its policy says; its holders
-//! keep their own deadlines. When the store is back, waiters queue there again, and what was admitted meanwhile is
+//! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
 //! adopted.
 
 use std::sync::Arc;
 
 use super::{
     Queue,
-    permit::{Entry, Holder, State},
+    permit::entry::{Entry, Holder, State},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -53,7 +53,7 @@ impl Queue {
             wait: entry.wait_until() > ctx.now,
         };
         let has_waited = !entry.wait.is_zero() && !ask.wait;
-        // Slots that come free from now on go by the ledger that is about to decide.
+        // From now on the ledger that is about to decide grants the slots that come free.
         self.recall(ctx);
         match self.run_here(ctx, One::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
@@ -83,7 +83,7 @@ impl Queue {
             return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
         }
         match self.limit.policy() {
-            // An outage admits nobody under a key without slots.
+            // In an outage too, a key without slots admits no request.
             _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
             OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
             OnUnavailable::Allow => {
@@ -113,6 +113,12 @@ impl Queue {
             Availability::Up => self.outbox().acquire.push_back(new),
             down => self.fall_back(ctx, new, down),
         }
+    }
+
+    /// Puts a leg aside whose slot cannot be kept: one before it was lost, or it was lost itself.
+    pub(in crate::keeper) fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
+        self.release_here(ctx, seq);
+        self.park(ctx, seq);
     }
 
     /// Sends a request once more that reached the store too late: it keeps its name.
@@ -154,6 +160,22 @@ impl Queue {
             }
         }
         lost
+    }
+
+    /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
+    pub(in crate::keeper) fn refuse_waiting(
+        &mut self,
+        ctx: &mut Context,
+        kind: AcquireErrorKind,
+    ) -> usize {
+        let undecided = self.those(|entry| {
+            let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
+            entry.claim().is_none() && (entry.is_pending() || is_uncollected)
+        });
+        for seq in &undecided {
+            self.refuse(ctx, *seq, kind);
+        }
+        undecided.len()
     }
 
     /// Has the policy decide on all waiters. Those that the store refuses are refused here too.
@@ -218,7 +240,7 @@ impl Queue {
         }
     }
 
-    /// The policy may have changed during an outage: what waits here goes by the new one.
+    /// The policy may have changed during an outage: it decides on the requests that wait here.
     fn follow_policy(&mut self, ctx: &mut Context) {
         let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
         if keeps || !ctx.shared || self.local.take().is_none() {

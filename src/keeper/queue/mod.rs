@@ -3,18 +3,18 @@
 //! | file | what |
 //! | --- | --- |
 //! | this one | the data, and what can be read from it |
+//! | `permit/entry` | the states of an entry |
 //! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `outbox` | what to send next |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
 //! | `requests` | a request's way: submitted, collected |
-//! | `renewals` | timers: leases that are renewed or end, polls |
-//! | `replies` | answers, failures and wake-ups |
+//! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
 //!
 //! Each file calls only those above it. A queue knows nothing of the [core](super::core), which has many of them: it
 //! reports to the [`Context`].
 //!
-//! An entry moves from the request to the release; `permit` has the table of its states:
+//! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:
 //!
 //! ```text
 //! Listed -> Sent -> Waiting -> Checking -> Held -> (gone)
@@ -25,7 +25,7 @@
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
 //! *passed*: it goes on without a slot.
 //!
-//! An entry only moves forward, except that a request which the store has lost asks again under a new name: a name
+//! An entry only moves forward, except that a request which the store has lost retries under a new name: a name
 //! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
 
 #[cfg(test)]
@@ -33,7 +33,6 @@ pub(super) mod audit;
 mod local;
 mod outbox;
 mod permit;
-mod renewals;
 mod replies;
 mod requests;
 mod reuse;
@@ -41,7 +40,6 @@ mod reuse;
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -49,21 +47,23 @@ use tokio::time::Instant;
 use super::{
     context::{Context, earliest},
     demand::LimitId,
-    effects::{Inquiry, StoredWaker},
+    effects::Inquiry,
 };
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::AcquireErrorKind,
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
-    limit::{Limit, MAX_WAIT, OnUnavailable},
+    limit::{Limit, OnUnavailable},
     small_map::SmallMap,
-    status::{Quota, Usage},
 };
 
-#[cfg(test)]
-pub(super) use self::permit::FORGET_AFTER;
-use self::permit::{Entry, State};
+pub(super) use self::permit::entry::Seen;
+use self::permit::entry::{Entry, Holder, InStore, State};
+
+/// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
+/// promoted and has no entry here.
+pub(super) const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
     id: QueueId,
@@ -92,7 +92,7 @@ pub(super) struct Queue {
     pool: Option<Arc<Pool>>,
     /// When the pool's right was last recalled: an answer to an earlier question does not renew it.
     recalled: Option<Instant>,
-    /// The ledger in this process has run: whether idle slots may stay is to be seen again.
+    /// The ledger in this process has run: whether idle slots may stay has to be checked.
     recheck_right: bool,
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
@@ -111,13 +111,6 @@ pub(super) enum LegState {
     Refused(AcquireErrorKind),
     Passed(AcquireErrorKind),
     Pending,
-}
-
-/// A moment at which an entry was seen not to be granted yet: by the store's clock, and no later by ours.
-#[derive(Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) store_us: u64,
-    pub(super) sent: Instant,
 }
 
 /// The ledger as the last reply shows it.
@@ -142,7 +135,7 @@ struct Waiters {
     roll_call_at: Option<Instant>,
 }
 
-/// Work to be sent. Names are checked again when they are sent: an entry may have gone in the meantime.
+/// Work to be sent. Names are checked when they are sent: an entry may have gone in the meantime.
 #[derive(Default)]
 struct Outbox {
     release: Vec<Release>,
@@ -168,9 +161,9 @@ pub(super) struct Release {
 
 /// The memory of a batch until its answer.
 pub(super) struct Note {
-    pub(super) queue: QueueId,
+    pub queue: QueueId,
     /// The ledger cannot be used.
-    pub(super) failed: bool,
+    pub failed: bool,
     releases: Vec<Release>,
     inquiries: Vec<Inquiry>,
     /// When the next lease in the ledger ends, as the answer says.
@@ -240,51 +233,6 @@ impl Queue {
         self.own_max.unwrap_or(self.limit.max())
     }
 
-    pub(super) fn place(&self, seq: Seq) -> u32 {
-        self.entries.get(&seq).map_or(0, |entry| entry.place)
-    }
-
-    /// The place at which a request that waits has joined the queue.
-    pub(super) fn waiting_place(&self, seq: Seq) -> Option<u32> {
-        let entry = self.entries.get(&seq)?;
-        let waits = matches!(
-            entry.state(),
-            State::Waiting { .. } | State::WaitingHere | State::Checking { .. }
-        );
-        waits.then_some(entry.place)
-    }
-
-    pub(super) fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
-        let entry = self.entries.get(&seq)?;
-        Some(match *entry.state() {
-            State::Held(_) => LegState::Held {
-                over: entry.lease.is_over(now),
-                busy: entry.in_store.entering,
-            },
-            State::Parked => LegState::Parked,
-            State::Refused(kind) => LegState::Refused(kind),
-            State::Passed(kind) => LegState::Passed(kind),
-            State::Listed { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => LegState::Pending,
-            State::Leaving => return None,
-        })
-    }
-
-    pub(super) fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
-        self.entries.get(&seq)?.waker.as_ref()
-    }
-
-    /// Replaces the waker of a request. Returns the one that is not needed any more.
-    pub(super) fn set_waker(&mut self, seq: Seq, waker: StoredWaker) -> Option<StoredWaker> {
-        match self.entries.get_mut(&seq) {
-            Some(entry) => entry.waker.replace(waker),
-            None => Some(waker),
-        }
-    }
-
     pub(super) fn contains(&self, seq: Seq) -> bool {
         self.entries.contains_key(&seq)
     }
@@ -314,16 +262,6 @@ impl Queue {
         let waiters = self.waiters.iter();
         let before = waiters.flat_map(|waiters| waiters.by_ticket.range(..(ticket, 0)));
         before.copied().collect()
-    }
-
-    pub(super) fn usage(&self) -> Usage {
-        Usage {
-            // Slots go to the pool and come back without a step of the ledger.
-            in_use: (self.local.as_ref())
-                .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
-            waiting: self.snapshot.waiting,
-            limit: self.max(),
-        }
     }
 
     /// How many slots of the ledger in this process are in use, and not idle in the pool.
@@ -357,52 +295,6 @@ impl Queue {
         self.pool.as_ref().map_or(0, |pool| pool.idle())
     }
 
-    pub(super) fn error(
-        &self,
-        ctx: &Context,
-        kind: AcquireErrorKind,
-        place: u32,
-        waited: Duration,
-    ) -> AcquireError {
-        let place = (place > 0).then_some(place);
-        let Usage {
-            in_use,
-            waiting,
-            limit,
-        } = self.usage();
-        AcquireError {
-            in_use,
-            waiting,
-            limit,
-            place,
-            waited,
-            retry_after: self.next_free(ctx),
-            quotas: self.quota(ctx).into_iter().collect(),
-            ..self.limit.acquire_error(kind)
-        }
-    }
-
-    /// How the limit stands for this key, if that is known.
-    pub(super) fn quota(&self, ctx: &Context) -> Option<Quota> {
-        let known = self.local.is_some() || self.snapshot.seen.store_us > 0;
-        let free = self.max().saturating_sub(self.usage().in_use);
-        let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
-        known.then(|| Quota {
-            remaining,
-            reset: self.next_free(ctx).filter(|_| remaining == 0),
-            ..self.limit.quota(self.max())
-        })
-    }
-
-    /// About how long it takes until a newcomer would have a slot, by how long slots are held lately.
-    fn next_free(&self, ctx: &Context) -> Option<Duration> {
-        let held = ctx.mean_hold(self.number)?;
-        let turns = f64::from(self.snapshot.waiting + 1) / f64::from(self.max().max(1));
-        Some(Duration::from_secs_f64(
-            (held * turns).min(MAX_WAIT.as_secs_f64()),
-        ))
-    }
-
     /// Whether a user asks how it stands, and the store has not been asked yet.
     pub(super) fn has_inquiries(&self) -> bool {
         (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
@@ -428,7 +320,7 @@ impl Queue {
         self.introducing
     }
 
-    /// Whether nothing is known of it that the store would not tell again, and nothing is to be sent.
+    /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
     pub(super) fn is_idle(&mut self) -> bool {
         let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
         self.is_unused()
@@ -446,6 +338,50 @@ impl Queue {
         }
     }
 
+    fn outbox(&mut self) -> &mut Outbox {
+        self.outbox.get_or_insert_default()
+    }
+
+    /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
+    fn renew(&mut self, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && !std::mem::replace(&mut entry.in_store.renewing, true)
+        {
+            self.outbox().renew.push_back(seq);
+        }
+    }
+
+    /// Releases a name that no entry has.
+    fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
+        self.push_release(ctx, seq, 0);
+    }
+
+    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64) {
+        let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
+        self.outbox().release.push(Release {
+            seq,
+            not_after_us,
+            forget_at,
+        });
+    }
+
+    /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
+    fn retire(&mut self, ctx: &Context, seq: Seq) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        let InStore {
+            present,
+            entering,
+            not_after_us,
+            ..
+        } = entry.in_store;
+        if !entering && (present || not_after_us > 0) {
+            (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
+            self.push_release(ctx, seq, not_after_us);
+        }
+    }
+
     /// When to call [`on_time`](Self::on_time) next.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let mut due = earliest(self.young_at, self.tend_at);
@@ -457,6 +393,37 @@ impl Queue {
             due = timers.into_iter().fold(due, earliest);
         }
         due
+    }
+}
+
+/// Reads of a state.
+impl Entry {
+    fn wait_until(&self) -> Instant {
+        self.asked + self.wait
+    }
+
+    fn is_held(&self) -> bool {
+        matches!(self.state(), State::Held(_))
+    }
+
+    fn holder(&self) -> Option<Holder> {
+        match self.state() {
+            State::Held(hold) => Some(hold.holder),
+            _ => None,
+        }
+    }
+
+    /// Whether it still asks for a slot.
+    fn is_pending(&self) -> bool {
+        match self.state() {
+            State::Parked
+            | State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => true,
+            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Leaving => false,
+        }
     }
 }
 

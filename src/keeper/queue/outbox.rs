@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Note, Outbox, Queue, Release,
-    permit::{Entry, State},
+    permit::entry::{Entry, State},
 };
 use crate::{
     keeper::{
@@ -16,7 +16,7 @@ use crate::{
     ledger::{Ask, Batch, Seq, Want},
 };
 
-/// Time in which holders tell a store what it has lost, before waiters ask it for more.
+/// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
 impl Queue {
@@ -35,7 +35,7 @@ impl Queue {
     pub(in crate::keeper) fn call_roll_soon(&mut self, ctx: &Context) {
         if let Some(waiters) = &mut self.waiters {
             let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
-            // Never put off, or connections that end again and again would do so for ever.
+            // Never put off: connections that keep ending would put it off for ever.
             let at = waiters.roll_call_at.map_or(soon, |at| at.min(soon));
             waiters.roll_call_at = Some(at);
             waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
@@ -45,7 +45,7 @@ impl Queue {
     }
 
     /// Introduces the queue to a store that may be another, or have lost its data: asks for all entries, and holds back
-    /// newcomers until the answer. The store is not told to adopt at once: repeated late, that could bring back a permit
+    /// newcomers until the answer. No `adopt` is sent at once: repeated late, that could bring back a permit
     /// which was released meanwhile.
     pub(in crate::keeper) fn introduce(&mut self, ctx: &Context) {
         self.renew_all(Entry::is_held);

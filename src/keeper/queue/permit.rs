@@ -1,242 +1,24 @@
-//! A permit's states, and all changes of them: no other file writes one. Each change of a state that is counted or listed
-//! goes through [`Queue::set`].
-//!
-//! | state | how an entry gets there | how it leaves |
-//! | --- | --- | --- |
-//! | [`Parked`](State::Parked) | a leg of a claim is submitted, or its slot cannot be kept | sent, begun here, refused |
-//! | [`Listed`](State::Listed) | submitted; renamed after a failure, a loss or an outage | sent, or decided here |
-//! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
-//! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
-//! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
-//! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, or lost by the store |
-//! | [`Held`](State::Held) | granted by the store, this process or the fallback | released, lost |
-//! | [`Refused`](State::Refused), [`Passed`](State::Passed) | decided | collected by its request |
-//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over |
-//!
-//! An entry in any state may be given up; then it goes, or is `Leaving`.
+//! Changes of a permit: entered, queued, granted, refused, given up. A state is written by [`Entry`] and by this file
+//! only; what is counted or listed by it changes with it in [`Queue::set`].
+
+pub(super) mod entry;
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Outbox, Queue, Release, Seen, Waiters};
+use self::entry::{Entry, Hold, Holder, InStore, Leg, Seen, State};
+use super::{Queue, Waiters};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Context, earliest},
         demand::{ClaimId, LimitId},
-        effects::StoredWaker,
     },
     leases::Lease,
     ledger::{Call, One, Seq, Standing},
     telemetry::Measure,
 };
-
-/// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
-/// promoted and nobody here knows it.
-pub(in crate::keeper) const FORGET_AFTER: u32 = 10;
-
-/// One permit or request of this process.
-pub(super) struct Entry {
-    pub lease: Arc<Lease>,
-    pub in_store: InStore,
-    /// When the request came; for a leg of a claim, when its turn began.
-    pub asked: Instant,
-    /// Zero: it does not wait.
-    pub wait: Duration,
-    /// The place at which it joined the queue; 0 if it did not.
-    pub place: u32,
-    pub waker: Option<StoredWaker>,
-    state: State,
-    /// Set until the claim is granted.
-    leg: Option<Leg>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum State {
-    /// A leg of a claim whose turn has not come.
-    Parked,
-    /// To be sent. It has `store_timeout` from `since`, also if it was sent before and the exchange failed.
-    Listed {
-        since: Instant,
-    },
-    /// Sent at `at`, and not answered.
-    Sent {
-        since: Instant,
-        at: Instant,
-    },
-    /// In the store's queue.
-    Waiting {
-        ticket: i64,
-        seen: Seen,
-    },
-    /// In the queue of the ledger in this process.
-    WaitingHere,
-    /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used. An answer to
-    /// what was sent before `since` does not contradict the grant.
-    Checking {
-        since: Instant,
-    },
-    Held(Hold),
-    Refused(AcquireErrorKind),
-    /// It would have been refused, and goes on without a slot.
-    Passed(AcquireErrorKind),
-    /// Given up while an exchange is in flight that may put it into the store's ledger.
-    Leaving,
-}
-
-/// A slot that is held.
-#[derive(Clone, Copy)]
-pub(super) struct Hold {
-    /// When to renew it, or to find that it is over. `None`: it needs no renewal.
-    pub look_at: Option<Instant>,
-    /// When this process learned of it: an answer to what was sent before does not contradict it.
-    pub since: Instant,
-    pub holder: Holder,
-}
-
-/// The holder of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// A request that has not collected it.
-    Request,
-    /// The same, and the slot came from the pool.
-    Reuser,
-    /// A permit with this slot only. The slot may be in use, or idle in the pool.
-    Permit,
-    /// A permit with several slots.
-    Part,
-}
-
-/// What the store's ledger may have of a name. Every combination occurs: answers are late, come in any order, or do not
-/// come, so these do not follow from the state, nor from each other.
-#[derive(Clone, Copy, Default)]
-pub(super) struct InStore {
-    /// It is in the store's ledger, by the latest answer.
-    pub present: bool,
-    /// An exchange that puts it there is in flight.
-    pub entering: bool,
-    /// A renewal is to be sent or in flight.
-    pub renewing: bool,
-    /// Unanswered exchanges may put it there until this store time; 0 if there are none.
-    pub not_after_us: u64,
-}
-
-/// What makes an entry a leg of a claim.
-#[derive(Clone, Copy)]
-struct Leg {
-    claim: ClaimId,
-    /// Its limit is in shadow mode: a refusal lets it pass.
-    shadow: bool,
-    /// It has had its turn, so its time to wait runs.
-    begun: bool,
-}
-
-impl Entry {
-    fn new(lease: Arc<Lease>, wait: Duration, now: Instant, leg: Option<Leg>) -> Self {
-        Self {
-            lease,
-            in_store: InStore::default(),
-            asked: now,
-            wait,
-            place: 0,
-            waker: None,
-            state: match leg {
-                Some(_) => State::Parked,
-                None => State::Listed { since: now },
-            },
-            leg,
-        }
-    }
-
-    pub(super) fn state(&self) -> &State {
-        &self.state
-    }
-
-    /// The claim that it is a leg of.
-    pub(super) fn claim(&self) -> Option<ClaimId> {
-        self.leg.map(|leg| leg.claim)
-    }
-
-    /// Whether its limit is in shadow mode, as a leg of a claim.
-    pub(super) fn is_shadow(&self) -> bool {
-        self.leg.is_some_and(|leg| leg.shadow)
-    }
-
-    pub(super) fn wait_until(&self) -> Instant {
-        self.asked + self.wait
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        matches!(self.state, State::Held(_))
-    }
-
-    pub(super) fn holder(&self) -> Option<Holder> {
-        match self.state {
-            State::Held(hold) => Some(hold.holder),
-            _ => None,
-        }
-    }
-
-    /// Whether it still asks for a slot.
-    pub(super) fn is_pending(&self) -> bool {
-        match self.state {
-            State::Parked
-            | State::Listed { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => true,
-            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Leaving => false,
-        }
-    }
-
-    /// It is the turn of this leg: its time to wait begins, unless it has begun before.
-    pub(super) fn begin(&mut self, now: Instant) {
-        if let Some(leg) = &mut self.leg
-            && !std::mem::replace(&mut leg.begun, true)
-        {
-            self.asked = now;
-        }
-    }
-
-    /// Its exchange is sent. Returns whether it was to be sent.
-    pub(super) fn send(&mut self, now: Instant) -> Option<Instant> {
-        let State::Listed { since } = self.state else {
-            return None;
-        };
-        self.state = State::Sent { since, at: now };
-        self.in_store.entering = true;
-        Some(since)
-    }
-
-    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
-    pub(super) fn unsend(&mut self) {
-        if let State::Sent { since, .. } = self.state {
-            self.state = State::Listed { since };
-        }
-    }
-
-    /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
-    pub(super) fn exchange_over(&mut self, not_after_us: u64) {
-        self.in_store.entering = false;
-        self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
-    }
-
-    /// Gives a held slot to this holder. Returns the one before.
-    pub(super) fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
-        let State::Held(hold) = &mut self.state else {
-            return None;
-        };
-        Some(std::mem::replace(&mut hold.holder, holder))
-    }
-
-    /// Gives it to the permit of its claim, which is granted.
-    pub(super) fn join_permit(&mut self) {
-        self.leg = None;
-        self.hand_over(Holder::Part);
-    }
-}
 
 impl Queue {
     /// Makes an entry for a request for a single slot, or for a leg of a claim.
@@ -253,7 +35,7 @@ impl Queue {
             begun: false,
         });
         let entry = Entry::new(lease.clone(), wait, ctx.now, leg);
-        count(ctx, self.number, &entry.state);
+        count(ctx, self.number, &entry.state, true);
         self.entries.insert(lease.seq(), entry);
         lease
     }
@@ -264,9 +46,9 @@ impl Queue {
             return;
         };
         unlist(entry, ctx, &mut self.waiters, self.young_from);
-        uncount(ctx, self.number, &entry.state);
+        count(ctx, self.number, &entry.state, false);
         entry.state = state;
-        count(ctx, self.number, &state);
+        count(ctx, self.number, &state, true);
         match state {
             State::Waiting { ticket, .. } => {
                 let waiters = self.waiters.get_or_insert_default();
@@ -279,7 +61,7 @@ impl Queue {
             // Its slot is there: only the store's word is missing, and that has its own time limit.
             State::Listed { .. } | State::Sent { .. } | State::Checking { .. } => {}
             State::Held(_) | State::Refused(_) | State::Passed(_) | State::Parked => {
-                ctx.wake(entry.waker.take());
+                ctx.effects.wake(entry.waker.take());
                 ctx.moved.extend(entry.claim());
             }
             State::Leaving => {}
@@ -360,11 +142,11 @@ impl Queue {
         self.set(ctx, seq, State::Parked);
     }
 
-    /// Takes an entry out of the queue. No ledger is told.
+    /// Takes an entry out of the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unlist(entry, ctx, &mut self.waiters, self.young_from);
-        uncount(ctx, self.number, &entry.state);
+        count(ctx, self.number, &entry.state, false);
         self.entries.remove(&seq)
     }
 
@@ -416,50 +198,6 @@ impl Queue {
         }
     }
 
-    pub(super) fn outbox(&mut self) -> &mut Outbox {
-        self.outbox.get_or_insert_default()
-    }
-
-    /// Asks the store for an entry: a held one is renewed, of a waiting one the place is told.
-    pub(super) fn renew(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq)
-            && !std::mem::replace(&mut entry.in_store.renewing, true)
-        {
-            self.outbox().renew.push_back(seq);
-        }
-    }
-
-    /// Releases a name that no entry has.
-    pub(super) fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
-        self.push_release(ctx, seq, 0);
-    }
-
-    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64) {
-        let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
-        self.outbox().release.push(Release {
-            seq,
-            not_after_us,
-            forget_at,
-        });
-    }
-
-    /// Releases a name if the store may know it, unless an exchange that will tell is in flight.
-    pub(super) fn retire(&mut self, ctx: &Context, seq: Seq) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
-        };
-        let InStore {
-            present,
-            entering,
-            not_after_us,
-            ..
-        } = entry.in_store;
-        if !entering && (present || not_after_us > 0) {
-            (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
-            self.push_release(ctx, seq, not_after_us);
-        }
-    }
-
     /// Gives a request a new name, to ask with from the start, in the time that it has left.
     pub(super) fn rename(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
         self.list_anew(ctx, seq, false)
@@ -482,7 +220,7 @@ impl Queue {
         entry.state = State::Listed { since };
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
-        count(ctx, self.number, &entry.state);
+        count(ctx, self.number, &entry.state, true);
         self.entries.insert(new, entry);
         Some(new)
     }
@@ -492,12 +230,6 @@ impl Queue {
         if let Some(new) = self.rename(ctx, seq) {
             self.set(ctx, new, State::Parked);
         }
-    }
-
-    /// Puts a leg aside whose slot cannot be kept: one before it was lost, or it was lost itself.
-    pub(in crate::keeper) fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        self.release_here(ctx, seq);
-        self.park(ctx, seq);
     }
 
     /// Admits a request that the store does not decide on.
@@ -526,22 +258,6 @@ impl Queue {
         self.set(ctx, seq, State::Passed(kind));
         self.retire(ctx, seq);
         self.release_here(ctx, seq);
-    }
-
-    /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
-    pub(in crate::keeper) fn refuse_waiting(
-        &mut self,
-        ctx: &mut Context,
-        kind: AcquireErrorKind,
-    ) -> usize {
-        let undecided = self.those(|entry| {
-            let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
-            entry.leg.is_none() && (entry.is_pending() || is_uncollected)
-        });
-        for seq in &undecided {
-            self.refuse(ctx, *seq, kind);
-        }
-        undecided.len()
     }
 
     /// Drops an entry whose user has gone: now, or when the exchange that may put it into the store is answered.
@@ -631,62 +347,26 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
     }
 }
 
-/// What an entry counts as, by its state.
-enum Class {
-    Held,
-    Waiting,
-    Neither,
-}
-
-impl State {
-    fn class(&self) -> Class {
-        match self {
-            Self::Held(_) => Class::Held,
-            Self::Listed { .. }
-            | Self::Sent { .. }
-            | Self::Waiting { .. }
-            | Self::WaitingHere
-            | Self::Checking { .. } => Class::Waiting,
-            Self::Parked | Self::Refused(_) | Self::Passed(_) | Self::Leaving => Class::Neither,
+/// Counts an entry in this state, or counts it no more.
+fn count(ctx: &mut Context, number: LimitId, state: &State, is_in: bool) {
+    let (count, measure): (_, fn(f64) -> Measure) = match state {
+        State::Held(_) => (&mut ctx.counts.held, Measure::Held),
+        State::Listed { .. }
+        | State::Sent { .. }
+        | State::Waiting { .. }
+        | State::WaitingHere
+        | State::Checking { .. } => (&mut ctx.counts.waiting, Measure::Waiting),
+        State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => return,
+    };
+    let change = match is_in {
+        true => {
+            *count += 1;
+            1.0
         }
-    }
-}
-
-fn count(ctx: &mut Context, number: LimitId, state: &State) {
-    match state.class() {
-        Class::Held => {
-            ctx.counts.held += 1;
-            ctx.measure(number, Measure::Held(1.0));
+        false => {
+            *count -= 1;
+            -1.0
         }
-        Class::Waiting => {
-            ctx.counts.waiting += 1;
-            ctx.measure(number, Measure::Waiting(1.0));
-        }
-        Class::Neither => {}
-    }
-}
-
-fn uncount(ctx: &mut Context, number: LimitId, state: &State) {
-    match state.class() {
-        Class::Held => {
-            ctx.counts.held -= 1;
-            ctx.measure(number, Measure::Held(-1.0));
-        }
-        Class::Waiting => {
-            ctx.counts.waiting -= 1;
-            ctx.measure(number, Measure::Waiting(-1.0));
-        }
-        Class::Neither => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A queue of a busy key has many entries, and each is moved with its neighbours.
-    #[test]
-    fn an_entry_is_no_larger_than_it_was() {
-        assert!(size_of::<Entry>() <= 152, "{}", size_of::<Entry>());
-    }
+    };
+    ctx.measure(number, measure(change));
 }

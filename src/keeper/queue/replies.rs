@@ -1,10 +1,13 @@
-//! Answers of the store, exchanges without an answer, and wake-ups.
+//! Answers of the store, exchanges without an answer, wake-ups; and the time: leases that are renewed or end, polls,
+//! releases that are repeated.
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
     Note, Queue, Seen, Snapshot,
-    permit::{Entry, Hold, State},
+    permit::entry::{Entry, Hold, Holder, State},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -16,6 +19,13 @@ use crate::{
     ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
     telemetry::Measure,
 };
+
+/// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
+/// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
+/// together after the second. With nearly all of it, each would be renewed whenever another is.
+const TOGETHER: u32 = 6;
+/// Permits that are looked at for that.
+const COMPANIONS: usize = 128;
 
 /// Answers.
 impl Queue {
@@ -165,7 +175,7 @@ impl Queue {
         }
     }
 
-    /// A request was answered. Returns whether it came too late and has to be [sent again](Self::resend).
+    /// A request was answered. Returns whether it came too late and has to be [resent](Self::resend).
     fn acquired(
         &mut self,
         ctx: &mut Context,
@@ -213,7 +223,7 @@ impl Queue {
         }
     }
 
-    /// Before the legs of an exchange's claims are told their standings: the snapshot is as it was without them.
+    /// Takes a leg out of the snapshot, before the legs of an exchange's claims get their standings.
     pub(in crate::keeper) fn uncount_leg(&mut self, standing: &Standing) {
         let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
@@ -308,8 +318,8 @@ impl Queue {
     }
 }
 
-/// Failures. The availability is what the requests of the exchange go by: `Up` if the connection failed and the store may
-/// be fine, so that they ask again.
+/// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
+/// be fine, so that they retry.
 impl Queue {
     /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
     /// admitted anything.
@@ -326,7 +336,7 @@ impl Queue {
         if !retry {
             ctx.dismiss(&mut note.inquiries);
         } else if !note.inquiries.is_empty() {
-            // They only ask, and can ask again.
+            // They change nothing, and can be retried.
             self.outbox().inquiries.append(&mut note.inquiries);
         }
         self.recall(ctx);
@@ -427,11 +437,86 @@ impl Queue {
     /// The driver has gone: the tasks of requests look after themselves, and inquiries have no answer.
     pub(in crate::keeper) fn on_abandoned(&mut self, ctx: &mut Context) {
         for entry in self.entries.values_mut() {
-            ctx.wake(entry.waker.take());
+            ctx.effects.wake(entry.waker.take());
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
         }
         if let Some(outbox) = &mut self.outbox {
             ctx.dismiss(&mut outbox.inquiries);
         }
+    }
+}
+
+/// The time.
+impl Queue {
+    /// Does what is due, but for renewals of single permits.
+    pub(in crate::keeper) fn on_time(&mut self, ctx: &mut Context) {
+        let now = ctx.now;
+        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
+        if due(&mut self.young_at) {
+            self.list_young(ctx);
+        }
+        if let Some(waiters) = &mut self.waiters {
+            self.touch |= due(&mut waiters.poll_at);
+            self.touch |= due(&mut waiters.handover_at);
+            if due(&mut waiters.roll_call_at) {
+                self.call_roll();
+            }
+        }
+        if due(&mut self.tend_at) {
+            self.tend_pool(ctx);
+        }
+        if let Some(outbox) = &mut self.outbox
+            && due(&mut outbox.later_at)
+        {
+            outbox.release.append(&mut outbox.later);
+        }
+    }
+
+    /// Renews these permits, or ends them if they are over; and with them others that are due before long.
+    pub(in crate::keeper) fn renew_due(
+        &mut self,
+        ctx: &mut Context,
+        due: impl Iterator<Item = Seq>,
+    ) {
+        let before = ctx.counts.lost;
+        due.for_each(|seq| self.renew_or_end(ctx, seq));
+        let soon = ctx.now + ctx.settings.lease / TOGETHER;
+        let is_due = |entry: &Entry| match entry.state() {
+            State::Held(hold) => hold.look_at.is_some_and(|at| at <= soon),
+            _ => false,
+        };
+        let companions = self.entries.iter().take(COMPANIONS);
+        let companions = companions.filter(|(_, entry)| is_due(entry));
+        for seq in companions.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            self.renew_or_end(ctx, seq);
+        }
+        let count = ctx.counts.lost - before;
+        if count > 0 {
+            let limit = self.limit.clone();
+            ctx.report(Report::Lost { limit, count });
+        }
+    }
+
+    fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let (holder, entering) = (entry.holder(), entry.in_store.entering);
+        match holder {
+            // Nothing is to be done for one that is gone, or whose request still has an answer to come.
+            None => return,
+            Some(Holder::Request | Holder::Reuser) if entering => return,
+            Some(_) => {}
+        }
+        if entry.lease.is_over(ctx.now) {
+            return self.lose(ctx, seq);
+        }
+        // One without a deadline was admitted without the store, where it is being adopted.
+        let deadline = entry.lease.deadline();
+        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
+        if !entering {
+            self.renew(seq);
+        }
+        self.look_at(ctx, seq, deadline);
     }
 }

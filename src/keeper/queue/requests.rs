@@ -2,19 +2,23 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
-    Queue,
-    permit::{Entry, Holder, State},
+    LegState, Queue,
+    permit::entry::{Entry, Holder, State},
 };
 use crate::{
-    error::AcquireError,
+    error::{AcquireError, AcquireErrorKind},
     keeper::{
         context::{Availability, Context},
         demand::{ClaimId, Notes, Taken},
-        effects::{Effect, Inquiry},
+        effects::{Effect, Inquiry, StoredWaker},
     },
     leases::{Lease, Leases, Tenure},
     ledger::{One, Seq},
+    limit::MAX_WAIT,
+    status::{Quota, Usage},
 };
 
 impl Queue {
@@ -61,7 +65,7 @@ impl Queue {
         let seq = lease.seq();
         let held = |entry: &Entry| entry.is_held() && !entry.in_store.entering;
         if self.entries.get(&seq).is_some_and(held) {
-            // Nobody came for it in time.
+            // Its request did not collect it in time.
             self.lose(ctx, seq);
         }
         match self.take(ctx, lease) {
@@ -158,5 +162,113 @@ impl Queue {
         } else {
             ctx.effects.push(Effect::Dismiss(inquiry));
         }
+    }
+}
+
+/// Reads, for requests and claims.
+impl Queue {
+    pub(in crate::keeper) fn place(&self, seq: Seq) -> u32 {
+        self.entries.get(&seq).map_or(0, |entry| entry.place)
+    }
+
+    /// The place at which a request that waits has joined the queue.
+    pub(in crate::keeper) fn waiting_place(&self, seq: Seq) -> Option<u32> {
+        let entry = self.entries.get(&seq)?;
+        let waits = matches!(
+            entry.state(),
+            State::Waiting { .. } | State::WaitingHere | State::Checking { .. }
+        );
+        waits.then_some(entry.place)
+    }
+
+    pub(in crate::keeper) fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
+        let entry = self.entries.get(&seq)?;
+        Some(match *entry.state() {
+            State::Held(_) => LegState::Held {
+                over: entry.lease.is_over(now),
+                busy: entry.in_store.entering,
+            },
+            State::Parked => LegState::Parked,
+            State::Refused(kind) => LegState::Refused(kind),
+            State::Passed(kind) => LegState::Passed(kind),
+            State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => LegState::Pending,
+            State::Leaving => return None,
+        })
+    }
+
+    pub(in crate::keeper) fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
+        self.entries.get(&seq)?.waker.as_ref()
+    }
+
+    /// Replaces the waker of a request. Returns the one that is not needed any more.
+    pub(in crate::keeper) fn set_waker(
+        &mut self,
+        seq: Seq,
+        waker: StoredWaker,
+    ) -> Option<StoredWaker> {
+        match self.entries.get_mut(&seq) {
+            Some(entry) => entry.waker.replace(waker),
+            None => Some(waker),
+        }
+    }
+
+    pub(in crate::keeper) fn usage(&self) -> Usage {
+        Usage {
+            // Slots go to the pool and come back without a step of the ledger.
+            in_use: (self.local.as_ref())
+                .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
+            waiting: self.snapshot.waiting,
+            limit: self.max(),
+        }
+    }
+
+    pub(in crate::keeper) fn error(
+        &self,
+        ctx: &Context,
+        kind: AcquireErrorKind,
+        place: u32,
+        waited: Duration,
+    ) -> AcquireError {
+        let place = (place > 0).then_some(place);
+        let Usage {
+            in_use,
+            waiting,
+            limit,
+        } = self.usage();
+        AcquireError {
+            in_use,
+            waiting,
+            limit,
+            place,
+            waited,
+            retry_after: self.next_free(ctx),
+            quotas: self.quota(ctx).into_iter().collect(),
+            ..self.limit.acquire_error(kind)
+        }
+    }
+
+    /// How the limit stands for this key, if that is known.
+    pub(in crate::keeper) fn quota(&self, ctx: &Context) -> Option<Quota> {
+        let known = self.local.is_some() || self.snapshot.seen.store_us > 0;
+        let free = self.max().saturating_sub(self.usage().in_use);
+        let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
+        known.then(|| Quota {
+            remaining,
+            reset: self.next_free(ctx).filter(|_| remaining == 0),
+            ..self.limit.quota(self.max())
+        })
+    }
+
+    /// About how long it takes until a newcomer would have a slot, by how long slots are held lately.
+    fn next_free(&self, ctx: &Context) -> Option<Duration> {
+        let held = ctx.mean_hold(self.number)?;
+        let turns = f64::from(self.snapshot.waiting + 1) / f64::from(self.max().max(1));
+        Some(Duration::from_secs_f64(
+            (held * turns).min(MAX_WAIT.as_secs_f64()),
+        ))
     }
 }

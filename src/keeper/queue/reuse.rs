@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Queue, Seen,
-    permit::{Entry, Holder},
+    permit::entry::{Entry, Holder},
 };
 use crate::{
     keeper::context::{Availability, Context},
@@ -95,7 +95,7 @@ impl Queue {
         }
     }
 
-    /// The ledger in this process gives the right for as long as nobody waits.
+    /// The ledger in this process gives the right for as long as no request waits.
     pub(in crate::keeper) fn follow_local_right(&mut self, ctx: &mut Context) {
         if !std::mem::take(&mut self.recheck_right) || ctx.shared {
             return;
@@ -127,7 +127,7 @@ impl Queue {
         self.release_idle(ctx, idle);
     }
 
-    /// Releases what was not needed lately, and asks for the right again if anything was.
+    /// Releases what was not needed lately, and asks to extend the right if anything was.
     pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
         let Some(pool) = self.pool.clone() else {
             return;

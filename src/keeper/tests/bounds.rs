@@ -46,7 +46,7 @@ fn a_bound_goes_with_its_permit() {
     assert_eq!(lease.over(), None);
 }
 
-/// A bound is told of although the slot was lost long before: a response may have gone on without it.
+/// A bound is reported although the slot was lost long before: a response may have gone on without it.
 #[test]
 fn a_lost_permit_still_reaches_its_bound() {
     let mut world = World::new(1, &ONE);

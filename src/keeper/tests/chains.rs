@@ -168,7 +168,7 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
     assert_eq!(error.retry_after(), None);
 }
 
-/// Who watches several slots does so for ever: they are not used again.
+/// A watcher of several slots may go on for ever: they go to no later permit.
 #[tokio::test(start_paused = true)]
 async fn slots_of_several_limits_serve_nobody_else() {
     let keepers = in_memory();

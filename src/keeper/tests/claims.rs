@@ -60,7 +60,7 @@ impl World {
         self.keepers[0].cancel(asked, now);
     }
 
-    /// Who holds and who waits under a limit.
+    /// Holders and waiters under a limit.
     fn under_limit(&self, limit: &Limit) -> (usize, usize) {
         let key = match limit.name() {
             "wide" => Key::SHARED,
@@ -191,7 +191,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// What is held while the claim waits for more may be lost like any permit.
+/// A slot that is held while the claim waits for more may be lost like any permit.
 /// G7, G8: the breaker opens while a claim is held back until the store has confirmed those who hold already.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {

@@ -1,4 +1,4 @@
-//! What is given up goes back, wherever it is: in the store and in the keeper.
+//! Requests and permits that are given up are released, wherever they are: in the store and in the keeper.
 
 use super::*;
 

@@ -51,7 +51,7 @@ struct World {
     wakes: Vec<(usize, Wake)>,
 }
 
-/// What tests of the state machine do in place of the lock around it.
+/// Steps of the state machine, in place of the lock around it.
 impl Core {
     pub(super) fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Who holds and who waits in the store.
+    /// Holders and waiters in the store.
     fn ledger(&self) -> (usize, usize) {
         self.ledgers
             .iter()

@@ -16,7 +16,7 @@ fn a_cut_connection_costs_a_retry_and_not_the_policy() {
     assert_ne!(lease.seq(), first_name);
 }
 
-/// Who was ready to wait is told so, even if the store took all of its time.
+/// A request that was ready to wait is refused as timed out, even if the store took all of its time.
 #[test]
 fn a_wait_that_the_store_used_up_is_told_as_one() {
     let mut world = World::new(1, &Limit::concurrent("a", 1).wait_up_to(PATIENT));
@@ -240,7 +240,7 @@ fn a_last_answer_does_not_stand_for_a_new_connection() {
     assert!(held(world.collect(0, &lease)));
 }
 
-/// G8: a store that tells the time and cuts each connection that asks for more is an outage.
+/// G8: a store that sends its time and cuts each connection that asks for more is an outage.
 #[test]
 fn a_store_that_cuts_whatever_works_is_down() {
     let mut world = World::new(1, &STRICT);

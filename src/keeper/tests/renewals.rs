@@ -1,4 +1,4 @@
-//! Who is renewed when, and with whom.
+//! When permits are renewed, and which of them together.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -131,7 +131,7 @@ fn only_as_many_stay_as_are_used() {
     drop(kept);
 }
 
-/// The other one waits, and is let in as soon as this one hears of it.
+/// The other one waits, and is admitted as soon as this one gets the recall.
 #[test]
 fn a_recall_gives_back_what_lies_idle() {
     let (mut world, kept) = keeping(2);
@@ -250,7 +250,7 @@ fn a_runtime_that_ends_ends_the_right() {
     assert!(!is_reused(&mut world, &kept));
 }
 
-/// What lies idle here is free.
+/// Slots that are idle here are free.
 #[test]
 fn a_slot_that_lies_idle_counts_as_remaining() {
     let mut world = World::new(1, &TWO);

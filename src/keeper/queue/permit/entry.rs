@@ -1,0 +1,218 @@
+//! A permit's states. Combinations that contradict each other cannot be written down, and `permit.rs` is the only other
+//! file that may write a state.
+//!
+//! | state | how an entry gets there | how it leaves |
+//! | --- | --- | --- |
+//! | [`Parked`](State::Parked) | a leg of a claim is submitted, or its slot cannot be kept | sent, begun here, refused |
+//! | [`Listed`](State::Listed) | submitted; renamed after a failure, a loss or an outage | sent, or decided here |
+//! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
+//! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
+//! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
+//! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, or lost by the store |
+//! | [`Held`](State::Held) | granted by the store, this process or the fallback | released, lost |
+//! | [`Refused`](State::Refused), [`Passed`](State::Passed) | decided | collected by its request |
+//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over |
+//!
+//! An entry in any state may be given up; then it goes, or is `Leaving`.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::AcquireErrorKind,
+    keeper::{demand::ClaimId, effects::StoredWaker},
+    leases::Lease,
+};
+
+/// One permit or request of this process.
+pub(in crate::keeper::queue) struct Entry {
+    pub lease: Arc<Lease>,
+    pub in_store: InStore,
+    /// When the request came; for a leg of a claim, when its turn began.
+    pub asked: Instant,
+    /// Zero: it does not wait.
+    pub wait: Duration,
+    /// The place at which it joined the queue; 0 if it did not.
+    pub place: u32,
+    pub waker: Option<StoredWaker>,
+    pub(super) state: State,
+    /// Set until the claim is granted.
+    pub(super) leg: Option<Leg>,
+}
+
+#[derive(Clone, Copy)]
+pub(in crate::keeper::queue) enum State {
+    /// A leg of a claim whose turn has not come.
+    Parked,
+    /// To be sent. It has `store_timeout` from `since`, also if it was sent before and the exchange failed.
+    Listed {
+        since: Instant,
+    },
+    /// Sent at `at`, and not answered.
+    Sent {
+        since: Instant,
+        at: Instant,
+    },
+    /// In the store's queue.
+    Waiting {
+        ticket: i64,
+        seen: Seen,
+    },
+    /// In the queue of the ledger in this process.
+    WaitingHere,
+    /// Granted by the store, perhaps so long ago that the lease is about to end: renewed before it is used. An answer to
+    /// what was sent before `since` does not contradict the grant.
+    Checking {
+        since: Instant,
+    },
+    Held(Hold),
+    Refused(AcquireErrorKind),
+    /// It would have been refused, and goes on without a slot.
+    Passed(AcquireErrorKind),
+    /// Given up while an exchange is in flight that may put it into the store's ledger.
+    Leaving,
+}
+
+/// A moment at which an entry was seen not to be granted yet: by the store's clock, and no later by ours.
+#[derive(Clone, Copy)]
+pub(in crate::keeper) struct Seen {
+    pub store_us: u64,
+    pub sent: Instant,
+}
+
+/// A slot that is held.
+#[derive(Clone, Copy)]
+pub(in crate::keeper::queue) struct Hold {
+    /// When to renew it, or to find that it is over. `None`: it needs no renewal.
+    pub look_at: Option<Instant>,
+    /// When this process learned of it: an answer to what was sent before does not contradict it.
+    pub since: Instant,
+    pub holder: Holder,
+}
+
+/// The holder of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::keeper::queue) enum Holder {
+    /// A request that has not collected it.
+    Request,
+    /// The same, and the slot came from the pool.
+    Reuser,
+    /// A permit with this slot only. The slot may be in use, or idle in the pool.
+    Permit,
+    /// A permit with several slots.
+    Part,
+}
+
+/// Presence of a name in the store's ledger. Every combination occurs: answers are late, come in any order, or do not
+/// come, so these do not follow from the state, nor from each other.
+#[derive(Clone, Copy, Default)]
+pub(in crate::keeper::queue) struct InStore {
+    /// It is in the store's ledger, by the latest answer.
+    pub present: bool,
+    /// An exchange that puts it there is in flight.
+    pub entering: bool,
+    /// A renewal is to be sent or in flight.
+    pub renewing: bool,
+    /// Unanswered exchanges may put it there until this store time; 0 if there are none.
+    pub not_after_us: u64,
+}
+
+/// The part that an entry has in a claim.
+#[derive(Clone, Copy)]
+pub(super) struct Leg {
+    pub claim: ClaimId,
+    /// Its limit is in shadow mode: a refusal lets it pass.
+    pub shadow: bool,
+    /// It has had its turn, so its time to wait runs.
+    pub begun: bool,
+}
+
+impl Entry {
+    pub(super) fn new(lease: Arc<Lease>, wait: Duration, now: Instant, leg: Option<Leg>) -> Self {
+        Self {
+            lease,
+            in_store: InStore::default(),
+            asked: now,
+            wait,
+            place: 0,
+            waker: None,
+            state: match leg {
+                Some(_) => State::Parked,
+                None => State::Listed { since: now },
+            },
+            leg,
+        }
+    }
+
+    pub(in crate::keeper::queue) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The claim that it is a leg of.
+    pub(in crate::keeper::queue) fn claim(&self) -> Option<ClaimId> {
+        self.leg.map(|leg| leg.claim)
+    }
+
+    /// Whether its limit is in shadow mode, as a leg of a claim.
+    pub(in crate::keeper::queue) fn is_shadow(&self) -> bool {
+        self.leg.is_some_and(|leg| leg.shadow)
+    }
+
+    /// It is the turn of this leg: its time to wait begins, unless it has begun before.
+    pub(in crate::keeper::queue) fn begin(&mut self, now: Instant) {
+        if let Some(leg) = &mut self.leg
+            && !std::mem::replace(&mut leg.begun, true)
+        {
+            self.asked = now;
+        }
+    }
+
+    /// Its exchange is sent. Returns whether it was to be sent.
+    pub(in crate::keeper::queue) fn send(&mut self, now: Instant) -> Option<Instant> {
+        let State::Listed { since } = self.state else {
+            return None;
+        };
+        self.state = State::Sent { since, at: now };
+        self.in_store.entering = true;
+        Some(since)
+    }
+
+    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
+    pub(in crate::keeper::queue) fn unsend(&mut self) {
+        if let State::Sent { since, .. } = self.state {
+            self.state = State::Listed { since };
+        }
+    }
+
+    /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
+    pub(in crate::keeper::queue) fn exchange_over(&mut self, not_after_us: u64) {
+        self.in_store.entering = false;
+        self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
+    }
+
+    /// Gives a held slot to this holder. Returns the one before.
+    pub(in crate::keeper::queue) fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
+        let State::Held(hold) = &mut self.state else {
+            return None;
+        };
+        Some(std::mem::replace(&mut hold.holder, holder))
+    }
+
+    /// Gives it to the permit of its claim, which is granted.
+    pub(in crate::keeper::queue) fn join_permit(&mut self) {
+        self.leg = None;
+        self.hand_over(Holder::Part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue of a busy key has many entries, and each is moved with its neighbours.
+    #[test]
+    fn an_entry_is_no_larger_than_it_was() {
+        assert!(size_of::<Entry>() <= 152, "{}", size_of::<Entry>());
+    }
+}
