@@ -80,6 +80,7 @@ fn two_clients_and_two_messages_without_copies() {
 fn three_clients_of_whom_one_is_disconnected() {
     let disconnected = Bounds {
         copies: 0,
+        crashes: 0,
         disconnects: 1,
         ..THREE
     };
@@ -90,6 +91,7 @@ fn three_clients_of_whom_one_is_disconnected() {
 #[ignore = "minutes"]
 fn three_clients_of_whom_two_are_disconnected() {
     let disconnected = Bounds {
+        copies: 0,
         disconnects: 2,
         ..THREE
     };

@@ -1,4 +1,5 @@
-//! G3: waiters are admitted in the order of their tickets, and no newcomer comes before them.
+//! G3: waiters are admitted in the order of their tickets, and no newcomer comes before them. A waiter whose process may
+//! have been without a connection is excused: it may be passed over.
 
 use super::{
     Micros,
@@ -6,12 +7,13 @@ use super::{
     report::Report,
 };
 
-/// Somebody who waited: the time, and who.
-type Latest = Option<(Micros, Id)>;
+/// A waiter, and when it was last seen in line.
+type Seen = (Micros, Id);
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     for (key, ledger) in &index.ledgers {
-        let found = overtaken(ledger).or_else(|| passed_by(ledger));
+        let calm = |id: Id, at: Micros| index.history.is_calm(at, at + 1, id.0);
+        let found = overtaken(ledger, calm).or_else(|| passed_by(ledger, calm));
         if let Some((first, second, what)) = found {
             report.violated("G3", what, (index, key), &[first, second]);
         }
@@ -20,7 +22,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
 
 /// Whoever is seen in line after somebody with a higher ticket was granted a slot has been overtaken: who is dropped
 /// for dead is not seen again.
-fn overtaken(ledger: &Ledger) -> Option<(Id, Id, String)> {
+fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, Id, String)> {
     let mut waiters: Vec<_> = ledger
         .stories
         .iter()
@@ -30,21 +32,32 @@ fn overtaken(ledger: &Ledger) -> Option<(Id, Id, String)> {
         })
         .collect();
     waiters.sort_unstable();
-    let mut latest: Latest = None;
+    let (mut before, mut latest): (Vec<Seen>, Micros) = (Vec::new(), 0);
     for (_, last_seen, granted, id) in waiters {
-        if let (Some((seen, other)), Some(granted)) = (latest, granted)
-            && seen > granted
+        if let Some(granted) = granted.filter(|granted| *granted < latest)
+            && let Some((_, other)) = first_passed(&before, granted, &calm)
         {
             let what = format!("#{} was overtaken by #{}", other.1, id.1);
             return Some((other, id, what));
         }
-        latest = latest.max(Some((last_seen, id)));
+        before.push((last_seen, id));
+        latest = latest.max(last_seen);
     }
     None
 }
 
+/// A waiter that was still seen in line after a slot was granted to another, without an excuse.
+fn first_passed(
+    before: &[Seen],
+    granted: Micros,
+    calm: &impl Fn(Id, Micros) -> bool,
+) -> Option<Seen> {
+    let mut passed = before.iter().filter(|(seen, _)| *seen > granted);
+    passed.find(|(_, id)| calm(*id, granted)).copied()
+}
+
 /// A newcomer gets a slot only if nobody waits.
-fn passed_by(ledger: &Ledger) -> Option<(Id, Id, String)> {
+fn passed_by(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, Id, String)> {
     let mut queued: Vec<_> = ledger
         .stories
         .iter()
@@ -63,17 +76,16 @@ fn passed_by(ledger: &Ledger) -> Option<(Id, Id, String)> {
         })
         .collect();
     newcomers.sort_unstable();
-    let (mut latest, mut next): (Latest, usize) = (None, 0);
+    let (mut before, mut next): (Vec<Seen>, usize) = (Vec::new(), 0);
     for (at_us, id) in newcomers {
         while let Some((from, last_seen, waiter)) = queued.get(next)
             && *from < at_us
         {
-            latest = latest.max(Some((*last_seen, *waiter)));
+            before.push((*last_seen, *waiter));
             next += 1;
         }
-        if let Some((seen, waiter)) = latest
-            && seen > at_us
-        {
+        before.retain(|(seen, _)| *seen > at_us);
+        if let Some((_, waiter)) = first_passed(&before, at_us, &calm) {
             let what = format!("the newcomer #{} passed by #{}", id.1, waiter.1);
             return Some((waiter, id, what));
         }

@@ -21,9 +21,26 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Whoever visits a ledger leaves no free slot in it while somebody waits.
+/// Whoever visits a ledger leaves no free slot in it while somebody waits. Waiters whose process is gone, or may be without
+/// a connection, are excused until their time to live ends.
 fn check_visits(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Report) {
-    let idle = |visit: &&Visit| visit.waiting > 0 && visit.in_use < visit.limit && !visit.more;
+    let history = index.history;
+    let waits_in_calm = |at_us: Micros| {
+        ledger.stories.iter().any(|(id, story)| {
+            let waits = story.waits();
+            waits.is_some_and(|(queued, seen, _)| queued < at_us && at_us < seen)
+                && history.is_calm(at_us, at_us + 1, id.0)
+        })
+    };
+    let is_calm = |at_us: Micros| {
+        let from = at_us.saturating_sub(2 * history.bounds.waiter_ttl_us);
+        let mut processes = 0..history.processes.len();
+        processes.all(|process| history.is_calm(from, at_us, process))
+    };
+    let idle = |visit: &&Visit| {
+        let is_free = visit.waiting > 0 && visit.in_use < visit.limit && !visit.more;
+        is_free && (waits_in_calm(visit.at_us) || is_calm(visit.at_us))
+    };
     if let Some(visit) = ledger.visits.iter().find(idle) {
         let what = format!(
             "{} of {} slots were left in use at {} with {} waiting",
