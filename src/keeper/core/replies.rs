@@ -372,17 +372,6 @@ impl Core {
         let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);
         self.connection.reconnect_at = Some(soonest.max(now));
     }
-
-    /// Waiters and holders need a new connection, if nothing else has made one.
-    pub(super) fn reconnect(&mut self) {
-        let now = self.ctx.now;
-        let is_due = |at: &mut Instant| *at <= now;
-        let due = self.connection.reconnect_at.take_if(is_due).is_some();
-        if due && self.store_is_up() && !self.queues.is_empty() {
-            self.clock = None;
-            self.connection.is_wanted = true;
-        }
-    }
 }
 
 /// Claims.

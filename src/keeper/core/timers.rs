@@ -41,6 +41,17 @@ impl Core {
         self.advance_moved();
     }
 
+    /// Waiters and holders need a new connection, if nothing else has made one.
+    fn reconnect(&mut self) {
+        let now = self.ctx.now;
+        let is_due = |at: &mut Instant| *at <= now;
+        let due = self.connection.reconnect_at.take_if(is_due).is_some();
+        if due && self.store_is_up() && !self.queues.is_empty() {
+            self.clock = None;
+            self.connection.is_wanted = true;
+        }
+    }
+
     /// Renews the permits that are due, queue by queue.
     fn renew_due(&mut self) {
         let mut due = Vec::new();

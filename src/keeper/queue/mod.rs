@@ -237,7 +237,7 @@ impl Queue {
         self.entries.contains_key(&seq)
     }
 
-    pub(super) fn names(&self) -> Vec<Seq> {
+    fn names(&self) -> Vec<Seq> {
         self.entries.iter().map(|(seq, _)| *seq).collect()
     }
 

@@ -9,10 +9,7 @@ use super::{
     permit::entry::{Entry, State},
 };
 use crate::{
-    keeper::{
-        context::{Context, earliest},
-        effects::Inquiry,
-    },
+    keeper::context::{Context, earliest},
     ledger::{Ask, Batch, Seq, Want},
 };
 
@@ -57,11 +54,6 @@ impl Queue {
         for seq in self.those(which) {
             self.renew(seq);
         }
-    }
-
-    /// Asks the store how the ledger stands.
-    pub(super) fn push_inquiry(&mut self, inquiry: Inquiry) {
-        self.outbox().inquiries.push(inquiry);
     }
 
     /// Sends a batch, even if it is empty.

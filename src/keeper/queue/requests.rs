@@ -158,7 +158,7 @@ impl Queue {
             self.run_here(ctx, One::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         } else if ctx.availability == Availability::Up {
-            self.push_inquiry(inquiry);
+            self.outbox().inquiries.push(inquiry);
         } else {
             ctx.effects.push(Effect::Dismiss(inquiry));
         }
