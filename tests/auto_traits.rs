@@ -8,9 +8,9 @@ use http_body_util::Full;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
-    Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Hold,
-    Key, Limit, LimitLayer, Limiter, OnLost, OnUnavailable, PeerAddress, Permit, ReadAheadLayer,
-    Refusal, RefusalKind, ReleaseAt, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
+    Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Fallback,
+    Hold, Key, Limit, LimitLayer, Limiter, OnLost, PeerAddress, Permit, ReadAheadLayer, Refusal,
+    RefusalKind, ReleaseAt, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
         Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody,
         ResponseFuture,
@@ -35,7 +35,7 @@ assert_values!(
     Limiter,
     LostErrorKind,
     OnLost,
-    OnUnavailable,
+    Fallback,
     PeerAddress,
     ReadAheadLayer,
     Refusal,

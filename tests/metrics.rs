@@ -67,11 +67,11 @@ async fn requests_are_counted_from_the_line_to_the_return() {
     let held = one.acquire().await.expect("free");
     let mut waiter = tokio_test::task::spawn(one.acquire());
     tokio_test::assert_pending!(waiter.poll());
-    let line_full = of("refusals_total", "one", Some("line_full"));
+    let queue_full = of("refusals_total", "one", Some("queue_full"));
     let full = of("refusals_total", "one", Some("full"));
     assert!(one.acquire().await.is_err());
     assert!(one.try_acquire().await.is_err());
-    assert_eq!((value(&told, &line_full), value(&told, &full)), (1.0, 1.0));
+    assert_eq!((value(&told, &queue_full), value(&told, &full)), (1.0, 1.0));
     let (holds, waits) = (of("held", "one", None), of("waiting", "one", None));
     assert_eq!((value(&told, &holds), value(&told, &waits)), (1.0, 1.0));
 

@@ -51,7 +51,7 @@
 //! | | `reuse`, not of a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `unrouted`: no route has it, only the program uses it | `false`: at least one has it |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
-//! | | `on_unavailable`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
+//! | | `fallback`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `plans`: values for plans | none |
 //! | | `overrides`: values for single keys, which go before plans | none |
 //! | `[[routes]]` | `match`: patterns | none: at least one must be said |

@@ -208,7 +208,7 @@ impl Gate {
         head: Option<&Parts>,
     ) -> Response<ResponseBody<B>> {
         tracing::debug!(
-            limit = refusal.limit().name(),
+            limit = refusal.limit_name(),
             kind = ?refusal.kind(),
             in_use = refusal.in_use(),
             waiting = refusal.waiting(),

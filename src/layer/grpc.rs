@@ -53,7 +53,7 @@ impl Refusal {
     pub fn to_grpc_response(&self) -> Response<Bytes> {
         // "Trailers-Only": the trailers are the head of a response without a body.
         let (code, message) = if self.kind().is_limited() {
-            let message = format!("{}: {}", self.limit().name(), problem::detail(self));
+            let message = format!("{}: {}", self.limit_name(), problem::detail(self));
             (RESOURCE_EXHAUSTED, message)
         } else if self.kind() == RefusalKind::BodyFailed {
             (CANCELLED, problem::detail(self))
@@ -100,7 +100,7 @@ fn retry_info(refusal: &Refusal) -> Proto {
 }
 
 fn quota_failure(refusal: &Refusal) -> Proto {
-    let subject = format!("limit:{}", refusal.limit().name());
+    let subject = format!("limit:{}", refusal.limit_name());
     let mut violation = Proto::default();
     violation.bytes(1, subject.as_bytes());
     violation.bytes(2, problem::detail(refusal).as_bytes());

@@ -64,7 +64,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
     let max = refusal.max();
     match refusal.kind() {
         RefusalKind::Full => format!("all {max} slots are in use"),
-        RefusalKind::LineFull => format!("all {max} slots are in use and the line is full"),
+        RefusalKind::QueueFull => format!("all {max} slots are in use and the queue is full"),
         RefusalKind::TimedOut => {
             format!("none of {max} slots came free in {:.1?}", refusal.waited())
         }
@@ -92,7 +92,7 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
     member(json, "status", refusal.status().as_u16())?;
     member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
     if refusal.kind().is_limited() {
-        let name = quoted_name(refusal.limit().name());
+        let name = quoted_name(refusal.limit_name());
         member(json, "violated-policies", format_args!("[{name}]"))?;
         member(json, "limit", refusal.max())?;
         write_standing(json, refusal)?;

@@ -52,7 +52,7 @@ pub(crate) struct LimitMeter {
 #[derive(Debug)]
 struct Refusals {
     full: Counter,
-    line_full: Counter,
+    queue_full: Counter,
     timed_out: Counter,
     too_soon: Counter,
     unavailable: Counter,
@@ -71,7 +71,7 @@ impl LimitMeter {
             let refused = |reason| facade::counter(name, &with("reason", reason));
             Refusals {
                 full: refused("full"),
-                line_full: refused("line_full"),
+                queue_full: refused("queue_full"),
                 timed_out: refused("timed_out"),
                 too_soon: refused("too_soon"),
                 unavailable: refused("unavailable"),
@@ -149,7 +149,7 @@ impl Refusals {
     fn of(&self, kind: AcquireErrorKind) -> &Counter {
         match kind {
             AcquireErrorKind::Full => &self.full,
-            AcquireErrorKind::LineFull => &self.line_full,
+            AcquireErrorKind::QueueFull => &self.queue_full,
             AcquireErrorKind::TimedOut => &self.timed_out,
             AcquireErrorKind::TooSoon => &self.too_soon,
             AcquireErrorKind::Unavailable => &self.unavailable,

@@ -51,7 +51,7 @@ fn from(peer: &str) -> Request<()> {
 
 fn kind(answer: &Answer) -> Option<(&str, RefusalKind)> {
     let refusal = answer.extensions().get::<Refusal>()?;
-    Some((refusal.limit().name(), refusal.kind()))
+    Some((refusal.limit_name(), refusal.kind()))
 }
 
 #[tokio::test]

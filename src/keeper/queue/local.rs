@@ -11,7 +11,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
     ledger::{Ask, One, Seq, Standing},
-    limit::{Limit, Mode, OnUnavailable},
+    limit::{Fallback, Limit, Mode},
     telemetry::Measure,
 };
 
@@ -44,7 +44,7 @@ impl Queue {
                 self.set(ctx, seq, State::WaitingHere);
             }
             Some(Standing::LineFull) => {
-                self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull));
+                self.set(ctx, seq, State::Refused(AcquireErrorKind::QueueFull));
             }
             _ if has_waited => self.set(ctx, seq, State::Refused(AcquireErrorKind::TimedOut)),
             _ => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
@@ -62,16 +62,16 @@ impl Queue {
         if availability == Availability::Refused {
             return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
         }
-        match self.limit.policy() {
+        match self.limit.current_fallback() {
             // An outage admits nobody under a key without slots.
             _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
-            OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
-            OnUnavailable::Allow => {
+            Fallback::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
+            Fallback::Allow => {
                 if let Some(new) = self.rename(ctx, seq) {
                     self.admit(ctx, new);
                 }
             }
-            OnUnavailable::Local(_) => {
+            Fallback::Local(_) => {
                 self.keep_ledger(ctx);
                 if let Some(new) = self.rename(ctx, seq) {
                     self.acquire_here(ctx, new);
@@ -209,7 +209,7 @@ impl Queue {
 
     /// The policy may have changed during an outage: what waits here goes by the new one.
     fn follow_policy(&mut self, ctx: &mut Context) {
-        let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
+        let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
         if keeps || !ctx.shared || self.local.take().is_none() {
             return;
         }

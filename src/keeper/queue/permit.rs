@@ -11,7 +11,7 @@ use crate::{
     keeper::context::{Context, earliest},
     leases::Lease,
     ledger::{Batch, Call, Ledger, One, Seq, Standing},
-    limit::OnUnavailable,
+    limit::Fallback,
     telemetry::Measure,
 };
 
@@ -303,9 +303,9 @@ impl Queue {
 
     /// How many slots the ledger in this process has.
     fn local_limit(&self, ctx: &Context) -> u32 {
-        match self.limit.policy() {
+        match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
-            OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
+            Fallback::Local(limit) if ctx.shared => match self.own_max {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
                 None => limit,

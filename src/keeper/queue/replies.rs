@@ -209,7 +209,7 @@ impl Queue {
                 self.set(ctx, seq, State::Waiting { ticket, seen: at });
             }
             Standing::Full => self.set(ctx, seq, State::Refused(AcquireErrorKind::Full)),
-            Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::LineFull)),
+            Standing::LineFull => self.set(ctx, seq, State::Refused(AcquireErrorKind::QueueFull)),
             // It is not its turn, or its claim came too late.
             _ if entry.claim.is_some() => self.set(ctx, seq, State::Parked),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
