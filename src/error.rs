@@ -100,6 +100,37 @@ pub enum AcquireErrorKind {
     NoRuntime,
 }
 
+/// A release that the store has not confirmed in time. It is retried in the background.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReleaseError {
+    limit_name: String,
+    lease: Duration,
+}
+
+impl ReleaseError {
+    pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
+        Self { limit_name, lease }
+    }
+
+    /// The name of the limit.
+    pub fn limit_name(&self) -> &str {
+        &self.limit_name
+    }
+}
+
+impl fmt::Display for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit_name, lease } = self;
+        write!(
+            f,
+            "the store has not confirmed the release of a slot of limit `{limit_name}`: \
+             it is retried, and the slot is free at the latest when its lease of {lease:?} ends"
+        )
+    }
+}
+
+impl Error for ReleaseError {}
+
 /// Why a slot was over before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -320,7 +320,9 @@ pub use layer::{
 };
 
 // What goes wrong.
-pub use error::{AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind};
+pub use error::{
+    AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, ReleaseError,
+};
 
 /// The examples of the README run too.
 #[cfg(doctest)]

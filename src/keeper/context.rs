@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::effects::{Effect, Effects, Inquiry, Report, StoredWaker};
+use super::{
+    confirmations::Confirmations,
+    effects::{Effect, Effects, Inquiry, Report, StoredWaker},
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
@@ -69,6 +72,8 @@ pub(super) struct Context {
     pub(super) ending: bool,
     pub(super) effects: Effects,
     pub(super) counts: Counts,
+    /// Releases that a task waits for.
+    pub(super) confirmations: Confirmations,
     /// Claims of which a leg has changed since they were last advanced.
     pub(super) moved: BTreeSet<u64>,
     /// Ends of waits, by queue and name.
@@ -104,6 +109,7 @@ impl Context {
             ending: false,
             effects: Effects::default(),
             counts: Counts::default(),
+            confirmations: Confirmations::default(),
             moved: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
@@ -255,6 +261,19 @@ impl Context {
     pub(super) fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
         for inquiry in inquiries.drain(..) {
             self.effects.push(Effect::Dismiss(inquiry));
+        }
+    }
+
+    /// The store has confirmed a release, and nothing can bring the name back.
+    pub(super) fn confirm(&mut self, seq: Seq) {
+        let confirmation = self.confirmations.take(seq);
+        self.effects.confirm(confirmation);
+    }
+
+    /// The store does not confirm releases at the moment.
+    pub(super) fn give_up_on_confirmations(&mut self) {
+        for confirmation in self.confirmations.take_all() {
+            self.effects.push(Effect::GiveUpOn(confirmation));
         }
     }
 

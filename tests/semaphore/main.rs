@@ -8,6 +8,7 @@ mod backend;
 mod live;
 mod losses;
 mod rates;
+mod releases;
 mod reuse;
 mod runtimes;
 mod together;

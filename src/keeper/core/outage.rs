@@ -93,6 +93,7 @@ impl Core {
 
     fn leave_store(&mut self) {
         self.refunds.clear();
+        self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
             claim.asking_since = None;
         }

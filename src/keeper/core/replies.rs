@@ -147,6 +147,7 @@ impl Core {
             self.each_queue(|queue, ctx| queue.recall(ctx));
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
+        self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
             self.ctx.wake(claim.waker.take());
         }

@@ -140,6 +140,11 @@ impl DriverState {
             && self.replaced.is_none_or(rested)
     }
 
+    /// Whether nothing is sent until another one is started.
+    pub(in crate::keeper) fn is_absent(&self) -> bool {
+        matches!(self.stage, DriverStage::Absent)
+    }
+
     fn is_unfit(&self, runtime: runtime::Id, now: Instant) -> bool {
         let is_it = |(id, until): &(runtime::Id, Option<Instant>)| {
             *id == runtime && until.is_none_or(|until| now < until)
@@ -238,6 +243,7 @@ impl DriverState {
         if self.is_present(generation) {
             self.stage = DriverStage::Absent;
             core.abandon(now);
+            core.report_unreleased();
         }
     }
 

@@ -44,6 +44,8 @@ impl Queue {
             if release.not_after_us >= at.store_us {
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1));
+            } else {
+                ctx.confirm(release.seq);
             }
         }
         for inquiry in note.inquiries.drain(..) {
