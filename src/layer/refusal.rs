@@ -58,6 +58,8 @@ pub enum RefusalKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
+    NoKey,
     /// The request's body failed while it waited: its client left in the middle of it, or what it sent is no HTTP. The
     /// status is 400. Only with [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
     BodyFailed,
