@@ -32,8 +32,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tower_turnstile::{
-    ConfigError, ConfigErrorKind, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost, OnUnavailable,
-    Slot,
+    ConfigError, ConfigErrorKind, Fallback, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost, Slot,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -73,7 +72,7 @@ struct Options {
     on_lost: String,
     /// What happens while the store is down
     #[arg(long, default_value = "local", value_parser = ["local", "allow", "reject"])]
-    on_unavailable: String,
+    fallback: String,
     /// Prefix of all keys in the store
     #[arg(long, default_value = "demo")]
     namespace: String,
@@ -87,11 +86,11 @@ impl Options {
         }
     }
 
-    fn on_unavailable(&self) -> OnUnavailable {
-        match self.on_unavailable.as_str() {
-            "allow" => OnUnavailable::Allow,
-            "reject" => OnUnavailable::Reject,
-            _ => OnUnavailable::Local(self.limit),
+    fn fallback(&self) -> Fallback {
+        match self.fallback.as_str() {
+            "allow" => Fallback::Allow,
+            "reject" => Fallback::Reject,
+            _ => Fallback::Local(self.limit),
         }
     }
 }
@@ -171,7 +170,7 @@ fn layer(limiter: &Limiter, options: &Options) -> Result<LimitLayer, String> {
         .map_err(|error| format!("--limit: {error}"))?
         .wait_up_to(options.max_wait)
         .max_waiters(options.max_waiters)
-        .on_unavailable(options.on_unavailable());
+        .fallback(options.fallback());
     let limit = if options.reuse { limit.reuse() } else { limit };
     let layer = limiter
         .try_layer(limit.by_header("x-api-key"))

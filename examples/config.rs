@@ -21,7 +21,10 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    signal::unix::{SignalKind, signal},
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
     time::sleep,
 };
 use tower::{BoxError, ServiceBuilder};
@@ -52,8 +55,12 @@ async fn main() -> Result<(), BoxError> {
                 let (connection, peer) = accepted?;
                 tokio::spawn(serve(connection, peer, live.layer()));
             }
+            _ = ctrl_c() => break,
         }
     }
+    // Streams may go on for a while; then their slots are released.
+    live.limiter().shutdown(Duration::from_secs(5)).await;
+    Ok(())
 }
 
 async fn reload(live: &LiveConfig, path: &str) -> Result<(), ConfigFileError> {

@@ -23,16 +23,16 @@ use tower::{BoxError, Layer};
 use tower_turnstile::{Limit, LimitLayer, Limiter};
 
 /// Calls in progress for each key, at the server.
-static CALLS: Limit = Limit::concurrent("calls", 1);
+const CALLS: Limit = Limit::concurrent("calls", 1);
 /// Calls in progress of one client, at the client.
-static OWN_CALLS: Limit = Limit::concurrent("own-calls", 1);
+const OWN_CALLS: Limit = Limit::concurrent("own-calls", 1);
 /// For a refusal that does not say when to try again.
 const SOME_TIME: Duration = Duration::from_secs(1);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let limiter = Limiter::in_memory(); // or Limiter::connect("redis://127.0.0.1").await?
-    let channel = serve(limiter.layer(CALLS.clone().by_header("x-api-key"))).await?;
+    let channel = serve(limiter.layer(CALLS.by_header("x-api-key"))).await?;
 
     // A stream keeps its slot until it ends.
     let mut client = HealthClient::new(channel.clone());
@@ -58,6 +58,7 @@ async fn main() -> Result<(), BoxError> {
     drop(stream);
     client.check(request("you")).await?;
     println!("client: the stream was dropped, and a call is served");
+    limiter.shutdown(SOME_TIME).await;
     Ok(())
 }
 

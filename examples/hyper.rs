@@ -18,11 +18,11 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{net::TcpListener, signal::ctrl_c, time::sleep};
 use tower::{BoxError, ServiceBuilder};
 use tower_turnstile::{Limit, Limiter};
 
-static COUNTS: Limit = Limit::concurrent("counts", 2).wait_up_to(Duration::from_secs(10));
+const COUNTS: Limit = Limit::concurrent("counts", 2).wait_up_to(Duration::from_secs(10));
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -35,7 +35,10 @@ async fn main() -> Result<(), BoxError> {
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     println!("try: curl -N http://{}", listener.local_addr()?);
     loop {
-        let (connection, _) = listener.accept().await?;
+        let (connection, _) = tokio::select! {
+            accepted = listener.accept() => accepted?,
+            _ = ctrl_c() => break,
+        };
         let service = service.clone();
         tokio::spawn(async move {
             let server = auto::Builder::new(TokioExecutor::new());
@@ -45,6 +48,9 @@ async fn main() -> Result<(), BoxError> {
             }
         });
     }
+    // Streams may go on for a while; then their slots are released.
+    limiter.shutdown(Duration::from_secs(5)).await;
+    Ok(())
 }
 
 async fn count(

@@ -10,7 +10,7 @@ use std::{error::Error, time::Duration};
 use tokio::{task::JoinSet, time::sleep};
 use tower_turnstile::{AcquireError, Limit, Limiter, Semaphore};
 
-static REPORTS: Limit = Limit::concurrent("reports", 2).wait_up_to(Duration::from_secs(60));
+const REPORTS: Limit = Limit::concurrent("reports", 2).wait_up_to(Duration::from_secs(60));
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -26,12 +26,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
         written??;
     }
 
-    // Whoever cannot wait asks once.
-    let _one = reports.try_acquire().await?;
-    let _two = reports.try_acquire().await?;
+    // A task that cannot wait asks once.
+    let one = reports.try_acquire().await?;
+    let two = reports.try_acquire().await?;
     if let Err(refused) = reports.try_acquire().await {
         println!("nothing for a third: {refused}");
     }
+    // Dropping a permit releases it in the background; this waits until it is free for other processes.
+    one.release().await?;
+    drop(two);
+
+    // Before a process ends: slots that it has not released stay taken until their leases end.
+    limiter.shutdown(Duration::from_secs(5)).await;
     Ok(())
 }
 

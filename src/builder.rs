@@ -125,7 +125,7 @@ impl LimiterBuilder {
     }
 
     /// How long a request waits for the store's answer before the limit's
-    /// [`on_unavailable`](crate::Limit::on_unavailable) decides. Default: 500 ms. A connection is made anew within it, so it
+    /// [`fallback`](crate::Limit::fallback) decides. Default: 500 ms. A connection is made anew within it, so it
     /// should be five round trips or more.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
@@ -161,7 +161,7 @@ impl LimiterBuilder {
     /// or does not run the task in time.
     ///
     /// The task is never moved away from a runtime that is given here. While that does not run it, each limit's
-    /// [`on_unavailable`](crate::Limit::on_unavailable) applies, as if the store were down.
+    /// [`fallback`](crate::Limit::fallback) applies, as if the store were down.
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
     pub fn runtime(mut self, runtime: Handle) -> Self {
@@ -218,7 +218,7 @@ impl LimiterBuilder {
     /// to `announce-hostnames`.
     ///
     /// A store that cannot be reached is not an error but a warning in the log, so that a service can start while its
-    /// store is down: each limit's [`on_unavailable`](crate::Limit::on_unavailable) applies until it is there.
+    /// store is down: each limit's [`fallback`](crate::Limit::fallback) applies until it is there.
     ///
     /// # Errors
     ///

@@ -67,7 +67,7 @@ impl Error for ConfigError {}
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
     pub(crate) limit_name: Cow<'static, str>,
-    pub(crate) limit: u32,
+    pub(crate) max: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
     pub(crate) place: Option<u32>,
@@ -84,7 +84,7 @@ pub enum AcquireErrorKind {
     /// All slots are taken, and the caller would not wait.
     Full,
     /// All slots are taken, and as many callers wait as may.
-    LineFull,
+    QueueFull,
     /// No slot came free within the wait.
     TimedOut,
     /// The rate has given as many as it may, and would give the next one only after the wait.
@@ -99,6 +99,37 @@ pub enum AcquireErrorKind {
     /// [`enable_all`](tokio::runtime::Builder::enable_all).
     NoRuntime,
 }
+
+/// A release that the store has not confirmed in time. It is retried in the background.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReleaseError {
+    limit_name: String,
+    lease: Duration,
+}
+
+impl ReleaseError {
+    pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
+        Self { limit_name, lease }
+    }
+
+    /// The name of the limit.
+    pub fn limit_name(&self) -> &str {
+        &self.limit_name
+    }
+}
+
+impl fmt::Display for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit_name, lease } = self;
+        write!(
+            f,
+            "the store has not confirmed the release of a slot of limit `{limit_name}`: \
+             it is retried, and the slot is free at the latest when its lease of {lease:?} ends"
+        )
+    }
+}
+
+impl Error for ReleaseError {}
 
 /// Why a slot was over before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +154,7 @@ impl AcquireError {
         matches!(
             self.kind,
             AcquireErrorKind::Full
-                | AcquireErrorKind::LineFull
+                | AcquireErrorKind::QueueFull
                 | AcquireErrorKind::TimedOut
                 | AcquireErrorKind::TooSoon
         )
@@ -135,8 +166,8 @@ impl AcquireError {
     }
 
     /// The limit's value for this key.
-    pub fn limit(&self) -> u32 {
-        self.limit
+    pub fn max(&self) -> u32 {
+        self.max
     }
 
     /// Slots in use across all replicas when this process last heard.
@@ -169,17 +200,13 @@ impl AcquireError {
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            AcquireErrorKind::Full => write!(f, "all {} slots are in use", self.limit),
-            AcquireErrorKind::LineFull => write!(
-                f,
-                "all {} slots are in use and the line is full",
-                self.limit
-            ),
-            AcquireErrorKind::TimedOut => write!(
-                f,
-                "no slot of {} came free in {:?}",
-                self.limit, self.waited
-            ),
+            AcquireErrorKind::Full => write!(f, "all {} slots are in use", self.max),
+            AcquireErrorKind::QueueFull => {
+                write!(f, "all {} slots are in use and the queue is full", self.max)
+            }
+            AcquireErrorKind::TimedOut => {
+                write!(f, "no slot of {} came free in {:?}", self.max, self.waited)
+            }
             AcquireErrorKind::TooSoon => write!(f, "the rate `{}` is used up", self.limit_name),
             AcquireErrorKind::Unavailable => f.write_str("the store of the limit is unavailable"),
             AcquireErrorKind::Misconfigured => {

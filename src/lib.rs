@@ -138,13 +138,13 @@
 //! # When the store fails
 //!
 //! A request waits for the store no longer than [`store_timeout`](LimiterBuilder::store_timeout). Then the limit's own
-//! policy ([`Limit::on_unavailable`]) decides on it, and on all who wait in line:
+//! policy ([`Limit::fallback`]) decides on it, and on all who wait in line:
 //!
 //! | policy | what happens | choose it if |
 //! | --- | --- | --- |
-//! | [`Local(n)`](OnUnavailable::Local), the default with n = the limit | each process keeps to n by itself, with a line of its own | some limit is better than none, and N replicas with n each are bearable |
-//! | [`Allow`](OnUnavailable::Allow) | everybody is let in | the limit is a courtesy |
-//! | [`Reject`](OnUnavailable::Reject) | everybody is refused, with 503 in the layer | too many at once do real harm |
+//! | [`Local(n)`](Fallback::Local), the default with n = the limit | each process keeps to n by itself, with a line of its own | some limit is better than none, and N replicas with n each are bearable |
+//! | [`Allow`](Fallback::Allow) | everybody is let in | the limit is a courtesy |
+//! | [`Reject`](Fallback::Reject) | everybody is refused, with 503 in the layer | too many at once do real harm |
 //!
 //! Meanwhile the store is probed, at first after 50 ms and in the end once a second, and requests do not wait for it.
 //! Permits that are held stay held until their lease ends. When the store is back they are renewed; what it has lost,
@@ -202,7 +202,7 @@
 //! | [`class`](Limit::class) | limit | `Caller`; `Global` for [`Key::SHARED`] | the same for all replicas |
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
 //! | [`max_waiters`](Limit::max_waiters) | limit | 1,000 a key | at most 100,000; without a wait there is no line |
-//! | [`on_unavailable`](Limit::on_unavailable) | limit | `Local(limit)` | |
+//! | [`fallback`](Limit::fallback) | limit | `Local(limit)` | |
 //! | [`reuse`](Limit::reuse) | limit, of slots | no | the right to keep slots lasts for 100 ms at a time, or a lease if that is less; those that lie idle go back after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 refuses a key always; of a rate at least 1 |
@@ -247,7 +247,7 @@
 //! | `turnstile_admitted_total` | counter | `limit` | requests that got their permits |
 //! | `turnstile_wait_seconds` | histogram, seconds | `limit` | from the request to its permit |
 //! | `turnstile_hold_seconds` | histogram, seconds | `limit` | from the permit to its return or loss |
-//! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `line_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
+//! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `queue_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
 //! | `turnstile_shadow_refusals_total` | counter | `limit`, `reason` | requests that a limit in [shadow mode](Mode::Shadow) let in |
 //! | `turnstile_lost_total` | counter | `limit` | permits that were lost |
 //! | `turnstile_adopted_total` | counter | `limit` | permits that the store did not have and that were put back |
@@ -306,7 +306,7 @@ pub use status::{ShutdownReport, Status, Usage};
 // What is limited, and for whom.
 pub use key::Key;
 pub use limit::{
-    Class, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode, OnUnavailable,
+    Class, Fallback, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
 };
 
 // One slot of it.
@@ -320,7 +320,9 @@ pub use layer::{
 };
 
 // What goes wrong.
-pub use error::{AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind};
+pub use error::{
+    AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, ReleaseError,
+};
 
 /// The examples of the README run too.
 #[cfg(doctest)]

@@ -3,7 +3,7 @@
 //! Tests: `tests/semaphore/main.rs`, `losses.rs`; `tests/layer/slots.rs`.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    error::{AcquireErrorKind, LostErrorKind},
+    error::{AcquireErrorKind, LostErrorKind, ReleaseError},
     keeper::{Bounds, Granted, Keepers, Notes, Taken},
     leases::Leases,
     limit::Limit,
@@ -63,6 +63,44 @@ impl Permit {
     /// Limits in shadow mode that would have refused it.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
+    }
+
+    /// Releases the slot, and completes when the store has confirmed that.
+    ///
+    /// From then on the slot is free for every replica. Dropping a permit releases it too, but in the background: a
+    /// process that ends right after the drop may leave the slot taken until its lease ends. Awaited at the end of a
+    /// short job, this takes one round trip; before the end of a process with many permits,
+    /// [`Limiter::shutdown`](crate::Limiter::shutdown) does it for all. The slot is not kept for this process under
+    /// [`Limit::reuse`].
+    ///
+    /// It completes at once if there is nothing to confirm: in memory, or if the permit is lost.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let jobs = Limiter::in_memory().semaphore(&JOBS, "acme");
+    /// let permit = jobs.acquire().await?;
+    /// // ... the work ...
+    /// permit.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ReleaseError`] if the store has not confirmed the release within
+    /// [`store_timeout`](crate::LimiterBuilder::store_timeout), or is known to be down. The release is retried in the
+    /// background for as long as the process lives.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future, polled or not, still releases the slot.
+    pub async fn release(self) -> Result<(), ReleaseError> {
+        self.share.release().await
     }
 
     /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
@@ -123,6 +161,15 @@ impl Share {
             keepers: Arc::downgrade(&self.keepers),
             leases: self.leases.clone(),
         }
+    }
+
+    /// As [`Permit::release`], for the only share.
+    async fn release(mut self) -> Result<(), ReleaseError> {
+        let leases = mem::take(&mut self.leases);
+        let is_last = leases.leave();
+        debug_assert!(is_last, "a permit has one share");
+        // From the first poll on: nothing is awaited before.
+        self.keepers.release_confirmed(&leases).await
     }
 
     /// Sets the bounds at which the slots expire.

@@ -25,7 +25,7 @@ pub struct Usage {
     /// Waiters.
     pub waiting: u32,
     /// The limit's value for this key.
-    pub limit: u32,
+    pub max: u32,
 }
 
 /// What became of the permits when a limiter was shut down.

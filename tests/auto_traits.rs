@@ -8,9 +8,9 @@ use http_body_util::Full;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
-    Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Hold,
-    Key, Limit, LimitLayer, Limiter, OnLost, OnUnavailable, PeerAddress, Permit, ReadAheadLayer,
-    Refusal, RefusalKind, ReleaseAt, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
+    Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Fallback,
+    Hold, Key, Limit, LimitLayer, Limiter, OnLost, PeerAddress, Permit, ReadAheadLayer, Refusal,
+    RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
         Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody,
         ResponseFuture,
@@ -35,7 +35,8 @@ assert_values!(
     Limiter,
     LostErrorKind,
     OnLost,
-    OnUnavailable,
+    Fallback,
+    ReleaseError,
     PeerAddress,
     ReadAheadLayer,
     Refusal,
@@ -51,6 +52,7 @@ assert_values!(
 
 assert_impl_all!(AcquireError: std::error::Error);
 assert_impl_all!(ConfigError: std::error::Error);
+assert_impl_all!(ReleaseError: std::error::Error);
 assert_impl_all!(LostError: std::error::Error, Send, Sync, Unpin);
 assert_impl_all!(Acquire: Send, Sync, Unpin, std::fmt::Debug);
 
@@ -93,6 +95,10 @@ fn futures(limiter: &Limiter, permit: &Permit, slot: &Slot, hold: &Hold) {
     fn send<T: Send>(_: T) {}
     send(Limiter::connect("memory:"));
     send(limiter.shutdown(std::time::Duration::ZERO));
+    fn release(permit: Permit) -> impl Future + Send {
+        permit.release()
+    }
+    send(release);
 }
 
 /// A layered service goes where services are boxed.

@@ -19,7 +19,7 @@ use support::{
     redis_server::RedisServer,
 };
 use tower_turnstile::{
-    AcquireErrorKind, ConfigErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Semaphore,
+    AcquireErrorKind, ConfigErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Semaphore,
 };
 
 const LEASE: Duration = Duration::from_secs(6);
@@ -236,7 +236,7 @@ fn nodes_that_redirect_to_each_other_are_an_outage() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
-        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphore = limiter.semaphore(&limit, "a");
         let (slot, from, to) = way(&cluster, &semaphore).await;
         let (from_id, to_id) = (id(from), id(to));
@@ -257,7 +257,7 @@ fn a_silent_node_that_keys_are_moving_to_is_connected_to_anew() {
             node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
         let limiter = replica(&cluster).await;
-        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphore = limiter.semaphore(&limit, "a");
         let (slot, from, to) = way(&cluster, &semaphore).await;
         let (from_id, to_id) = (id(from), id(to));
@@ -296,7 +296,7 @@ fn a_node_that_is_gone_concerns_its_parts_only() {
             node.cli(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
         }
         let limiter = replica(&cluster).await;
-        let limit = Limit::concurrent("part", 1).on_unavailable(OnUnavailable::Reject);
+        let limit = Limit::concurrent("part", 1).fallback(Fallback::Reject);
         let semaphores: Vec<_> = (0..48u64)
             .map(|key| limiter.semaphore(&limit, key))
             .collect();
@@ -336,7 +336,7 @@ fn a_failover_is_survived_without_a_restart() {
         let (one, other) = (replica(&cluster).await, replica(&cluster).await);
         let hot = Limit::concurrent("hot", 2)
             .wait_up_to(PATIENT)
-            .on_unavailable(OnUnavailable::Reject);
+            .fallback(Fallback::Reject);
         let kept = Limit::concurrent("kept", 5);
         let load = Load::start(&[one.semaphore(&hot, "a"), other.semaphore(&hot, "a")], 10);
         load.goes_on().await;
@@ -383,7 +383,7 @@ fn a_node_that_is_gone_costs_the_others_few_connections() {
             node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
         let limiter = replica(&cluster).await;
-        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let semaphore = limiter.semaphore(&limit, "a");
         let permit = semaphore.acquire().await.expect("free");
         let slot = *ledgers(&cluster).keys().next().expect("it is there");
@@ -428,7 +428,7 @@ fn dead_nodes_in_the_url_are_passed_over() {
         let node = cluster.primaries[1].port();
         let url = format!("redis+cluster://127.0.0.1:{dead},127.0.0.1:{silent},127.0.0.1:{node}");
         let limiter = builder().connect(&url).await.expect("a warning at most");
-        let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
         let began = Instant::now();
         for key in 0..40u64 {
             while limiter.semaphore(&limit, key).acquire().await.is_err() {
@@ -459,7 +459,7 @@ fn a_password_is_used_for_all_nodes_and_a_wrong_one_is_told() {
         let limiter = Limiter::connect(&format!("redis+cluster://shop:canary@{nodes}")).await;
         let limiter = limiter.expect("the right password");
         for key in 0..40u64 {
-            let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Reject);
+            let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
             let permit = limiter.semaphore(&limit, key).acquire().await;
             drop(permit.expect("on all nodes"));
         }

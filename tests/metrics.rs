@@ -67,11 +67,11 @@ async fn requests_are_counted_from_the_line_to_the_return() {
     let held = one.acquire().await.expect("free");
     let mut waiter = tokio_test::task::spawn(one.acquire());
     tokio_test::assert_pending!(waiter.poll());
-    let line_full = of("refusals_total", "one", Some("line_full"));
+    let queue_full = of("refusals_total", "one", Some("queue_full"));
     let full = of("refusals_total", "one", Some("full"));
     assert!(one.acquire().await.is_err());
     assert!(one.try_acquire().await.is_err());
-    assert_eq!((value(&told, &line_full), value(&told, &full)), (1.0, 1.0));
+    assert_eq!((value(&told, &queue_full), value(&told, &full)), (1.0, 1.0));
     let (holds, waits) = (of("held", "one", None), of("waiting", "one", None));
     assert_eq!((value(&told, &holds), value(&told, &waits)), (1.0, 1.0));
 
@@ -90,6 +90,28 @@ async fn requests_are_counted_from_the_line_to_the_return() {
             2.0
         );
     }
+}
+
+#[tokio::test]
+async fn requests_without_a_key_are_counted() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let open = Limit::concurrent("open", 1).by_key(|_| None::<u64>);
+    let strict = Limit::concurrent("strict", 1)
+        .by_header("x-key")
+        .require_key();
+    let (passed, refused) = (
+        of("unkeyed_total", "open", None),
+        of("refusals_total", "strict", Some("no_key")),
+    );
+    let (open, strict) = (limiter.layer(open), limiter.layer(strict));
+    assert_eq!((value(&told, &passed), value(&told, &refused)), (0.0, 0.0));
+    assert_eq!(response(open).await.status(), 200);
+    assert_eq!(response(strict).await.status(), 400);
+    assert_eq!((value(&told, &passed), value(&told, &refused)), (1.0, 1.0));
+    // Where no request can lack a key there is no series.
+    drop(limiter.layer(ONE));
+    assert!(!told.render().contains(&of("unkeyed_total", "one", None)));
 }
 
 #[tokio::test]

@@ -345,7 +345,7 @@ fn an_outage_is_decided_by_policy_and_ends_unaided() {
                 "5s",
                 "--store-timeout",
                 "300ms",
-                "--on-unavailable",
+                "--fallback",
                 policy,
             ];
             let replicas = replicas(&server, 2, &options).await;
@@ -410,7 +410,7 @@ fn a_store_that_stands_still_is_an_outage() {
             "1",
             "--store-timeout",
             "300ms",
-            "--on-unavailable",
+            "--fallback",
             "reject",
         ];
         let replica = Replica::start(&server.url(), &options).await;
@@ -580,7 +580,7 @@ fn a_service_starts_while_its_store_is_down() {
         let mut server = RedisServer::start();
         let url = server.url();
         server.stop();
-        let replica = Replica::start(&url, &["--on-unavailable", "local"]).await;
+        let replica = Replica::start(&url, &["--fallback", "local"]).await;
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
         assert_eq!(replica.status().await["store"], "down");
         replica.until_logged("WARN", 1).await;

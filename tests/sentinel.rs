@@ -22,7 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_turnstile::{
-    AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit, Semaphore,
+    AcquireErrorKind, ConfigErrorKind, Fallback, Limit, Limiter, Permit, Semaphore,
 };
 
 const PATIENT: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ const RECOVERED: Duration = Duration::from_millis(2_500);
 
 /// Its permits are from the store, or there are none.
 fn strict(max: u32) -> Limit {
-    Limit::concurrent("strict", max).on_unavailable(OnUnavailable::Reject)
+    Limit::concurrent("strict", max).fallback(Fallback::Reject)
 }
 
 async fn replica(url: &str) -> Limiter {

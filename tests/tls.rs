@@ -21,9 +21,7 @@ use support::{
     sentinel::{SERVICE, Sentinel, until},
 };
 use tempfile::TempDir;
-use tower_turnstile::{
-    AcquireErrorKind, ConfigError, ConfigErrorKind, Limit, Limiter, OnUnavailable,
-};
+use tower_turnstile::{AcquireErrorKind, ConfigError, ConfigErrorKind, Fallback, Limit, Limiter};
 
 /// What a process of its own finds in its environment.
 const URL: &str = "TURNSTILE_TEST_URL";
@@ -142,7 +140,7 @@ fn install_provider() {
 
 /// Its slots are from the store, or there are none.
 async fn serves(limiter: &Limiter) {
-    let limit = Limit::concurrent("strict", 1).on_unavailable(OnUnavailable::Reject);
+    let limit = Limit::concurrent("strict", 1).fallback(Fallback::Reject);
     let permit = limiter.semaphore(&limit, "key").acquire().await;
     drop(permit.expect("the store is up"));
 }
@@ -229,7 +227,7 @@ async fn a_wrong_certificate_later_on_does_not_open_the_gate() {
     let secured = Secured::start(&["127.0.0.1"], "no");
     let limiter = secured.connect(&secured.authority, None).await;
     let limiter = limiter.expect("it is trusted");
-    let limit = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Allow);
+    let limit = Limit::concurrent("a", 1).fallback(Fallback::Allow);
     let semaphore = limiter.semaphore(&limit, "key");
     drop(semaphore.acquire().await.expect("up"));
     let other = Authority::new("wrong").sign(&["127.0.0.1"]);

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    limit::{Class, Limit, Mode, OnUnavailable},
+    limit::{Class, Fallback, Limit, Mode},
 };
 
 /// A limit: how much, for whom, and what happens beyond it. Its name is that of its table.
@@ -38,6 +38,9 @@ pub struct LimitConfig {
     pub burst: Option<u32>,
     /// Whom it counts apart. Default: nobody, all requests share it.
     pub key: KeyConfig,
+    /// Whether a request without a key is refused, with 400. See [`Scope::require_key`](crate::Scope::require_key). Default:
+    /// no, those without one share one.
+    pub require_key: bool,
     /// How many callers share a key: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`]. Default:
     /// caller, but route for a key by route, and global for what all share.
     pub class: Option<Class>,
@@ -54,10 +57,10 @@ pub struct LimitConfig {
     pub reuse: bool,
     /// `"enforce"`, `"shadow"` or `"off"`. Default: it is enforced.
     pub mode: Mode,
-    /// `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::on_unavailable`]. Default (`None`): local,
+    /// `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::fallback`]. Default (`None`): local,
     /// with the limit's own value.
-    #[serde(deserialize_with = "on_unavailable")]
-    pub on_unavailable: Option<OnUnavailable>,
+    #[serde(deserialize_with = "fallback")]
+    pub fallback: Option<Fallback>,
     /// Values for the callers of a plan, by the plan's name.
     pub plans: BTreeMap<String, u32>,
     /// Values for single callers, which go before plans. With 0, which only a rate cannot have, a caller is refused
@@ -98,6 +101,10 @@ impl LimitConfig {
         } else if self.reuse {
             limit = limit.reuse();
         }
+        if self.require_key && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
+            let message = "is true, and no request lacks a key of this limit";
+            faults.add(format!("{path}.require_key"), message);
+        }
         let mut set = |field: &str, change: &dyn Fn(Limit) -> Limit| {
             faults.take(&format!("{path}.{field}"), change(bare.clone()).validate());
             limit = change(limit.clone());
@@ -108,8 +115,8 @@ impl LimitConfig {
         if let Some(max_waiters) = self.max_waiters {
             set("max_waiters", &|limit| limit.max_waiters(max_waiters));
         }
-        if let Some(policy) = self.on_unavailable {
-            set("on_unavailable", &|limit| limit.on_unavailable(policy));
+        if let Some(policy) = self.fallback {
+            set("fallback", &|limit| limit.fallback(policy));
         }
         is_valid.then_some(limit)
     }
@@ -239,9 +246,7 @@ pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Fau
     }
 }
 
-fn on_unavailable<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<OnUnavailable>, D::Error> {
+fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallback>, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]
     enum PolicyWord {
@@ -259,10 +264,10 @@ fn on_unavailable<'de, D: Deserializer<'de>>(
         |word| {
             Ok(match word {
                 PolicyWord::Local => None,
-                PolicyWord::Allow => Some(OnUnavailable::Allow),
-                PolicyWord::Reject => Some(OnUnavailable::Reject),
+                PolicyWord::Allow => Some(Fallback::Allow),
+                PolicyWord::Reject => Some(Fallback::Reject),
             })
         },
-        |table: PolicyTable| Ok(Some(OnUnavailable::Local(table.local))),
+        |table: PolicyTable| Ok(Some(Fallback::Local(table.local))),
     )
 }

@@ -45,13 +45,14 @@
 //! | `[limits.<name>]` | `concurrent`, or `rate` and `per` | none: one of them must be said |
 //! | | `burst` of a rate | as many as in a period |
 //! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
+//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 a key |
 //! | | `reuse`, not of a rate: see [`Limit::reuse`](crate::Limit::reuse) | `false` |
 //! | | `unrouted`: no route has it, only the program uses it | `false`: at least one has it |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
-//! | | `on_unavailable`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
+//! | | `fallback`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
 //! | | `plans`: values for plans | none |
 //! | | `overrides`: values for single keys, which go before plans | none |
 //! | `[[routes]]` | `match`: patterns | none: at least one must be said |

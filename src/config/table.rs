@@ -16,7 +16,7 @@ use crate::{
     error::ConfigError,
     key::Key,
     layer::{Edit, Gates, LimitLayer, Scope},
-    limit::{Limit, OnUnavailable},
+    limit::{Fallback, Limit},
     limiter::Limiter,
 };
 
@@ -113,7 +113,7 @@ impl Table {
 
 /// A layer that refuses all requests.
 fn closed(limiter: &Limiter) -> Result<LimitLayer, ConfigError> {
-    let nothing = Limit::concurrent(UNREADABLE, 1).on_unavailable(OnUnavailable::Reject);
+    let nothing = Limit::concurrent(UNREADABLE, 1).fallback(Fallback::Reject);
     let nothing = Scope::from(nothing).values([(Key::SHARED, 0)]);
     let status = StatusCode::BAD_REQUEST;
     let layer = limiter.try_layer(nothing)?;

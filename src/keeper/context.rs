@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
+    confirmations::Confirmations,
     demand::{ClaimId, LimitId},
     effects::{Effect, Effects, Inquiry, Report},
 };
@@ -72,6 +73,8 @@ pub(super) struct Context {
     pub ending: bool,
     pub effects: Effects,
     pub counts: Counts,
+    /// Releases that a task waits for.
+    pub confirmations: Confirmations,
     /// Claims of which a leg has changed since they were last advanced.
     pub moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
@@ -107,6 +110,7 @@ impl Context {
             ending: false,
             effects: Effects::default(),
             counts: Counts::default(),
+            confirmations: Confirmations::default(),
             moved: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
@@ -250,6 +254,19 @@ impl Context {
     pub(super) fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
         for inquiry in inquiries.drain(..) {
             self.effects.push(Effect::Dismiss(inquiry));
+        }
+    }
+
+    /// The store has confirmed a release, and nothing can bring the name back.
+    pub(super) fn confirm(&mut self, seq: Seq) {
+        let confirmation = self.confirmations.take(seq);
+        self.effects.confirm(confirmation);
+    }
+
+    /// The store does not confirm releases at the moment.
+    pub(super) fn give_up_on_confirmations(&mut self) {
+        for confirmation in self.confirmations.take_all() {
+            self.effects.push(Effect::GiveUpOn(confirmation));
         }
     }
 

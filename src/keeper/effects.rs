@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
     task::Waker,
     thread,
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -41,6 +42,10 @@ pub(crate) enum Effect {
     Answer(Inquiry, Usage),
     /// There will be no answer.
     Dismiss(Inquiry),
+    /// The store has confirmed a release.
+    Confirm(Confirmation),
+    /// It has not, in time.
+    GiveUpOn(Confirmation),
     Measure(Arc<LimitMeter>, Measure),
     MeasureStore(StoreState),
     Report(Report),
@@ -80,6 +85,11 @@ pub(crate) enum Report {
         limit: Arc<Limit>,
         kind: LostErrorKind,
     },
+    /// The limiter was dropped, without a shutdown, before these slots were released.
+    Unreleased {
+        count: usize,
+        lease: Duration,
+    },
 }
 
 impl Effects {
@@ -93,6 +103,10 @@ impl Effects {
 
     pub(super) fn drop_waker(&mut self, waker: Option<StoredWaker>) {
         self.0.extend(waker.map(Effect::Drop));
+    }
+
+    pub(super) fn confirm(&mut self, confirmation: Option<Confirmation>) {
+        self.0.extend(confirmation.map(Effect::Confirm));
     }
 
     #[inline]
@@ -134,9 +148,13 @@ impl Effect {
     fn rank(&self) -> u8 {
         match self {
             Self::Record(_) => 0,
-            Self::Wake(_) | Self::Drop(_) | Self::Tell(_) | Self::Answer(..) | Self::Dismiss(_) => {
-                1
-            }
+            Self::Wake(_)
+            | Self::Drop(_)
+            | Self::Tell(_)
+            | Self::Answer(..)
+            | Self::Dismiss(_)
+            | Self::Confirm(_)
+            | Self::GiveUpOn(_) => 1,
             Self::Measure(..) | Self::MeasureStore(_) | Self::Report(_) => 2,
         }
     }
@@ -151,6 +169,11 @@ impl Effect {
                 inquiry.0.take().map(|inquiry| inquiry.send(usage));
             }
             Self::Dismiss(inquiry) => drop(inquiry),
+            // Nobody may be waiting any more.
+            Self::Confirm(mut confirmation) => {
+                confirmation.0.take().map(|confirmed| confirmed.send(()));
+            }
+            Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
             Self::MeasureStore(state) => store.is(state),
             Self::Report(report) => report.log(namespace),
@@ -229,6 +252,15 @@ impl Report {
                     "a slot was taken back"
                 );
             }
+            Self::Unreleased { count, lease } => {
+                tracing::warn!(
+                    namespace,
+                    count,
+                    ?lease,
+                    "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
+                     await `Limiter::shutdown` before the process or its runtime ends"
+                );
+            }
         }
     }
 }
@@ -272,6 +304,25 @@ impl Inquiry {
 }
 
 impl Drop for Inquiry {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            assert_unlocked();
+        }
+    }
+}
+
+/// A task that waits until a release is confirmed. To answer or to drop it wakes the task.
+#[derive(Debug)]
+pub(crate) struct Confirmation(Option<oneshot::Sender<()>>);
+
+impl Confirmation {
+    pub(crate) fn new() -> (Self, oneshot::Receiver<()>) {
+        let (confirm, confirmed) = oneshot::channel();
+        (Self(Some(confirm)), confirmed)
+    }
+}
+
+impl Drop for Confirmation {
     fn drop(&mut self) {
         if self.0.is_some() {
             assert_unlocked();

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::{
     fmt,
+    future::Future,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,14 +15,14 @@ use tokio::time::Instant;
 use super::{
     core::{Bounds, Core},
     demand::{Leg, LimitId, Taken},
-    effects::Inquiry,
+    effects::{Confirmation, Inquiry},
     lock::{Afterwards, Keeper},
 };
 use crate::{
-    error::{AcquireErrorKind, ConfigError},
+    error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Lease, Leases, Pool, QueueId, Tenure},
-    limit::{Limit, MAX_WAIT},
+    limit::{Limit, MAX_WAIT, Mode},
     part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
@@ -75,7 +76,7 @@ impl Keepers {
         &self.all[0]
     }
 
-    fn each_of(&self, leases: &Leases, visit: impl Fn(&Arc<Keeper>, &[Arc<Lease>])) {
+    fn each_of(&self, leases: &Leases, mut visit: impl FnMut(&Arc<Keeper>, &[Arc<Lease>])) {
         let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
         for leases in leases.all().chunk_by(of_one) {
             visit(&self.all[leases[0].keeper.0], leases);
@@ -108,6 +109,41 @@ impl Keepers {
             Leases::One(_) => core.release(lease, now),
             Leases::Many(_) => core.part(lease, now),
         });
+    }
+
+    /// Releases slots, and waits until the store has confirmed that. An error: it has not confirmed one under this limit
+    /// in time.
+    pub(crate) fn release_confirmed(
+        self: &Arc<Self>,
+        leases: &Leases,
+    ) -> impl Future<Output = Result<(), ReleaseError>> + use<> {
+        let mut waits = Vec::new();
+        self.each_of(leases, |keeper, leases| {
+            for lease in leases {
+                let (confirmation, confirmed) = Confirmation::new();
+                let limit =
+                    keeper.with(|core, now| core.release_confirmed(lease, confirmation, now));
+                waits.extend(limit.map(|limit| (limit, confirmed)));
+            }
+            // Without a runtime nothing is sent: the confirmation is given up by nobody.
+            if !waits.is_empty() && keeper.start_driver().is_err() {
+                keeper.with(|core, _| core.give_up_on_confirmations());
+            }
+            keeper.watch_driver();
+        });
+        // While this waits, the driver must not take the limiter for gone.
+        let keepers = self.clone();
+        async move {
+            for (limit, confirmed) in waits {
+                confirmed.await.map_err(|_| keepers.unconfirmed(&limit))?;
+            }
+            Ok(())
+        }
+    }
+
+    fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
+        let lease = self.first().lock().core.settings().lease;
+        ReleaseError::new(limit.name().to_owned(), lease)
     }
 
     /// Releases slots as if they had not been acquired.
@@ -181,6 +217,11 @@ impl Keepers {
         let first = self.first();
         let known = first.lock().core.meter_of(limit.name());
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
+    }
+
+    /// Whether a limit is enforced now.
+    pub(crate) fn mode(&self, limit: LimitId) -> Mode {
+        self.first().lock().core.mode(limit)
     }
 
     pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
@@ -271,7 +312,13 @@ async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> 
 impl Drop for Keepers {
     fn drop(&mut self) {
         for keeper in &self.all {
-            keeper.with(|core, _| core.orphan());
+            keeper.with_driver(|core, driver, _| {
+                core.orphan();
+                // A driver that is left reports it if it ends first. Its own thread may end with the process, unseen.
+                if driver.is_absent() || keeper.thread.is_some() {
+                    core.report_unreleased();
+                }
+            });
         }
     }
 }

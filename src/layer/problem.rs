@@ -19,7 +19,8 @@ impl Refusal {
     /// The response that is sent to others than gRPC clients, unless
     /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another: problem details (RFC 9457) in JSON,
     /// and `Retry-After` in whole seconds, rounded up. Of [`RefusalKind::BodyFailed`] only the status, since hardly ever
-    /// somebody is there to read it.
+    /// somebody is there to read it. Of [`RefusalKind::NoKey`] problem details of the type `about:blank`, with the status and
+    /// a detail only.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -45,8 +46,10 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        let seconds = whole_seconds(self.retry_after());
-        headers.insert(header::RETRY_AFTER, seconds.into());
+        if self.kind() != RefusalKind::NoKey {
+            let seconds = whole_seconds(self.retry_after());
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
         response
     }
 }
@@ -64,7 +67,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
     let max = refusal.max();
     match refusal.kind() {
         RefusalKind::Full => format!("all {max} slots are in use"),
-        RefusalKind::LineFull => format!("all {max} slots are in use and the line is full"),
+        RefusalKind::QueueFull => format!("all {max} slots are in use and the queue is full"),
         RefusalKind::TimedOut => {
             format!("none of {max} slots came free in {:.1?}", refusal.waited())
         }
@@ -78,11 +81,15 @@ pub(super) fn detail(refusal: &Refusal) -> String {
             "slots cannot be given at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
+        RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }
 
 fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
+    if refusal.kind() == RefusalKind::NoKey {
+        return write_no_key(json, refusal);
+    }
     let (problem, title) = if refusal.is_own() {
         ("quota-exceeded", "Quota Exceeded")
     } else {
@@ -92,7 +99,7 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
     member(json, "status", refusal.status().as_u16())?;
     member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
     if refusal.kind().is_limited() {
-        let name = quoted_name(refusal.limit().name());
+        let name = quoted_name(refusal.limit_name());
         member(json, "violated-policies", format_args!("[{name}]"))?;
         member(json, "limit", refusal.max())?;
         write_standing(json, refusal)?;
@@ -101,6 +108,16 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
         member(json, "violated-policies", "[]")?;
     }
     member(json, "retry_after", whole_seconds(refusal.retry_after()))?;
+    json.write_char('}')
+}
+
+/// Neither of the two types is about a request that is not complete, and it is not to be sent again as it is.
+fn write_no_key(json: &mut String, refusal: &Refusal) -> fmt::Result {
+    let status = refusal.status();
+    let title = status.canonical_reason().unwrap_or_default();
+    write!(json, r#"{{"type":"about:blank","title":"{title}""#)?;
+    member(json, "status", status.as_u16())?;
+    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
     json.write_char('}')
 }
 

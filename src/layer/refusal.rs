@@ -41,7 +41,7 @@ pub enum RefusalKind {
     /// All slots are taken, and the limit does not wait.
     Full,
     /// All slots are taken, and as many requests wait as may.
-    LineFull,
+    QueueFull,
     /// No slot came free within the wait.
     TimedOut,
     /// The rate has given as many as it may, and would give the next one only after the wait.
@@ -58,6 +58,8 @@ pub enum RefusalKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
+    NoKey,
     /// The request's body failed while it waited: its client left in the middle of it, or what it sent is no HTTP. The
     /// status is 400. Only with [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
     BodyFailed,
@@ -88,7 +90,7 @@ impl Refusal {
 
     pub(super) fn because(self, error: &AcquireError) -> Self {
         let refusal = Self {
-            max: error.limit(),
+            max: error.max(),
             in_use: error.in_use(),
             waiting: error.waiting(),
             place: error.place(),
@@ -124,6 +126,11 @@ impl Refusal {
     /// The limit that refused.
     pub fn limit(&self) -> &Limit {
         &self.limit
+    }
+
+    /// The name of the limit that refused.
+    pub fn limit_name(&self) -> &str {
+        self.limit.name()
     }
 
     /// The limit's value for this key, which may have one of its own.
@@ -172,7 +179,7 @@ impl RefusalKind {
     pub fn is_limited(self) -> bool {
         matches!(
             self,
-            Self::Full | Self::LineFull | Self::TimedOut | Self::TooSoon
+            Self::Full | Self::QueueFull | Self::TimedOut | Self::TooSoon
         )
     }
 }
@@ -181,7 +188,7 @@ impl From<AcquireErrorKind> for RefusalKind {
     fn from(kind: AcquireErrorKind) -> Self {
         match kind {
             AcquireErrorKind::Full => Self::Full,
-            AcquireErrorKind::LineFull => Self::LineFull,
+            AcquireErrorKind::QueueFull => Self::QueueFull,
             AcquireErrorKind::TimedOut => Self::TimedOut,
             AcquireErrorKind::TooSoon => Self::TooSoon,
             AcquireErrorKind::Unavailable => Self::Unavailable,
@@ -257,7 +264,7 @@ mod tests {
     #[test]
     fn a_request_that_left_the_line_shows_how_it_stood() {
         let error = AcquireError {
-            limit: 7,
+            max: 7,
             in_use: 7,
             waiting: 4,
             place: Some(3),

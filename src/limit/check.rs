@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{kinds::OnUnavailable, limit::Limit};
+use super::{kinds::Fallback, limit::Limit};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     ranges::{MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
@@ -34,8 +34,8 @@ impl Limit {
                 rate.burst
             )));
         }
-        match self.on_unavailable {
-            OnUnavailable::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
+        match self.fallback {
+            Fallback::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
                 "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
             ))),
             _ => Ok(()),
@@ -83,7 +83,7 @@ impl Limit {
                 limit.max,
                 limit.refill,
                 limit.max_waiters,
-                limit.on_unavailable,
+                limit.fallback,
                 limit.mode,
                 limit.class,
                 limit.reuse,

@@ -44,7 +44,7 @@ pub enum Mode {
 /// What a limit does while its store cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum OnUnavailable {
+pub enum Fallback {
     /// Each process keeps to this limit by itself, with the same fair line in memory. The default, with the limit's
     /// own value. With N replicas up to N times as many permits may then be held in all.
     Local(u32),

@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use super::kinds::{Class, Mode, OnUnavailable};
+use super::kinds::{Class, Fallback, Mode};
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError},
     key::Key,
@@ -46,7 +46,7 @@ pub struct Limit {
     pub(super) refill: Option<Refill>,
     pub(super) wait: Duration,
     pub(super) max_waiters: u32,
-    pub(super) on_unavailable: OnUnavailable,
+    pub(super) fallback: Fallback,
     pub(super) mode: Mode,
     pub(super) class: Option<Class>,
     pub(super) reuse: bool,
@@ -161,7 +161,7 @@ impl Limit {
             refill: None,
             wait: Duration::ZERO,
             max_waiters: 1_000,
-            on_unavailable: OnUnavailable::Local(max),
+            fallback: Fallback::Local(max),
             mode: Mode::Enforce,
             class: None,
             reuse: false,
@@ -260,10 +260,10 @@ impl Limit {
     }
 
     /// What happens while the store is down or slower than the limiter's `store_timeout`. Default:
-    /// [`OnUnavailable::Local`] with the limit's own value.
+    /// [`Fallback::Local`] with the limit's own value.
     #[must_use]
-    pub const fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
-        self.on_unavailable = policy;
+    pub const fn fallback(mut self, policy: Fallback) -> Self {
+        self.fallback = policy;
         self
     }
 
@@ -323,8 +323,8 @@ impl Limit {
         self.max_waiters
     }
 
-    pub(crate) fn policy(&self) -> OnUnavailable {
-        self.on_unavailable
+    pub(crate) fn current_fallback(&self) -> Fallback {
+        self.fallback
     }
 
     /// An error of which only the limit is known.
@@ -332,7 +332,7 @@ impl Limit {
         AcquireError {
             kind,
             limit_name: self.name.clone(),
-            limit: self.max,
+            max: self.max,
             in_use: 0,
             waiting: 0,
             place: None,

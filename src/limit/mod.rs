@@ -7,7 +7,7 @@ mod limit;
 
 pub(crate) use self::check::check_together;
 pub use self::{
-    kinds::{Class, Mode, OnUnavailable},
+    kinds::{Class, Fallback, Mode},
     limit::Limit,
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};

@@ -96,7 +96,7 @@ fn each_refusal_has_its_reason() {
     let (meters, snapshotter) = meters(false, None);
     for (kind, reason) in [
         (AcquireErrorKind::Full, "full"),
-        (AcquireErrorKind::LineFull, "line_full"),
+        (AcquireErrorKind::QueueFull, "queue_full"),
         (AcquireErrorKind::TimedOut, "timed_out"),
         (AcquireErrorKind::Unavailable, "unavailable"),
         (AcquireErrorKind::Misconfigured, "misconfigured"),

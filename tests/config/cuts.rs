@@ -20,7 +20,7 @@ concurrent = 100
 key = { header = "x-api-key" }
 wait = "2s"
 max_waiters = 1_000
-on_unavailable = "reject"
+fallback = "reject"
 [limits.each.plans]
 gold = 200
 [limits.each.overrides]
@@ -77,7 +77,7 @@ unrouted = true
 concurrent = 1_000
 key = "route"
 class = "tenant"
-on_unavailable = "reject"
+fallback = "reject"
 
 [limits.b]
 rate = 100

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_turnstile::{
-    Mode, OnLost, OnUnavailable, ReleaseAt,
+    Fallback, Mode, OnLost, ReleaseAt,
     config::{AddressConfig, AddressHeader, Config, KeyConfig, StoreUrl},
 };
 
@@ -31,7 +31,7 @@ fn the_example_reads_as_it_says() {
     assert_eq!(key.wait, Some(Duration::from_secs(2)));
     assert_eq!(key.plans["gold"], 20);
     assert_eq!(key.overrides[&"alice".into()], 8);
-    assert_eq!(key.on_unavailable, Some(OnUnavailable::Local(3)));
+    assert_eq!(key.fallback, Some(Fallback::Local(3)));
     let opens = &config.limits["chat-opens"];
     assert_eq!(opens.per, Some(Duration::from_secs(60)));
     assert_eq!((opens.rate, opens.burst), (Some(40), Some(20)));
@@ -52,7 +52,7 @@ fn what_is_not_said_has_its_default() {
     let config = Config::from_toml(text).unwrap();
     let limit = &config.limits["a"];
     assert_eq!(limit.key, KeyConfig::Shared);
-    assert_eq!((limit.mode, limit.on_unavailable), (Mode::Enforce, None));
+    assert_eq!((limit.mode, limit.fallback), (Mode::Enforce, None));
     let route = &config.routes[0];
     assert_eq!(
         (route.on_lost, route.release_at),
@@ -83,13 +83,13 @@ fn words_and_tables_read_alike() {
     assert_eq!(key("'route'"), KeyConfig::Route);
 
     let policy = |text: &str| {
-        let text = format!("limits.a = {{ concurrent = 1, on_unavailable = {text} }}\n{ROUTE}");
-        Config::from_toml(&text).unwrap().limits["a"].on_unavailable
+        let text = format!("limits.a = {{ concurrent = 1, fallback = {text} }}\n{ROUTE}");
+        Config::from_toml(&text).unwrap().limits["a"].fallback
     };
     assert_eq!(policy("'local'"), None);
-    assert_eq!(policy("'allow'"), Some(OnUnavailable::Allow));
-    assert_eq!(policy("'reject'"), Some(OnUnavailable::Reject));
-    assert_eq!(policy("{ local = 7 }"), Some(OnUnavailable::Local(7)));
+    assert_eq!(policy("'allow'"), Some(Fallback::Allow));
+    assert_eq!(policy("'reject'"), Some(Fallback::Reject));
+    assert_eq!(policy("{ local = 7 }"), Some(Fallback::Local(7)));
 }
 
 /// TOML's own words, and the line.
@@ -163,12 +163,12 @@ fn unreadable_text_is_reported_with_its_line() {
         ),
         ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
         (
-            "[limits.a]\non_unavailable = { local = 1, allow = true }",
+            "[limits.a]\nfallback = { local = 1, allow = true }",
             2,
             "unknown field, expected `local`",
         ),
         (
-            "[limits.a]\non_unavailable = 'close'",
+            "[limits.a]\nfallback = 'close'",
             2,
             "unknown variant, expected one of `local`, `allow`",
         ),

@@ -51,7 +51,7 @@ fn from(peer: &str) -> Request<()> {
 
 fn kind(answer: &Answer) -> Option<(&str, RefusalKind)> {
     let refusal = answer.extensions().get::<Refusal>()?;
-    Some((refusal.limit().name(), refusal.kind()))
+    Some((refusal.limit_name(), refusal.kind()))
 }
 
 #[tokio::test]
@@ -66,6 +66,23 @@ async fn a_request_is_held_to_the_limits_of_its_route() {
         statuses(text, requests).await,
         [200, 503, 503, 200, 200, 503]
     );
+}
+
+#[tokio::test]
+async fn a_key_may_be_required() {
+    for (key, with_key) in [
+        ("{ header = 'x-key' }", with("x-key", "acme")),
+        ("'client-address'", from("192.0.2.7:80")),
+    ] {
+        let text = format!(
+            "
+            limits.a = {{ concurrent = 1, key = {key}, require_key = true }}
+            routes = [{{ match = ['*'], limits = ['a'] }}]
+            "
+        );
+        let requests = [get("/"), with_key];
+        assert_eq!(statuses(&text, requests).await, [400, 200], "{key}");
+    }
 }
 
 #[tokio::test]

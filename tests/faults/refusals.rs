@@ -38,7 +38,7 @@ fn talkative(url: &str) -> std::process::Command {
             url,
             "--limit",
             "1",
-            "--on-unavailable",
+            "--fallback",
             "allow",
         ],
     );

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::runtime::{Builder, Runtime};
-use tower_turnstile::{AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable};
+use tower_turnstile::{AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder};
 
 use crate::{scene::until_empty, support::redis_server::RedisServer};
 
@@ -17,7 +17,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(4);
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Without the store it would let one request in.
-const LIMIT: Limit = Limit::concurrent("one", 1).on_unavailable(OnUnavailable::Local(1));
+const LIMIT: Limit = Limit::concurrent("one", 1).fallback(Fallback::Local(1));
 
 fn builder() -> LimiterBuilder {
     Limiter::builder().store_timeout(STORE_TIMEOUT)

@@ -16,7 +16,7 @@ use std::{
 
 use tokio::{task::JoinHandle, time::timeout};
 use tower_turnstile::{
-    Acquire, AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Permit, Semaphore,
+    Acquire, AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore,
 };
 
 use crate::support::redis_server::RedisServer;
@@ -47,7 +47,7 @@ pub(crate) fn strict(max: u32) -> Limit {
     Limit::try_concurrent("strict", max)
         .expect("a number of slots")
         .wait_up_to(PATIENT)
-        .on_unavailable(OnUnavailable::Reject)
+        .fallback(Fallback::Reject)
 }
 
 pub(crate) async fn semaphore(url: &str, limit: &Limit) -> Semaphore {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_turnstile::{AcquireErrorKind, Limit, Limiter, OnUnavailable};
+use tower_turnstile::{AcquireErrorKind, Fallback, Limit, Limiter};
 
 use crate::{
     requests::{debuggable, put_to_sleep},
@@ -23,10 +23,10 @@ const PROBE: Duration = Duration::from_millis(1_500);
 
 const OPEN: Limit = Limit::concurrent("open", 1)
     .wait_up_to(PATIENT)
-    .on_unavailable(OnUnavailable::Allow);
+    .fallback(Fallback::Allow);
 const LOCAL: Limit = Limit::concurrent("local", 2)
     .wait_up_to(STORE_TIMEOUT)
-    .on_unavailable(OnUnavailable::Local(2));
+    .fallback(Fallback::Local(2));
 
 /// While the fault lasts: each policy decides, in time. Holders keep their permits.
 async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {

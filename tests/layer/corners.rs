@@ -11,7 +11,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use http::{Request, StatusCode};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Limit, Limiter, OnUnavailable, Refusal, RefusalKind};
+use tower_turnstile::{Fallback, Limit, Limiter, Refusal, RefusalKind};
 
 use crate::{
     common::redis_server::RedisServer,
@@ -36,7 +36,7 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
     assert_eq!(first.status(), StatusCode::OK);
     let refused = send(&service, keyed("b")).await;
     let refusal = refused.extensions().get::<Refusal>().unwrap();
-    assert_eq!(refusal.limit().name(), "one");
+    assert_eq!(refusal.limit_name(), "one");
     drop(first);
     // The charge was given back:
     assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
@@ -50,13 +50,9 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
 
 #[tokio::test]
 async fn a_key_without_slots_gets_none_when_the_store_is_down() {
-    for policy in [
-        OnUnavailable::Local(3),
-        OnUnavailable::Local(5),
-        OnUnavailable::Allow,
-    ] {
+    for policy in [Fallback::Local(3), Fallback::Local(5), Fallback::Allow] {
         let limiter = Limiter::connect("redis://127.0.0.1:1").await.unwrap();
-        let limit = Limit::concurrent("five", 5).on_unavailable(policy);
+        let limit = Limit::concurrent("five", 5).fallback(policy);
         let layer = limiter.layer(limit.by_header("x").values([("banned", 0)]));
         let service = layer.layer(serve(Script::of([]).then_waits()));
         let status = send(&service, keyed("banned")).await.status();
@@ -222,5 +218,5 @@ async fn a_slot_that_is_over_is_not_one_of_a_rate() {
     });
     let refused = send(&layer.layer(never), get("/")).await;
     let refusal = refused.extensions().get::<Refusal>().unwrap();
-    assert_eq!(refusal.limit().name(), "one");
+    assert_eq!(refusal.limit_name(), "one");
 }

@@ -48,7 +48,7 @@ async fn refusal_is_that_of_the_limit_that_refused() {
 
     let own = send(&service, with_key("a")).await;
     assert_eq!(own.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refusal(&own).limit().name(), "each");
+    assert_eq!(refusal(&own).limit_name(), "each");
     assert_eq!(refusal(&own).kind(), RefusalKind::Full);
     assert_eq!((refusal(&own).max(), refusal(&own).in_use()), (1, 1));
 
@@ -56,7 +56,7 @@ async fn refusal_is_that_of_the_limit_that_refused() {
     assert_eq!(second.status(), StatusCode::OK);
     let shared = send(&service, with_key("c")).await;
     assert_eq!(shared.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(refusal(&shared).limit().name(), "global");
+    assert_eq!(refusal(&shared).limit_name(), "global");
     assert_eq!((refusal(&shared).max(), refusal(&shared).in_use()), (2, 2));
     assert_eq!(held(&limiter), 4);
 
@@ -69,7 +69,7 @@ async fn refusal_is_that_of_the_limit_that_refused() {
     let too_soon = send(&service, with_key("a")).await;
     assert_eq!(too_soon.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(too_soon.headers()["retry-after"], "20");
-    assert_eq!(refusal(&too_soon).limit().name(), "opens");
+    assert_eq!(refusal(&too_soon).limit_name(), "opens");
     assert_eq!(refusal(&too_soon).kind(), RefusalKind::TooSoon);
     let problem = too_soon.into_body().collect().await.unwrap().to_bytes();
     let problem: serde_json::Value = serde_json::from_slice(&problem).unwrap();
@@ -240,7 +240,7 @@ async fn admitted_responses_tell_how_the_limits_stand() {
     );
     // A refusal tells of the others too, as they stand without it.
     let refused = send(&service, with_key("gold")).await;
-    assert_eq!(refusal(&refused).limit().name(), "global");
+    assert_eq!(refusal(&refused).limit_name(), "global");
     let told = fields(&refused, "ratelimit");
     assert!(told.contains(&item("global", &["r=0"])), "{told:?}");
     let third = async {
@@ -276,7 +276,7 @@ async fn shadow_in_a_policy_lets_pass_what_the_others_admit() {
     // No slot of the shadow's.
     assert_eq!(held(&limiter), 3);
     let third = send(&service, with_key("a")).await;
-    assert_eq!(refusal(&third).limit().name(), "global");
+    assert_eq!(refusal(&third).limit_name(), "global");
     drop((first, second));
     assert_eq!(held(&limiter), 0);
 }
@@ -341,7 +341,7 @@ async fn hold_keeps_all_slots() {
     drop(response);
     assert_eq!(held(&limiter), 2);
     let again = send(&service, with_key("a")).await;
-    assert_eq!(refusal(&again).limit().name(), "each");
+    assert_eq!(refusal(&again).limit_name(), "each");
     drop(hold);
     assert_eq!(held(&limiter), 0);
     assert!(slot.hold().is_none());

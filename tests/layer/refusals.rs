@@ -97,7 +97,7 @@ async fn a_timed_out_wait_is_reported() {
     let refusal = answer.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.kind(), RefusalKind::TimedOut);
     assert!(refusal.waited() >= wait);
-    assert_eq!((refusal.in_use(), refusal.limit().name()), (1, "one"));
+    assert_eq!((refusal.in_use(), refusal.limit_name()), (1, "one"));
     let problem = problem(answer).await;
     assert_eq!(problem["detail"], "none of 1 slots came free in 1.5s");
     assert_eq!(problem["waited"], 1.5);
@@ -114,7 +114,7 @@ async fn a_full_line_is_reported() {
     let mut waiting = task::spawn(semaphore.acquire());
     assert_pending!(waiting.poll());
     let answer = answer(limiter.layer(short)).await;
-    assert_eq!(kind(&answer), RefusalKind::LineFull);
+    assert_eq!(kind(&answer), RefusalKind::QueueFull);
     assert_eq!(answer.extensions().get::<Refusal>().unwrap().waiting(), 1);
     problem(answer).await;
 }

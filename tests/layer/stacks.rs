@@ -143,7 +143,7 @@ impl Decoder for Nothing {
 /// The limit, with refusals that gRPC clients understand.
 fn grpc_layer(limiter: &Limiter) -> LimitLayer {
     let status = |refusal: &Refusal, _: &_| {
-        Status::resource_exhausted(refusal.limit().name()).into_http::<Bytes>()
+        Status::resource_exhausted(refusal.limit_name()).into_http::<Bytes>()
     };
     limiter.layer(ONE).refuse_with(status)
 }

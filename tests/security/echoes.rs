@@ -8,7 +8,7 @@ use proptest::{
     test_runner::{TestCaseError, TestRunner},
 };
 use tokio::{runtime, task::yield_now};
-use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
+use tower_turnstile::{ConfigErrorKind, Fallback, Limit, Limiter};
 
 use crate::{
     echo::{At, Echo, EchoServer, Form, Quote, SAID},
@@ -147,9 +147,8 @@ async fn meet(output: &mut Output, url: &str) -> Option<ConfigErrorKind> {
             return Some(error.kind());
         }
     };
-    let one = Limit::concurrent("echoed", 1).on_unavailable(OnUnavailable::Reject);
-    let rate = Limit::rate("echoed-rate", 1, Duration::from_secs(60))
-        .on_unavailable(OnUnavailable::Reject);
+    let one = Limit::concurrent("echoed", 1).fallback(Fallback::Reject);
+    let rate = Limit::rate("echoed-rate", 1, Duration::from_secs(60)).fallback(Fallback::Reject);
     let both = limiter.semaphore(&one, CANARY).and(&rate, CANARY);
     for semaphore in [limiter.semaphore(&one, CANARY), both] {
         if let Err(error) = semaphore.try_acquire().await {

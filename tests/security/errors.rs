@@ -17,8 +17,8 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, BoxError, ClientAddress, ConfigError, ConfigErrorKind, Key, Limit, Limiter,
-    OnLost, OnUnavailable, Refusal, RefusalKind, Semaphore, Slot,
+    AcquireErrorKind, BoxError, ClientAddress, ConfigError, ConfigErrorKind, Fallback, Key, Limit,
+    Limiter, OnLost, Refusal, RefusalKind, Semaphore, Slot,
     layer::{LostError, LostErrorKind},
 };
 
@@ -38,7 +38,7 @@ const LINE: Limit = Limit::concurrent("line", 1)
     .wait_up_to(SHORT)
     .max_waiters(1);
 const RATE: Limit = Limit::rate("rate", 1, Duration::from_secs(60));
-const CLOSED: Limit = Limit::concurrent("closed", 1).on_unavailable(OnUnavailable::Reject);
+const CLOSED: Limit = Limit::concurrent("closed", 1).fallback(Fallback::Reject);
 
 /// What was said, and which kinds of it.
 #[derive(Default)]
@@ -366,14 +366,14 @@ fn no_error_and_no_type_shows_a_secret() {
     use ConfigErrorKind as C;
     use LostErrorKind as L;
     use RefusalKind as R;
-    let reached = [A::Full, A::LineFull, A::TimedOut, A::TooSoon];
+    let reached = [A::Full, A::QueueFull, A::TimedOut, A::TooSoon];
     let broken = [A::Unavailable, A::Misconfigured, A::ShutDown, A::NoRuntime];
     let acquires = reached.into_iter().chain(broken);
     let wrong = [C::Value, C::Conflict, C::Url];
     let configs = wrong
         .into_iter()
         .chain([C::Credentials, C::Permission, C::Store]);
-    let reached = [R::Full, R::LineFull, R::TimedOut, R::TooSoon];
+    let reached = [R::Full, R::QueueFull, R::TimedOut, R::TooSoon];
     let broken = [R::Unavailable, R::Misconfigured, R::ShutDown];
     let ended = [R::Lost, R::HeldTooLong, R::BodyFailed];
     let refusals = reached.into_iter().chain(broken).chain(ended);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 use tower_turnstile::{
-    AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Limit, Limiter, OnUnavailable,
+    AcquireError, AcquireErrorKind, ConfigError, ConfigErrorKind, Fallback, Limit, Limiter,
 };
 
 use crate::{
@@ -16,10 +16,9 @@ const PATIENT: Duration = Duration::from_secs(20);
 /// An outage would let everybody in.
 const ONE: Limit = Limit::concurrent("one", 1)
     .wait_up_to(PATIENT)
-    .on_unavailable(OnUnavailable::Allow);
-const ALL: Limit = Limit::concurrent("all", 5).on_unavailable(OnUnavailable::Allow);
-const RATE: Limit =
-    Limit::rate("rate", 10_000, Duration::from_secs(1)).on_unavailable(OnUnavailable::Allow);
+    .fallback(Fallback::Allow);
+const ALL: Limit = Limit::concurrent("all", 5).fallback(Fallback::Allow);
+const RATE: Limit = Limit::rate("rate", 10_000, Duration::from_secs(1)).fallback(Fallback::Allow);
 /// Longer than a test takes: waiters learn of their slots by wake-ups alone.
 const RARELY: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_millis(50);

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{ConfigErrorKind, Limit, Limiter, OnUnavailable};
+use tower_turnstile::{ConfigErrorKind, Fallback, Limit, Limiter};
 
 use crate::{
     output::{Output, is_refused},
@@ -92,7 +92,7 @@ async fn no_secret_is_shown_whatever_happens_to_the_store() {
     let limiter = builder.connect(&url).await.expect("it is up");
     let limits = [
         Limit::concurrent("local", 1),
-        Limit::concurrent("closed", 1).on_unavailable(OnUnavailable::Reject),
+        Limit::concurrent("closed", 1).fallback(Fallback::Reject),
         Limit::rate("rate", 1, Duration::from_secs(60)),
     ];
     let keys = ["canary", "canary\r\n", "}canary{", &"canary".repeat(1_000)];

@@ -59,9 +59,9 @@ async fn a_raised_limit_admits_waiters_at_once(backend: Backend) {
             |Usage {
                  in_use,
                  waiting,
-                 limit,
+                 max,
                  ..
-             }| (in_use, waiting, limit)
+             }| (in_use, waiting, max)
         ),
         Ok((3, 2, 3))
     );
@@ -125,7 +125,7 @@ async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
     assert!(permits.iter().all(|permit| !permit.is_lost()));
     for in_use in [2, 1] {
         let error = live.try_acquire().await.expect_err("more than there are");
-        assert_eq!((error.kind(), error.limit()), (AcquireErrorKind::Full, 1));
+        assert_eq!((error.kind(), error.max()), (AcquireErrorKind::Full, 1));
         permits.pop();
         until(&live, |now, _| now == in_use).await;
     }
@@ -142,13 +142,13 @@ async fn the_line_may_become_longer(backend: Backend) {
     let _holder = live.acquire().await.expect("free");
     let _first = queue(&live, 1).await;
     let error = live.acquire().await.expect_err("no room");
-    assert_eq!(error.kind(), AcquireErrorKind::LineFull);
+    assert_eq!(error.kind(), AcquireErrorKind::QueueFull);
     update(&limiter, &with(1).max_waiters(2));
     let _second = queue(&live, 2).await;
     let error = live.acquire().await.expect_err("no room");
     assert_eq!(
         (error.kind(), error.waiting()),
-        (AcquireErrorKind::LineFull, 2)
+        (AcquireErrorKind::QueueFull, 2)
     );
 }
 
@@ -379,7 +379,7 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
     assert_eq!(error.kind(), ConfigErrorKind::Value);
     let _held = live.try_acquire().await.expect("free");
     let error = live.try_acquire().await.expect_err("one, as before");
-    assert_eq!(error.limit(), 1);
+    assert_eq!(error.max(), 1);
     drop(slow.acquire().await.expect("in time"));
     let error = slow.acquire().await.expect_err("used up");
     assert!(error.retry_after() > Some(5 * second));

@@ -8,6 +8,7 @@ mod backend;
 mod live;
 mod losses;
 mod rates;
+mod releases;
 mod reuse;
 mod runtimes;
 mod together;
@@ -24,7 +25,7 @@ use futures_util::FutureExt;
 
 use backend::{Backend, PATIENT, queue, start, until, until_free, until_waiting};
 use support::redis_server::RedisServer;
-use tower_turnstile::{AcquireErrorKind, ConfigErrorKind, Limit, Limiter, OnUnavailable, Permit};
+use tower_turnstile::{AcquireErrorKind, ConfigErrorKind, Fallback, Limit, Limiter, Permit};
 
 conformance! {
     a_free_slot_is_granted_at_once,
@@ -54,7 +55,7 @@ async fn a_free_slot_is_granted_at_once(backend: Backend) {
     assert_eq!((one.place(), two.place()), (0, 0));
     assert!(!one.is_lost());
     let usage = semaphore.usage().await.expect("up");
-    assert_eq!((usage.in_use, usage.waiting, usage.limit), (2, 0, 2));
+    assert_eq!((usage.in_use, usage.waiting, usage.max), (2, 0, 2));
     drop((one, two));
     until_free(&semaphore).await;
 }
@@ -132,7 +133,7 @@ async fn a_request_that_does_not_wait_is_refused(backend: Backend) {
     let error = semaphore.acquire().await.expect_err("taken");
     assert_eq!(error.kind(), AcquireErrorKind::Full);
     assert!(error.is_limited());
-    assert_eq!((error.limit(), error.in_use(), error.waiting()), (1, 1, 0));
+    assert_eq!((error.max(), error.in_use(), error.waiting()), (1, 1, 0));
 }
 
 async fn a_full_line_refuses(backend: Backend) {
@@ -145,7 +146,7 @@ async fn a_full_line_refuses(backend: Backend) {
     let error = semaphore.acquire().await.expect_err("no room");
     assert_eq!(
         (error.kind(), error.waiting()),
-        (AcquireErrorKind::LineFull, 2)
+        (AcquireErrorKind::QueueFull, 2)
     );
 }
 
@@ -461,7 +462,7 @@ fn a_runtime_that_is_gone_is_an_error() {
             .expect("at once")
             .expect_err("gone");
         assert_eq!(
-            (error.kind(), error.limit()),
+            (error.kind(), error.max()),
             (AcquireErrorKind::NoRuntime, 3)
         );
     });
@@ -558,7 +559,7 @@ async fn bad_values_are_refused_with_a_reason() {
             .try_semaphore(&Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
             .expect_err("too long"),
     );
-    let nothing = Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Local(0));
+    let nothing = Limit::concurrent("a", 1).fallback(Fallback::Local(0));
     value(limiter.try_semaphore(&nothing, "k").expect_err("0"));
     let second = Duration::from_secs(1);
     value(

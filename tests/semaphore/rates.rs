@@ -13,7 +13,7 @@ use http_body_util::Empty;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, Key, Limit, Limiter, OnUnavailable, Permit, Policy, Refusal, Semaphore,
+    AcquireErrorKind, Fallback, Key, Limit, Limiter, Permit, Policy, Refusal, Semaphore,
 };
 
 use crate::{
@@ -76,7 +76,7 @@ async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
     let error = replicas[1].acquire().await.expect_err("used up");
     assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
     assert!(error.is_limited());
-    assert_eq!((error.limit_name(), error.limit()), ("slow", 6));
+    assert_eq!((error.limit_name(), error.max()), ("slow", 6));
     assert_eq!(
         (error.in_use(), error.waiting(), error.place()),
         (0, 0, None)
@@ -461,9 +461,9 @@ async fn without_its_store_a_rate_does_as_its_policy_says() {
     let local = SLOW;
     let [other, allow, reject] = ["other", "allow", "reject"]
         .map(|name| Limit::rate(name, 6, Duration::from_secs(60)).burst(3));
-    let other = other.on_unavailable(OnUnavailable::Local(1));
-    let allow = allow.on_unavailable(OnUnavailable::Allow);
-    let reject = reject.on_unavailable(OnUnavailable::Reject);
+    let other = other.fallback(Fallback::Local(1));
+    let allow = allow.fallback(Fallback::Allow);
+    let reject = reject.fallback(Fallback::Reject);
     server.stop();
     let down = Limit::concurrent("down", 1);
     drop(
@@ -526,7 +526,7 @@ async fn without_its_store_a_rate_does_as_its_policy_says() {
 async fn a_key_of_another_type_refuses_and_opens_no_gate() {
     let server = RedisServer::start();
     let limiter = Limiter::connect(&server.url()).await.expect("up");
-    let rate = SLOW.on_unavailable(OnUnavailable::Allow);
+    let rate = SLOW.fallback(Fallback::Allow);
     let semaphore = limiter.semaphore(&rate, "a");
     drop(semaphore.acquire().await.expect("in time"));
     let key = server.cli(&["KEYS", "*:rate"]);

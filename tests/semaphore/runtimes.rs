@@ -22,7 +22,7 @@ use http_body_util::Empty;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    AcquireErrorKind, Limit, Limiter, LimiterBuilder, OnUnavailable, Permit, Semaphore,
+    AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore,
 };
 
 use crate::{
@@ -115,7 +115,7 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
     let builder = builder.runtime(undriven.handle().clone());
     let (_, limiter, permit) = on_an_undriven_runtime(builder.clone(), &server.url());
     let local = waiting(&limiter);
-    let strict = Limit::concurrent("strict", 1).on_unavailable(OnUnavailable::Reject);
+    let strict = Limit::concurrent("strict", 1).fallback(Fallback::Reject);
     let strict = limiter.semaphore(&strict, "key");
     let other = multi_thread(1);
     let begin = Instant::now();
@@ -239,7 +239,7 @@ fn dedicated_threads() -> usize {
 fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     let server = RedisServer::start();
     let limiter = on(&current_thread(), builder().connect(&server.url())).unwrap();
-    let strict = ONE.on_unavailable(OnUnavailable::Reject);
+    let strict = ONE.fallback(Fallback::Reject);
     let semaphore = limiter.semaphore(&strict, "key");
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {

@@ -216,7 +216,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     .await;
     let error = jobs.acquire().await.expect_err("taken for longer");
     assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
-    assert_eq!((error.limit_name(), error.limit()), ("wide", 3));
+    assert_eq!((error.limit_name(), error.max()), ("wide", 3));
     assert_eq!((error.in_use(), error.place()), (3, Some(2)));
     assert!(error.waited() >= Duration::from_millis(30));
     // One was held before, so there is an estimate.
@@ -229,7 +229,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     );
     let _own = caller(&limiter, "a").acquire().await.expect("given back");
     let error = jobs.try_acquire().await.expect_err("the own one first");
-    assert_eq!((error.limit_name(), error.limit()), ("caller", 1));
+    assert_eq!((error.limit_name(), error.max()), ("caller", 1));
     assert_eq!((error.in_use(), error.waiting()), (1, 0));
 }
 

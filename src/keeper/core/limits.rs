@@ -41,6 +41,10 @@ impl Core {
         self.ctx.meter(number).clone()
     }
 
+    pub(in crate::keeper) fn mode(&self, limit: LimitId) -> Mode {
+        self.limits[limit.0].current_mode()
+    }
+
     pub(in crate::keeper) fn is_rate(&self, limit: LimitId) -> bool {
         self.limits[limit.0].period().is_some()
     }

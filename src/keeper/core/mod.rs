@@ -102,6 +102,8 @@ pub(crate) struct Core {
     /// When a key that cannot be used was last reported.
     complained: Option<Instant>,
     orphaned: bool,
+    /// Whether it was shut down before.
+    was_shut_down: bool,
     /// When to take a step for a shutdown that waits.
     alarm: Option<Instant>,
 }
@@ -238,6 +240,7 @@ impl Core {
             connection: Connection::default(),
             complained: None,
             orphaned: false,
+            was_shut_down: false,
             alarm: None,
         }
     }
@@ -292,6 +295,7 @@ impl Core {
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
             || self.alarm.is_some()
+            || !self.ctx.confirmations.is_empty()
             || self.ready.iter().any(inquires)
     }
 
@@ -435,6 +439,7 @@ impl Core {
             self.bounded.due.first().map(|(at, _)| *at),
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
+            self.ctx.confirmations.next_due(),
             self.alarm,
         ];
         due.into_iter().fold(None, earliest)

@@ -11,7 +11,7 @@ use crate::{
     },
     key::Key,
     ledger::{Charge, Charged, Rate, Refund, Tat},
-    limit::{Limit, MAX_LIMIT, OnUnavailable},
+    limit::{Fallback, Limit, MAX_LIMIT},
     status::Quota,
 };
 
@@ -60,13 +60,13 @@ impl Core {
         let now_us = self.ctx.local_us();
         let limit = &self.limits[fee.limit.0];
         let refuse = |kind| Err(self.refusal(fee.limit, kind));
-        let rate = match (self.ctx.availability, limit.policy()) {
+        let rate = match (self.ctx.availability, limit.current_fallback()) {
             (Availability::Refused, _) => return refuse(AcquireErrorKind::Misconfigured),
-            (Availability::Down, OnUnavailable::Reject) => {
+            (Availability::Down, Fallback::Reject) => {
                 return refuse(AcquireErrorKind::Unavailable);
             }
-            (Availability::Down, OnUnavailable::Allow) => return Ok((Paid::Free, 0)),
-            (Availability::Down, OnUnavailable::Local(count)) if count != limit.max() => {
+            (Availability::Down, Fallback::Allow) => return Ok((Paid::Free, 0)),
+            (Availability::Down, Fallback::Local(count)) if count != limit.max() => {
                 limit.to_rate(count).map(Rate::clamped)
             }
             _ => None,
@@ -99,7 +99,7 @@ impl Core {
             ..self.limits[fee.limit.0].quota(fee.max)
         };
         AcquireError {
-            limit: fee.max,
+            max: fee.max,
             retry_after: rest,
             quotas: vec![quota],
             ..self.refusal(fee.limit, AcquireErrorKind::TooSoon)

@@ -152,6 +152,7 @@ impl Core {
             self.each_queue(|queue, ctx| queue.recall(ctx));
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
+        self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
             self.ctx.effects.wake(claim.waker.take());
         }
@@ -341,6 +342,7 @@ impl Core {
 
     fn leave_store(&mut self) {
         self.refunds.clear();
+        self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
             claim.asking_since = None;
         }

@@ -9,10 +9,11 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
         demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
-        effects::{Inquiry, StoredWaker},
+        effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
     },
     key::Key,
     leases::{Lease, Pool, QueueId},
+    limit::Limit,
     status::{Quota, Status},
     telemetry::Measure,
 };
@@ -171,6 +172,35 @@ impl Core {
         }
     }
 
+    /// A slot is no longer wanted, and its task waits until the store has confirmed that. It does not go to the pool, or
+    /// nothing would be released. Returns its limit, unless there is nothing to wait for: it was lost, or only this
+    /// process knows of it.
+    pub(crate) fn release_confirmed(
+        &mut self,
+        lease: &Arc<Lease>,
+        confirmation: Confirmation,
+        now: Instant,
+    ) -> Option<Arc<Limit>> {
+        let (index, seq) = (lease.queue, lease.seq());
+        self.part(lease, now);
+        let member = self.queues.get(index.0);
+        let releasing = member.filter(|member| member.queue.is_releasing(seq));
+        let limit = releasing.map(|member| member.queue.limit().clone());
+        match limit.is_some() && self.store_is_up() {
+            true => {
+                let until = now + self.ctx.settings.store_timeout;
+                self.ctx.confirmations.insert(seq, until, confirmation);
+            }
+            false => self.ctx.effects.push(Effect::GiveUpOn(confirmation)),
+        }
+        limit
+    }
+
+    /// Nobody confirms releases: there is no driver.
+    pub(crate) fn give_up_on_confirmations(&mut self) {
+        self.ctx.give_up_on_confirmations();
+    }
+
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
     pub(crate) fn part(&mut self, lease: &Arc<Lease>, now: Instant) {
         if let Some(member) = self.queues.get_mut(lease.queue.0) {
@@ -275,13 +305,27 @@ impl Core {
 
     /// The limiter was dropped: no more requests will come.
     pub(crate) fn orphan(&mut self) {
-        self.ctx.ending = true;
+        self.was_shut_down = std::mem::replace(&mut self.ctx.ending, true);
         while !self.cached.is_empty() {
             self.drop_oldest_cached();
         }
         self.orphaned = true;
         self.recall_all();
         self.advance_moved();
+    }
+
+    /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may
+    /// soon be none.
+    pub(crate) fn report_unreleased(&mut self) {
+        if !self.orphaned || self.was_shut_down || !self.ctx.shared {
+            return;
+        }
+        let queues = self.queues.iter();
+        let count = queues.map(|(_, member)| member.queue.unreleased()).sum();
+        if count > 0 {
+            let lease = self.ctx.settings.lease;
+            self.ctx.report(Report::Unreleased { count, lease });
+        }
     }
 
     fn recall_all(&mut self) {

@@ -7,7 +7,10 @@ use tokio::time::Instant;
 use super::{Bounded, Bounds, Core, Watch};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
-    keeper::{context::earliest, effects::Report},
+    keeper::{
+        context::earliest,
+        effects::{Effect, Report},
+    },
     leases::Lease,
     ledger::Seq,
     telemetry::Measure,
@@ -18,6 +21,9 @@ impl Core {
     pub(crate) fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;
         self.alarm.take_if(|at| *at <= now);
+        while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
+            self.ctx.effects.push(Effect::GiveUpOn(overdue));
+        }
         self.wake_sleepers();
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now

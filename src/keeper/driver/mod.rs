@@ -163,6 +163,11 @@ impl DriverState {
         self.generation == generation && !matches!(self.stage, DriverStage::Absent)
     }
 
+    /// Whether nothing is sent until another one is started.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self.stage, DriverStage::Absent)
+    }
+
     /// Whether a driver is to be started. While the store is not asked, a late one may be the reason.
     pub(super) fn is_needed(&self, core: &Core, now: Instant) -> bool {
         match self.stage {
@@ -249,6 +254,7 @@ impl DriverState {
         if self.is_present(generation) {
             self.stage = DriverStage::Absent;
             core.abandon(now);
+            core.report_unreleased();
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
     ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
-    limit::{Limit, Mode, OnUnavailable},
+    limit::{Fallback, Limit, Mode},
     telemetry::Measure,
 };
 
@@ -64,7 +64,7 @@ impl Queue {
                 self.wait_here(ctx, seq);
             }
             Some(Standing::LineFull) => {
-                self.refused(ctx, seq, AcquireErrorKind::LineFull);
+                self.refused(ctx, seq, AcquireErrorKind::QueueFull);
             }
             _ if has_waited => self.refused(ctx, seq, AcquireErrorKind::TimedOut),
             _ => self.refused(ctx, seq, AcquireErrorKind::Full),
@@ -82,16 +82,16 @@ impl Queue {
         if availability == Availability::Refused {
             return self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
         }
-        match self.limit.policy() {
+        match self.limit.current_fallback() {
             // In an outage too, a key without slots admits no request.
             _ if self.max() == 0 => self.refuse(ctx, seq, AcquireErrorKind::Full),
-            OnUnavailable::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
-            OnUnavailable::Allow => {
+            Fallback::Reject => self.refuse(ctx, seq, AcquireErrorKind::Unavailable),
+            Fallback::Allow => {
                 if let Some(new) = self.rename(ctx, seq) {
                     self.admit(ctx, new);
                 }
             }
-            OnUnavailable::Local(_) => {
+            Fallback::Local(_) => {
                 self.keep_ledger(ctx);
                 if let Some(new) = self.rename(ctx, seq) {
                     self.acquire_here(ctx, new);
@@ -242,7 +242,7 @@ impl Queue {
 
     /// The policy may have changed during an outage: it decides on the requests that wait here.
     fn follow_policy(&mut self, ctx: &mut Context) {
-        let keeps = matches!(self.limit.policy(), OnUnavailable::Local(_));
+        let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
         if keeps || !ctx.shared || self.local.take().is_none() {
             return;
         }

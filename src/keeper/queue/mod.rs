@@ -54,7 +54,7 @@ use crate::{
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
-    limit::{Limit, OnUnavailable},
+    limit::{Fallback, Limit},
     small_map::SmallMap,
 };
 
@@ -279,9 +279,9 @@ impl Queue {
 
     /// How many slots the ledger in this process has.
     fn local_limit(&self, ctx: &Context) -> u32 {
-        match self.limit.policy() {
+        match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
-            OnUnavailable::Local(limit) if ctx.shared => match self.own_max {
+            Fallback::Local(limit) if ctx.shared => match self.own_max {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
                 None => limit,

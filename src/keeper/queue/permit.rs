@@ -288,6 +288,9 @@ impl Queue {
         } else {
             self.retire(ctx, seq);
             self.remove(ctx, seq);
+            if !ctx.confirmations.is_empty() && !self.is_releasing(seq) {
+                ctx.confirm(seq);
+            }
         }
         self.release_here(ctx, seq);
     }

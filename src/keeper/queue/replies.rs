@@ -57,6 +57,8 @@ impl Queue {
             if release.not_after_us >= at.store_us {
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1));
+            } else {
+                ctx.confirm(release.seq);
             }
         }
         for inquiry in note.inquiries.drain(..) {
@@ -202,7 +204,7 @@ impl Queue {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
             Standing::Full => self.refused(ctx, seq, AcquireErrorKind::Full),
-            Standing::LineFull => self.refused(ctx, seq, AcquireErrorKind::LineFull),
+            Standing::LineFull => self.refused(ctx, seq, AcquireErrorKind::QueueFull),
             // It is not its turn, or its claim came too late.
             _ if entry.claim().is_some() => self.unsend_leg(ctx, seq),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {

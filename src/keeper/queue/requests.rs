@@ -222,7 +222,7 @@ impl Queue {
             in_use: (self.local.as_ref())
                 .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
             waiting: self.snapshot.waiting,
-            limit: self.max(),
+            max: self.max(),
         }
     }
 
@@ -237,12 +237,12 @@ impl Queue {
         let Usage {
             in_use,
             waiting,
-            limit,
+            max,
         } = self.usage();
         AcquireError {
             in_use,
             waiting,
-            limit,
+            max,
             place,
             waited,
             retry_after: self.next_free(ctx),

@@ -99,7 +99,7 @@ impl World {
         if values.reuse && number < 2 {
             limit = limit.reuse();
         }
-        limit.on_unavailable(self.policies[number])
+        limit.fallback(self.policies[number])
     }
 
     pub(super) fn change(&mut self, replica: usize) {

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     ledger::{Ledgers, PermitId, ReplicaId},
-    limit::OnUnavailable,
+    limit::Fallback,
     part::Part,
 };
 
@@ -38,7 +38,7 @@ pub(super) struct World {
     /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
     pub(super) part: Option<Part>,
     /// What the limits do without the store.
-    pub(super) policies: [OnUnavailable; 3],
+    pub(super) policies: [Fallback; 3],
     /// Requests bring values of their own, and costs.
     pub(super) own: bool,
     // Time, by this machine's clock; and what the store's has been stepped by.
@@ -131,14 +131,14 @@ impl World {
         let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
         let values = Values::draw(&mut rng, false);
         let mut policy = || match rng.u8(0..5) {
-            0 => OnUnavailable::Allow,
-            1 => OnUnavailable::Local(1),
-            2 => OnUnavailable::Local(values.limit),
-            _ => OnUnavailable::Reject,
+            0 => Fallback::Allow,
+            1 => Fallback::Local(1),
+            2 => Fallback::Local(values.limit),
+            _ => Fallback::Reject,
         };
         let mut policies = [policy(), policy(), policy()];
         if rng.u8(0..3) == 0 {
-            policies = [OnUnavailable::Reject; 3];
+            policies = [Fallback::Reject; 3];
         }
         // With a small budget much takes more than one exchange.
         let ledgers = match rng.u8(0..6) {

@@ -195,7 +195,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
 /// G7, G8: the breaker opens while a claim is held back until the store has confirmed those who hold already.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {
-    let wide = WIDE.on_unavailable(OnUnavailable::Reject);
+    let wide = WIDE.fallback(Fallback::Reject);
     let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
     let now = world.local();
     world.keepers[0].on_event(&Event::Connected, now);

@@ -125,7 +125,7 @@ fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
 fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let wide = Limit::concurrent("wide", 2)
         .class(crate::Class::Global)
-        .on_unavailable(OnUnavailable::Local(1));
+        .fallback(Fallback::Local(1));
     let mut world = World::under(2, &[&NARROW, &wide]);
     let hour = Duration::from_secs(3_600);
     let slot = |world: &mut World, keeper: usize, limit| {
@@ -322,12 +322,8 @@ fn a_charge_is_work() {
 /// "A key with a value of 0 is refused always", without the store too.
 #[test]
 fn a_key_with_a_value_of_0_is_refused_without_the_store() {
-    for policy in [
-        OnUnavailable::Local(1),
-        OnUnavailable::Local(5),
-        OnUnavailable::Allow,
-    ] {
-        let limit = Limit::concurrent("narrow", 1).on_unavailable(policy);
+    for policy in [Fallback::Local(1), Fallback::Local(5), Fallback::Allow] {
+        let limit = Limit::concurrent("narrow", 1).fallback(policy);
         let mut world = World::under(1, &[&limit]);
         world.store_goes_down();
         let now = world.local();
@@ -350,10 +346,10 @@ fn a_policy_that_changes_in_an_outage_holds() {
     world.store_goes_down();
     let first = world.ask(0, Duration::ZERO);
     assert!(held(world.collect(0, &first)));
-    world.update(&limit.clone().on_unavailable(OnUnavailable::Allow));
+    world.update(&limit.clone().fallback(Fallback::Allow));
     let second = world.ask(0, Duration::ZERO);
     assert!(held(world.collect(0, &second)), "every request is admitted");
-    world.update(&limit.on_unavailable(OnUnavailable::Reject));
+    world.update(&limit.fallback(Fallback::Reject));
     let third = world.ask(0, Duration::ZERO);
     assert_eq!(
         refused(world.collect(0, &third)),
@@ -456,7 +452,7 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
 #[test]
 fn waiters_with_one_ticket_are_both_seen_to() {
     let limit = Limit::concurrent("a", 1).wait_up_to(PATIENT);
-    let limit = limit.on_unavailable(OnUnavailable::Reject);
+    let limit = limit.fallback(Fallback::Reject);
     let mut world = World::new(1, &limit);
     let _holder = world.ask(0, PATIENT);
     world.settle();

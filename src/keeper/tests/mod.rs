@@ -27,7 +27,7 @@ use crate::{
     key::Key,
     leases::Lease,
     ledger::{Ledgers, ReplicaId, Reply, Wake},
-    limit::{Limit, OnUnavailable},
+    limit::{Fallback, Limit},
     store::{Event, StoreError, StoreErrorKind, in_flight::Outgoing},
     telemetry::{LimitMeter, StoreMeter},
 };
@@ -40,7 +40,7 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 /// One slot.
 const ONE: Limit = Limit::concurrent("a", 1);
 /// The same, and nobody is let in without the store.
-const STRICT: Limit = ONE.on_unavailable(OnUnavailable::Reject);
+const STRICT: Limit = ONE.fallback(Fallback::Reject);
 
 /// A store and one or more keepers, with the time in the test's hands.
 struct World {

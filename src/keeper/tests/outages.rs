@@ -103,10 +103,7 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
 /// G8: a store that refuses never opens the gate, whatever the policy.
 #[test]
 fn a_refusal_by_the_store_refuses_everybody() {
-    let mut world = World::new(
-        1,
-        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Allow),
-    );
+    let mut world = World::new(1, &Limit::concurrent("a", 1).fallback(Fallback::Allow));
     let lease = world.ask(0, PATIENT);
     let sent = world.send(0);
     world.refuse(&sent, StoreErrorKind::Permission);
@@ -299,10 +296,7 @@ fn connections_that_end_are_not_made_anew_in_a_hurry() {
 /// G8: a store that answers probes and does no work is asked ever more rarely.
 #[test]
 fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
-    let mut world = World::new(
-        1,
-        &Limit::concurrent("a", 1).on_unavailable(OnUnavailable::Local(9)),
-    );
+    let mut world = World::new(1, &Limit::concurrent("a", 1).fallback(Fallback::Local(9)));
     let _lease = world.ask(0, PATIENT);
     let mut failures = 0;
     for _ in 0..600 {

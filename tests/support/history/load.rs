@@ -13,7 +13,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_turnstile::{Key, Limit, Limiter, OnUnavailable, Permit, Semaphore};
+use tower_turnstile::{Fallback, Key, Limit, Limiter, Permit, Semaphore};
 
 use super::process::Orders;
 
@@ -23,7 +23,7 @@ const SECOND: Duration = Duration::from_secs(1);
 static HOT: Limit = Limit::concurrent("hot", 2)
     .wait_up_to(SECOND)
     .max_waiters(40)
-    .on_unavailable(OnUnavailable::Reject);
+    .fallback(Fallback::Reject);
 /// A policy: so many for each of a few callers, and for all.
 static EACH: Limit = Limit::concurrent("each", 3).wait_up_to(SECOND);
 static ALL: Limit = Limit::concurrent("all", 8).wait_up_to(SECOND);
@@ -32,12 +32,12 @@ static OPENS: Limit = Limit::rate("opens", 20, SECOND)
     .wait_up_to(Duration::from_millis(300));
 /// Streams, through the layer, on slots that are used again.
 static STREAMS: Limit = Limit::concurrent("streams", 6)
-    .on_unavailable(OnUnavailable::Allow)
+    .fallback(Fallback::Allow)
     .reuse();
 /// Short requests, likewise.
 static SHORT: Limit = Limit::concurrent("short", 6)
     .wait_up_to(SECOND)
-    .on_unavailable(OnUnavailable::Reject)
+    .fallback(Fallback::Reject)
     .reuse();
 
 struct Client {
