@@ -5,9 +5,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    confirmations::Confirmations,
     demand::{ClaimId, LimitId},
-    effects::{Effect, Effects, Inquiry, Report},
+    effects::{Confirmations, Effect, Effects, Inquiry, Report},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},

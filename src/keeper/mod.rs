@@ -14,7 +14,6 @@
 //! | `core` | the state machine: many queues, one connection |
 //! | `queue` | one ledger as this process knows it, with its own permits and requests |
 //! | `context` | what all queues share: settings, the time, timers, counts, effects |
-//! | `confirmations` | releases that a task waits for |
 //! | `effects` | what a step leaves to be done once the lock is free |
 //! | `demand` | what a request asks for, and what it gets |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether the books agree |
@@ -22,7 +21,6 @@
 //! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. What works without the lock, leases and pools, is in
 //! [`leases`](crate::leases).
 
-mod confirmations;
 mod context;
 mod core;
 mod demand;
