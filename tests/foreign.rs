@@ -528,6 +528,9 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         limiter.update(&full).unwrap();
         let_go();
         drop(taken);
+        let without = full.clone().by_key(|_| None::<Key>);
+        assert_eq!(request(&limiter.layer(without), "/").await.status(), 200);
+        until_told("the request has no key").await;
         // A bound ends a response that is still being sent, and its slot.
         let bounded = limiter.layer(Limit::concurrent("bounded", 1));
         let bounded = bounded

@@ -117,7 +117,7 @@ impl Context {
                 replica,
                 lease_ms: 1,
                 promote_ms: 1,
-                alive_ms: 1,
+                heartbeat_ms: 1,
                 not_after_us: 0,
                 batches: vec![Batch::default()],
                 claims: Vec::new(),

@@ -394,7 +394,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::sync::LockMarker;
 
     /// Counts how often it wakes, and panics if `panics` is set.
     struct Counting {
@@ -430,7 +429,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn foreign_code_under_a_lock_is_noticed() {
-        let _locked = LockMarker::new();
+        let _locked = crate::sync::LockMarker::new();
         let clone = || drop(StoredWaker::of(Waker::noop()));
         assert!(catch_unwind(clone).is_err());
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing},
     limit::{Fallback, Limit, Mode},
     telemetry::Measure,
 };
@@ -55,7 +55,7 @@ impl Queue {
         let has_waited = !entry.wait.is_zero() && !ask.wait;
         // From now on the ledger that is about to decide grants the slots that come free.
         self.recall(ctx);
-        match self.run_here(ctx, One::Acquire(ask)) {
+        match self.run_here(ctx, Operation::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
                 if let Some(entry) = self.entries.get_mut(&seq) {
@@ -63,7 +63,7 @@ impl Queue {
                 }
                 self.wait_here(ctx, seq);
             }
-            Some(Standing::LineFull) => {
+            Some(Standing::QueueFull) => {
                 self.refused(ctx, seq, AcquireErrorKind::QueueFull);
             }
             _ if has_waited => self.refused(ctx, seq, AcquireErrorKind::TimedOut),
@@ -255,7 +255,7 @@ impl Queue {
     fn grow(&mut self, ctx: &mut Context) {
         self.touch |= self.has_waiters();
         if self.local.is_some() {
-            self.run_here(ctx, One::Nothing);
+            self.run_here(ctx, Operation::Nothing);
         }
     }
 }

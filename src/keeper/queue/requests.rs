@@ -16,7 +16,7 @@ use crate::{
         effects::{Effect, Inquiry, StoredWaker},
     },
     leases::{Lease, Leases, Tenure},
-    ledger::{One, Seq},
+    ledger::{Operation, Seq},
     limit::MAX_WAIT,
     status::{Quota, Usage},
 };
@@ -155,7 +155,7 @@ impl Queue {
     /// Answers how the ledger stands, if it is in this process; else the store is asked, if it is up.
     pub(in crate::keeper) fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if self.local.is_some() {
-            self.run_here(ctx, One::Nothing);
+            self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         } else if ctx.availability == Availability::Up {
             self.outbox().inquiries.push(inquiry);

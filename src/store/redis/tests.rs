@@ -27,7 +27,7 @@ const KEY: &str = "turnstile:{one}";
 const OTHER_KEY: &str = "turnstile:{two}";
 const RATE_KEY: &str = "turnstile:{rate}";
 const LEASE_MS: u64 = 30_000;
-const ALIVE_MS: u64 = 5_000;
+const HEARTBEAT_MS: u64 = 5_000;
 
 /// One process: the session of its driver, and the events that it reported.
 struct Replica {
@@ -71,7 +71,7 @@ impl Replica {
             replica: self.id,
             lease_ms: self.lease_ms,
             promote_ms: self.lease_ms,
-            alive_ms: ALIVE_MS,
+            heartbeat_ms: HEARTBEAT_MS,
             not_after_us: u64::MAX,
             batches,
             claims,
@@ -251,7 +251,7 @@ async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
     let ttl_ms = || server.cli(&["PTTL", KEY]).parse::<u64>().unwrap();
     one.lease_ms = 600_000;
     one.run(acquire(1)).await;
-    let long = 600_000 + ALIVE_MS;
+    let long = 600_000 + HEARTBEAT_MS;
     assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
     other.lease_ms = 1_000;
     other.run(acquire(1)).await;
@@ -259,7 +259,7 @@ async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
 
     server.cli(&["PERSIST", KEY]);
     other.run(renew(1)).await;
-    let short = 1_000 + ALIVE_MS;
+    let short = 1_000 + HEARTBEAT_MS;
     assert!((short - 1_000..=2 * short).contains(&ttl_ms()));
 }
 
