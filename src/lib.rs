@@ -269,6 +269,7 @@
 // Without a store the half of the keeper that talks to one is not used.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
+mod attached;
 mod builder;
 #[cfg(feature = "config")]
 pub mod config;
@@ -306,10 +307,11 @@ pub use status::{ShutdownReport, Status, Usage};
 // What is limited, and for whom.
 pub use key::Key;
 pub use limit::{
-    Class, Fallback, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
+    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
 };
 
 // One slot of it.
+pub use attached::Attached;
 pub use permit::Permit;
 pub use semaphore::{Acquire, Semaphore};
 

@@ -13,11 +13,9 @@ use std::{
 use http::{HeaderName, header, request::Parts};
 
 use self::forwarded::Entries;
-use super::Scope;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
-    limit::Limit,
 };
 
 /// The most proxies in front of a service that can be counted.
@@ -26,7 +24,7 @@ pub const MAX_PROXIES: u8 = 32;
 const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Finds the address of a request's client, for [`Limit::by_client_address`].
+/// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
 /// Behind proxies the peer is the nearest proxy, and a header tells the rest: each proxy adds the address that it was
 /// called from at the right. A caller can send such a header too, so only the entries of proxies that you run can be
@@ -103,41 +101,6 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddress(pub SocketAddr);
-
-impl Limit {
-    /// Counts each client by itself, told apart by its address.
-    ///
-    /// See [`ClientAddress`] for what that is behind proxies, and for requests without one.
-    ///
-    /// ```
-    /// use tower_turnstile::{ClientAddress, Limit, Limiter};
-    ///
-    /// const SEARCH: Limit = Limit::concurrent("search", 5);
-    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)));
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns that as an error.
-    #[track_caller]
-    pub fn by_client_address(self, address: ClientAddress) -> Scope {
-        match self.try_by_client_address(address) {
-            Ok(scope) => scope,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// As [`by_client_address`](Self::by_client_address), for values from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// If there are more than 32 proxies ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)), or an IPv6 prefix is not 1 to 128
-    /// bits long.
-    pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
-        address.check()?;
-        Ok(Scope::by_address(self, address))
-    }
-}
 
 impl ClientAddress {
     /// The peer's address: for services without proxies. It is found in the extensions as [`PeerAddress`], or by a
