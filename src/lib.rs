@@ -249,6 +249,7 @@
 //! | `turnstile_hold_seconds` | histogram, seconds | `limit` | from the permit to its return or loss |
 //! | `turnstile_refusals_total` | counter | `limit`, `reason` | requests that were refused, by [`AcquireErrorKind`]: `full`, `queue_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`, `shut_down`, `no_runtime` |
 //! | `turnstile_shadow_refusals_total` | counter | `limit`, `reason` | requests that a limit in [shadow mode](Mode::Shadow) let in |
+//! | `turnstile_unkeyed_total` | counter | `limit` | requests without a key that passed without the limit; those that [`require_key`](Scope::require_key) refuses are in `turnstile_refusals_total` with the reason `no_key` |
 //! | `turnstile_lost_total` | counter | `limit` | permits that were lost |
 //! | `turnstile_adopted_total` | counter | `limit` | permits that the store did not have and that were put back |
 //! | `turnstile_expired_total` | counter | `limit`, `bound` | slots that were taken back: `max_hold`, `idle` |
@@ -269,6 +270,7 @@
 // Without a store the half of the keeper that talks to one is not used.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
+mod attached;
 mod builder;
 #[cfg(feature = "config")]
 pub mod config;
@@ -306,10 +308,11 @@ pub use status::{ShutdownReport, Status, Usage};
 // What is limited, and for whom.
 pub use key::Key;
 pub use limit::{
-    Class, Fallback, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
+    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
 };
 
 // One slot of it.
+pub use attached::Attached;
 pub use permit::Permit;
 pub use semaphore::{Acquire, Semaphore};
 

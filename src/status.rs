@@ -8,7 +8,8 @@ use std::{borrow::Cow, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Slots held by this process, under all limits. A permit under several limits has one of each.
+    /// Permits that this process holds. One under several limits counts once. While a request waits for one of several
+    /// slots, those that it has already count too.
     pub held: usize,
     /// Requests of this process that wait.
     pub waiting: usize,
@@ -34,9 +35,9 @@ pub struct Usage {
 pub struct ShutdownReport {
     /// Waiters that were refused.
     pub refused: usize,
-    /// Slots that their holders gave back in time.
-    pub returned: usize,
-    /// Slots that were still held at the deadline: their permits were marked lost, and they were released.
+    /// Permits that their holders released in time.
+    pub released: usize,
+    /// Permits that were still held at the deadline: they were marked as lost, and their slots were released.
     pub lost: usize,
 }
 

@@ -25,6 +25,8 @@ pub struct RouteConfig {
     pub limits: Vec<String>,
     /// See [`LimitLayer::on_lost`](LimitLayer::on_lost). Default: `"continue"`.
     pub on_lost: OnLost,
+    /// See [`LimitLayer::at_shutdown`]. Default: as `on_lost`.
+    pub at_shutdown: Option<OnLost>,
     /// See [`LimitLayer::release_at`](LimitLayer::release_at). Default: `"body-end"`.
     pub release_at: ReleaseAt,
     /// See [`LimitLayer::limited_status`](LimitLayer::limited_status). Default: 429, or 503 if all callers
@@ -52,6 +54,9 @@ impl RouteConfig {
     /// The layer with the settings of this route.
     pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
         layer = layer.on_lost(self.on_lost).release_at(self.release_at);
+        if let Some(at_shutdown) = self.at_shutdown {
+            layer = layer.at_shutdown(at_shutdown);
+        }
         if let Some(status) = refusing(self.limited_status) {
             layer = layer.limited_status(status);
         }

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Response, StatusCode, request::Parts};
+use http::{StatusCode, request::Parts};
 use tower_layer::Layer;
 
 #[cfg(feature = "config")]
@@ -17,6 +16,7 @@ use super::{
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
+    refusal_body::RefusalResponse,
     scope::Scope,
     service::Limited,
 };
@@ -33,6 +33,7 @@ use crate::{
 /// | setting | default |
 /// | --- | --- |
 /// | [`on_lost`](Self::on_lost) | [`OnLost::Continue`] |
+/// | [`at_shutdown`](Self::at_shutdown) | as `on_lost` |
 /// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
 /// | [`max_hold`](Self::max_hold) | none |
 /// | [`idle`](Self::idle) | none |
@@ -49,8 +50,8 @@ pub struct LimitLayer {
 }
 
 impl Limiter {
-    /// A layer that takes a slot for each request. The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list of
-    /// scopes: see [`Policy`].
+    /// A layer that takes a slot for each request. The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list or tuple
+    /// of them: see [`Policy`].
     ///
     /// # Panics
     ///
@@ -92,6 +93,7 @@ impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(LimitId, Scope)>) -> Self {
         let terms = Terms {
             on_lost: OnLost::default(),
+            at_shutdown: None,
             bounds: Bounds::default(),
             limit_name: String::new(),
             meter: None,
@@ -159,6 +161,25 @@ impl LimitLayer {
         self.edit(move |gate| Arc::make_mut(&mut gate.terms).on_lost = on_lost)
     }
 
+    /// What becomes of a response that is still in progress at the deadline of [`Limiter::shutdown`]. Default: as for
+    /// a slot that is lost ([`on_lost`](Self::on_lost)).
+    ///
+    /// With [`OnLost::Abort`] here, and [`OnLost::Continue`] for losses, an outage of the store cuts no streams, while a
+    /// shutdown ends those that are left, also those that had lost their slots before. Each ends in a
+    /// [`LostError`](super::LostError), so that its client does not take it for complete.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter, OnLost};
+    ///
+    /// const CHAT: Limit = Limit::concurrent("chat", 5);
+    ///
+    /// let limiter = Limiter::in_memory();
+    /// let layer = limiter.layer(CHAT.by_header("x-api-key")).at_shutdown(OnLost::Abort);
+    /// ```
+    pub fn at_shutdown(self, at_shutdown: OnLost) -> Self {
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).at_shutdown = Some(at_shutdown))
+    }
+
     /// When slots are given back. Default: [`ReleaseAt::BodyEnd`].
     pub fn release_at(self, release_at: ReleaseAt) -> Self {
         self.edit(move |gate| gate.release_at = release_at)
@@ -166,6 +187,10 @@ impl LimitLayer {
 
     /// The status of a refusal because the limit was reached. Default: 429 if the scope has keys, since the limit is
     /// then the caller's own; 503 if all callers share it. gRPC clients are not told in a status of HTTP.
+    ///
+    /// A 503 is an error of the server to whatever stands in between: `TraceLayer` of tower-http logs it as an error, and
+    /// proxies and load balancers may count the replica as unhealthy, or send the request to another one, which shares the
+    /// limit. Where that matters, set 429 for shared limits too.
     ///
     /// # Panics
     ///
@@ -189,8 +214,14 @@ impl LimitLayer {
 
     /// Builds refusals in your own form, from the reason and the head of the request.
     ///
-    /// The [`Refusal`] is put in the extensions of whatever is returned. A closure that only adds to the default can
-    /// start from [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    /// The closure returns a response with any body: text, bytes, or that of a framework, such as
+    /// `ApiError::from(refusal).into_response()` in axum. A closure that only adds to the default can start from
+    /// [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    ///
+    /// The layer adds what is missing: `Retry-After` to a status of 400 or more, unless a retry is pointless
+    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); its items of the [rate limit fields](Self::rate_limit_fields), if it is
+    /// set to;
+    /// and the [`Refusal`] in the extensions.
     ///
     /// ```
     /// use http::Response;
@@ -204,12 +235,12 @@ impl LimitLayer {
     ///         response
     ///     });
     /// ```
-    pub fn refuse_with<B: Into<Bytes>>(
+    pub fn refuse_with<R: RefusalResponse<M>, M>(
         self,
-        refuse: impl Fn(&Refusal, &Parts) -> Response<B> + Send + Sync + 'static,
+        refuse: impl Fn(&Refusal, &Parts) -> R + Send + Sync + 'static,
     ) -> Self {
         let refuse: Arc<Refuse> =
-            Arc::new(move |refusal, head| refuse(refusal, head).map(Into::into));
+            Arc::new(move |refusal, head| refuse(refusal, head).into_refusal());
         self.edit(move |gate| gate.refuse = Some(refuse.clone()))
     }
 

@@ -14,13 +14,13 @@
 //! use axum::{Router, routing::post};
 //! use tower_turnstile::{Limit, Limiter};
 //!
-//! static CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2));
+//! const CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2));
 //!
 //! # async fn chat() {}
 //! let limiter = Limiter::in_memory();
 //! let app: Router = Router::new()
 //!     .route("/chat", post(chat))
-//!     .route_layer(limiter.layer(CHAT.clone().by_header("x-api-key")));
+//!     .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
 //! ```
 //!
 //! With other settings: a key of one's own, responses that end when their slot is lost, and refusals in plain text.
@@ -39,10 +39,8 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!
-//! let one_export_a_tenant = Limit::concurrent("export", 1).by_key(|head| {
-//!     let tenant = head.uri.path().split('/').nth(1)?;
-//!     Some(tenant.to_owned())
-//! });
+//! let one_export_a_tenant =
+//!     Limit::concurrent("export", 1).by_str(|head| head.uri.path().split('/').nth(1));
 //! let limiter = Limiter::in_memory();
 //! let layer = limiter
 //!     .layer(one_export_a_tenant)
@@ -76,12 +74,12 @@
 //!
 //! use tower_turnstile::{Limit, Limiter, Mode};
 //!
-//! let layer = Limiter::in_memory().layer([
+//! let layer = Limiter::in_memory().layer((
 //!     Limit::concurrent("each", 5).by_header("x-api-key").values([("gold", 20)]),
 //!     Limit::rate("opens", 60, Duration::from_secs(60)).by_header("x-api-key"),
-//!     Limit::concurrent("all", 200).into(),
-//!     Limit::concurrent("soon", 100).mode(Mode::Shadow).into(), // not enforced yet: only told
-//! ]);
+//!     Limit::concurrent("all", 200),
+//!     Limit::concurrent("soon", 100).mode(Mode::Shadow), // not enforced yet: only logged and counted
+//! ));
 //! ```
 //!
 //! # Where it belongs in a stack
@@ -96,6 +94,10 @@
 //!   nothing of the body.
 //! - **Compression** on either side. Outside, the slot is given back when the compressor has read the last frame, a
 //!   little before the last compressed bytes are sent.
+//!
+//! A limit that a setting turns off is one in [`Mode::Off`](crate::Mode::Off). tower's `option_layer` needs response bodies
+//! of one type, with the layer and without it: in axum,
+//! `option_layer(limit.map(|limit| (MapResponseBodyLayer::new(Body::new), limit)))`, with tower-http's layer of that name.
 //!
 //! A layer that takes something when it is made *ready*, as tower's `ConcurrencyLimit` and `Buffer` do, keeps that
 //! while a request waits here in line, wherever it stands.
@@ -272,12 +274,15 @@
 //! | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
 //! | `bounds` | settings for responses that do not end |
 //! | `body` | ends the slot with the response, and the response after its slot |
+//! | `axum` | the slot as an extractor, and the route as a key |
 //! | `slot` | the slot as the handler sees it |
 //! | `refusal` | the answer to a request that got no slot |
-//! | `problem`, `grpc` | how it is written |
+//! | `problem`, `grpc`, `refusal_body` | how it is written |
 //! | `fields` | how the limits stand, in the response head |
 
 mod address;
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 mod bounds;
 mod fields;
@@ -293,6 +298,7 @@ mod policy;
 mod problem;
 mod read_ahead;
 mod refusal;
+mod refusal_body;
 mod revocable;
 mod scope;
 mod service;
@@ -300,6 +306,8 @@ mod slot;
 mod values;
 
 pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
+#[cfg(feature = "axum")]
+pub use axum::NoSlot;
 pub use body::{LostError, ResponseBody};
 pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
@@ -310,6 +318,7 @@ pub use read_ahead::{
     MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer,
 };
 pub use refusal::{Refusal, RefusalKind};
+pub use refusal_body::RefusalResponse;
 pub use scope::Scope;
 pub use service::Limited;
 pub use slot::{Hold, Slot};

@@ -433,6 +433,12 @@ impl From<&Limit> for Scope {
     }
 }
 
+impl From<&Scope> for Scope {
+    fn from(scope: &Scope) -> Self {
+        scope.clone()
+    }
+}
+
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {

@@ -277,7 +277,7 @@ impl Queue {
         if !matches!(entry.state, State::Leaving) {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
-        if let Some(Holder::Permit | Holder::Part) = entry.holder()
+        if let Some(Holder::Permit | Holder::Part | Holder::Companion) = entry.holder()
             && was_used
         {
             ctx.note_hold(self.number, entry.lease.tenure_lasts(ctx.now));
@@ -352,6 +352,16 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
 
 /// Counts an entry in this state, or counts it no more.
 fn count(ctx: &mut Context, number: LimitId, state: &State, is_in: bool) {
+    if let State::Held(Hold {
+        holder: Holder::Companion,
+        ..
+    }) = state
+    {
+        match is_in {
+            true => ctx.counts.companions += 1,
+            false => ctx.counts.companions -= 1,
+        }
+    }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
         State::Listed { .. }

@@ -147,8 +147,19 @@ impl Queue {
 
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
     pub(in crate::keeper) fn set_apart(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && entry.holder() != Some(Holder::Companion)
+        {
             entry.hand_over(Holder::Part);
+        }
+    }
+
+    /// A permit has this slot beside another one, which counts for it.
+    pub(in crate::keeper) fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
+        let entry = self.entries.get_mut(&seq);
+        let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
+        if before.is_some_and(|before| before != Holder::Companion) {
+            ctx.counts.companions += 1;
         }
     }
 

@@ -24,7 +24,7 @@ pub const MAX_PROXIES: u8 = 32;
 const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Finds the address of a request's client, for [`Limit::by_client_address`].
+/// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
 /// Behind proxies the peer is the nearest proxy, and a header tells the rest: each proxy adds the address that it was
 /// called from at the right. A caller can send such a header too, so only the entries of proxies that you run can be
