@@ -1,12 +1,14 @@
 //! Keys: which caller, tenant or route a slot is counted for.
 
 use std::{
+    borrow::Cow,
     cmp, fmt,
     hash::{Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
+use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
 /// Longer keys are kept as their digest, so that a caller cannot make this process hold megabytes.
@@ -16,7 +18,8 @@ const MAX_SHORT_LEN: usize = 22;
 
 /// Tells one caller from another under a limit.
 ///
-/// Any bytes will do, of any length: an API key, a user's number, an address. They never appear in a key name of the
+/// It is made [from](#trait-implementations) bytes of any length, a text, a number, an address, the value of a header, or
+/// a UUID by its 16 bytes (`uuid.into_bytes()`). They never appear in a key name of the
 /// store, in a log line or in `Debug` output; a long key is kept as its SHA-256 digest.
 ///
 /// ```
@@ -128,6 +131,48 @@ impl From<&[u8]> for Key {
     }
 }
 
+impl<const N: usize> From<[u8; N]> for Key {
+    fn from(raw: [u8; N]) -> Self {
+        Self::from(&raw[..])
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Key {
+    fn from(raw: &[u8; N]) -> Self {
+        Self::from(&raw[..])
+    }
+}
+
+impl From<HeaderValue> for Key {
+    fn from(value: HeaderValue) -> Self {
+        Self::from(value.as_bytes())
+    }
+}
+
+impl From<&HeaderValue> for Key {
+    fn from(value: &HeaderValue) -> Self {
+        Self::from(value.as_bytes())
+    }
+}
+
+impl From<&String> for Key {
+    fn from(raw: &String) -> Self {
+        Self::from(raw.as_bytes())
+    }
+}
+
+impl From<Cow<'_, str>> for Key {
+    fn from(raw: Cow<'_, str>) -> Self {
+        Self::from(raw.as_bytes())
+    }
+}
+
+impl From<&Key> for Key {
+    fn from(key: &Key) -> Self {
+        key.clone()
+    }
+}
+
 impl From<Vec<u8>> for Key {
     fn from(raw: Vec<u8>) -> Self {
         Self::from(&raw[..])
@@ -146,11 +191,12 @@ impl From<String> for Key {
     }
 }
 
+/// An IPv4 address that is mapped into IPv6 is the same key as itself.
 impl From<IpAddr> for Key {
     fn from(address: IpAddr) -> Self {
         match address.to_canonical() {
-            IpAddr::V4(address) => Self::from(&address.octets()[..]),
-            IpAddr::V6(address) => Self::from(&address.octets()[..]),
+            IpAddr::V4(address) => Self::from(address.octets()),
+            IpAddr::V6(address) => Self::from(address.octets()),
         }
     }
 }
@@ -162,11 +208,20 @@ impl From<SocketAddr> for Key {
     }
 }
 
-impl From<u64> for Key {
-    fn from(number: u64) -> Self {
-        Self::from(&number.to_be_bytes()[..])
-    }
+// One number is one key, whatever its type: the 64 bits of its two's complement.
+macro_rules! from_numbers {
+    ($($number:ty),*) => {
+        $(
+            impl From<$number> for Key {
+                fn from(number: $number) -> Self {
+                    Self::from((number as u64).to_be_bytes())
+                }
+            }
+        )*
+    };
 }
+
+from_numbers!(u8, u16, u32, u64, usize, i8, i16, i32, i64, isize);
 
 #[cfg(test)]
 mod tests {
@@ -215,6 +270,38 @@ mod tests {
         all.sort();
         assert_eq!(all[0], Key::SHARED);
         assert!(all.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn a_value_is_one_key_in_all_its_forms() {
+        let text = Key::from("acme");
+        let header = HeaderValue::from_static("acme");
+        for same in [
+            Key::from(&header),
+            Key::from(header),
+            Key::from("acme".to_owned()),
+            Key::from(&"acme".to_owned()),
+            Key::from(Cow::from("acme")),
+            Key::from(b"acme"),
+            Key::from(*b"acme"),
+            Key::from(&text),
+        ] {
+            assert_eq!(same, text);
+        }
+        let seven = Key::from(7u64);
+        for same in [
+            Key::from(7u32),
+            Key::from(7i64),
+            Key::from(7),
+            Key::from(7usize),
+        ] {
+            assert_eq!(same, seven);
+        }
+        assert_ne!(Key::from(-1), Key::from(1));
+        let address: IpAddr = [192, 0, 2, 7].into();
+        assert_eq!(Key::from(address), Key::from([192, 0, 2, 7]));
+        let uuid = [0xa7; 16];
+        assert_eq!(Key::from(uuid), Key::from(&uuid[..]));
     }
 
     #[test]

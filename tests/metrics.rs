@@ -93,6 +93,28 @@ async fn requests_are_counted_from_the_line_to_the_return() {
 }
 
 #[tokio::test]
+async fn requests_without_a_key_are_counted() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let open = Limit::concurrent("open", 1).by_key(|_| None::<u64>);
+    let strict = Limit::concurrent("strict", 1)
+        .by_header("x-key")
+        .require_key();
+    let (passed, refused) = (
+        of("unkeyed_total", "open", None),
+        of("refusals_total", "strict", Some("no_key")),
+    );
+    let (open, strict) = (limiter.layer(open), limiter.layer(strict));
+    assert_eq!((value(&told, &passed), value(&told, &refused)), (0.0, 0.0));
+    assert_eq!(response(open).await.status(), 200);
+    assert_eq!(response(strict).await.status(), 400);
+    assert_eq!((value(&told, &passed), value(&told, &refused)), (1.0, 1.0));
+    // Where no request can lack a key there is no series.
+    drop(limiter.layer(ONE));
+    assert!(!told.render().contains(&of("unkeyed_total", "one", None)));
+}
+
+#[tokio::test]
 async fn every_limit_of_a_request_is_counted() {
     let (told, _guard) = recorder();
     let limiter = Limiter::in_memory();

@@ -28,6 +28,7 @@ pub(super) struct Checked {
 pub(super) struct CheckedLimit {
     pub(super) limit: Limit,
     pub(super) key: KeyConfig,
+    pub(super) requires_key: bool,
     /// Of the callers that have a value of their own.
     pub(super) values: HashMap<Key, u32>,
 }
@@ -67,7 +68,11 @@ impl CheckedLimit {
             KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
         };
-        scope.values(self.values.clone())
+        let scope = scope.values(self.values.clone());
+        match self.requires_key {
+            true => scope.require_key(),
+            false => scope,
+        }
     }
 }
 
@@ -83,6 +88,7 @@ fn check_limit(
     Some(CheckedLimit {
         limit: checked?,
         key: limit.key.clone(),
+        requires_key: limit.require_key,
         values,
     })
 }

@@ -38,6 +38,10 @@ pub struct LimitConfig {
     pub burst: Option<u32>,
     /// What the limit counts separately. Default: nothing, all requests share it.
     pub key: KeyConfig,
+    /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
+    ///
+    /// Default: no, requests without a key share one.
+    pub require_key: bool,
     /// Class: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`].
     ///
     /// Default: caller, but route for a key by route, and global for a limit that all share.
@@ -100,6 +104,10 @@ impl LimitConfig {
             faults.add(format!("{path}.reuse"), "a rate has no slots to be reused");
         } else if self.reuse {
             limit = limit.reuse();
+        }
+        if self.require_key && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
+            let message = "is true, and no request lacks a key of this limit";
+            faults.add(format!("{path}.require_key"), message);
         }
         let mut set = |field: &str, change: &dyn Fn(Limit) -> Limit| {
             faults.take(&format!("{path}.{field}"), change(bare.clone()).validate());

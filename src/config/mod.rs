@@ -45,6 +45,7 @@
 //! | `[limits.<name>]` | `concurrent`, or `rate` and `per` | none: one of them is required |
 //! | | `burst` of a rate | the rate |
 //! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
+//! | | `require_key`: requests without a key are refused with 400 | `false`: they share one |
 //! | | `class`: `"caller"`, `"tenant"`, `"route"`, `"global"` | by the key |
 //! | | `wait` | zero: refuse at once |
 //! | | `max_waiters` | 1,000 per key |

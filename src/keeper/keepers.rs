@@ -22,7 +22,7 @@ use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Lease, Leases, Pool, Tenure},
-    limit::{Limit, MAX_WAIT},
+    limit::{Limit, MAX_WAIT, Mode},
     part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
@@ -217,6 +217,11 @@ impl Keepers {
         let first = self.first();
         let known = first.lock().core.meter_of(limit.name());
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(first.namespace(), limit.name())))
+    }
+
+    /// Whether a limit is enforced now.
+    pub(crate) fn mode(&self, limit: usize) -> Mode {
+        self.first().lock().core.mode(limit)
     }
 
     pub(crate) fn meter(&self, limit: usize) -> Arc<LimitMeter> {

@@ -123,9 +123,9 @@ where
             };
             match admission {
                 Ok(permit) => phase.set(Phase::run(gate, service, head, body, permit)),
-                Err(error) => {
+                Err(reason) => {
                     phase.set(Phase::Done);
-                    let refusal = gate.refusal_of(&error);
+                    let refusal = gate.refusal_of(&reason);
                     let grpc = is_grpc(&head.headers);
                     return Poll::Ready(Ok(gate.refuse(refusal, grpc, Some(&head))));
                 }

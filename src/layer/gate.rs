@@ -3,7 +3,7 @@
 //! Tests: `tests/layer/policies.rs`, `refusals.rs`, `logs.rs`.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::Arc,
     task::{Context, Poll, ready},
 };
@@ -29,6 +29,7 @@ use super::{
 use crate::{
     error::AcquireError,
     keeper::{Demand, Keepers, Leg, Request as PermitRequest},
+    limit::Mode,
     permit::Permit,
     status::Quota,
 };
@@ -91,43 +92,77 @@ impl Gate {
     pub(super) fn admission(&self, head: &Parts) -> Admission {
         match &self.scopes[..] {
             [(number, scope)] => match scope.find(*number, head) {
-                Lookup::Now(leg) => self.admission_of(leg.map(Demand::One)),
-                Lookup::Later(leg) => Admission::Key(leg.map(|leg| leg.map(Demand::One)).boxed()),
+                Lookup::Now(leg) => self.admission_under_one(leg),
+                Lookup::Later(leg) => Admission::Key(leg),
             },
             scopes => self.admission_under_all(scopes, head),
         }
     }
 
-    fn admission_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Admission {
-        let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
-        for (number, scope) in scopes {
-            match scope.find(*number, head) {
-                Lookup::Now(leg) => legs.extend(leg),
-                Lookup::Later(leg) => later.push(leg),
-            }
-        }
-        let demand = |legs: Vec<Leg>| (!legs.is_empty()).then_some(Demand::All(legs));
-        if later.is_empty() {
-            return self.admission_of(demand(legs));
-        }
-        let found = join_all(later).map(move |found| {
-            legs.extend(found.into_iter().flatten());
-            demand(legs)
-        });
-        Admission::Key(found.boxed())
-    }
-
-    fn admission_of(&self, demand: Option<Demand>) -> Admission {
-        match demand {
-            Some(demand) => {
-                let request = PermitRequest::new(self.keepers.clone(), demand);
-                Admission::Slot(match self.rate_limit_fields {
-                    true => request.telling(),
-                    false => request,
-                })
-            }
+    fn admission_under_one(&self, leg: Option<Leg>) -> Admission {
+        match leg {
+            Some(leg) => self.ask_for(Demand::One(leg)),
+            None if self.refuses_without_key(0) => Admission::NoKey(0),
             None => Admission::Unlimited,
         }
+    }
+
+    fn admission_under_all(&self, scopes: &[(usize, Scope)], head: &Parts) -> Admission {
+        let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
+        for (index, (number, scope)) in scopes.iter().enumerate() {
+            match scope.find(*number, head) {
+                Lookup::Now(Some(leg)) => legs.push(leg),
+                Lookup::Now(None) if self.refuses_without_key(index) => {
+                    return Admission::NoKey(index);
+                }
+                Lookup::Now(None) => {}
+                Lookup::Later(leg) => later.push(leg.map(move |leg| (index, leg))),
+            }
+        }
+        match later.is_empty() {
+            true => self.ask_for_all(legs),
+            false => Admission::Keys(legs, join_all(later).boxed()),
+        }
+    }
+
+    /// Once the keys that had to be looked up are known, each with the place of its scope.
+    fn admission_with(&self, mut legs: Vec<Leg>, found: Vec<(usize, Option<Leg>)>) -> Admission {
+        for (index, leg) in found {
+            match leg {
+                Some(leg) => legs.push(leg),
+                None if self.refuses_without_key(index) => return Admission::NoKey(index),
+                None => {}
+            }
+        }
+        self.ask_for_all(legs)
+    }
+
+    fn ask_for_all(&self, legs: Vec<Leg>) -> Admission {
+        match legs.is_empty() {
+            true => Admission::Unlimited,
+            false => self.ask_for(Demand::All(legs)),
+        }
+    }
+
+    fn ask_for(&self, demand: Demand) -> Admission {
+        let request = PermitRequest::new(self.keepers.clone(), demand);
+        Admission::Slot(match self.rate_limit_fields {
+            true => request.telling(),
+            false => request,
+        })
+    }
+
+    /// Whether a request without a key for this scope is refused. Otherwise it passes without the limit, which is counted.
+    #[cold]
+    fn refuses_without_key(&self, index: usize) -> bool {
+        let (number, scope) = &self.scopes[index];
+        let limit = scope.limit().name();
+        let refuses = scope.requires_key() && self.keepers.mode(*number) == Mode::Enforce;
+        if !refuses {
+            tracing::debug!(limit, "the request has no key: it is not limited");
+        }
+        self.keepers.meter(*number).note_unkeyed(refuses);
+        refuses
     }
 
     /// Shows the slot to the handler, and returns what holds it, and how its limits stand. `None`: no limit applies.
@@ -177,10 +212,18 @@ impl Gate {
     }
 
     /// The refusal of a request that got no permit.
-    pub(super) fn refusal_of(&self, error: &AcquireError) -> Refusal {
-        let scope = self.scope(error.limit_name());
-        self.refusal_under(scope, error.kind().into())
-            .because(error)
+    pub(super) fn refusal_of(&self, reason: &Refused) -> Refusal {
+        match reason {
+            Refused::ByLimit(error) => {
+                let scope = self.scope(error.limit_name());
+                let refusal = self.refusal_under(scope, error.kind().into());
+                refusal.because(error)
+            }
+            Refused::NoKey(index) => {
+                let (_, scope) = &self.scopes[*index];
+                self.refusal_under(scope, RefusalKind::NoKey)
+            }
+        }
     }
 
     /// A refusal that no limit is at fault for.
@@ -190,7 +233,7 @@ impl Gate {
 
     fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
         let status = match kind {
-            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
+            RefusalKind::BodyFailed | RefusalKind::NoKey => StatusCode::BAD_REQUEST,
             _ if kind.is_limited() => self.limited_status.unwrap_or(if scope.is_shared() {
                 StatusCode::SERVICE_UNAVAILABLE
             } else {
@@ -247,8 +290,20 @@ impl fmt::Debug for Gate {
 /// What a request waits for before the service is called: its key, then its slot.
 pub(super) enum Admission {
     Unlimited,
-    Key(BoxFuture<'static, Option<Demand>>),
+    /// The key for the only scope.
+    Key(BoxFuture<'static, Option<Leg>>),
+    /// Keys for some of several scopes, by their places; and what is known for the others.
+    Keys(Vec<Leg>, BoxFuture<'static, Vec<(usize, Option<Leg>)>>),
+    /// The scope at this place requires a key.
+    NoKey(usize),
     Slot(PermitRequest),
+}
+
+/// Why a request is not admitted.
+pub(super) enum Refused {
+    ByLimit(AcquireError),
+    /// It has no key for the scope at this place.
+    NoKey(usize),
 }
 
 impl Admission {
@@ -257,13 +312,19 @@ impl Admission {
         &mut self,
         gate: &Gate,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Permit>, AcquireError>> {
+    ) -> Poll<Result<Option<Permit>, Refused>> {
         loop {
             match self {
-                Admission::Unlimited => return Poll::Ready(Ok(None)),
-                Admission::Key(key) => *self = gate.admission_of(ready!(key.as_mut().poll(cx))),
-                Admission::Slot(asked) => {
-                    return asked.poll(cx).map_ok(|granted| Some(Permit::new(granted)));
+                Self::Unlimited => return Poll::Ready(Ok(None)),
+                Self::NoKey(index) => return Poll::Ready(Err(Refused::NoKey(*index))),
+                Self::Key(leg) => *self = gate.admission_under_one(ready!(leg.as_mut().poll(cx))),
+                Self::Keys(legs, others) => {
+                    let found = ready!(others.as_mut().poll(cx));
+                    *self = gate.admission_with(mem::take(legs), found);
+                }
+                Self::Slot(asked) => {
+                    let granted = ready!(asked.poll(cx)).map_err(Refused::ByLimit);
+                    return Poll::Ready(granted.map(|granted| Some(Permit::new(granted))));
                 }
             }
         }

@@ -21,6 +21,7 @@ const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 const CANCELLED: u8 = 1;
+const INVALID_ARGUMENT: u8 = 3;
 
 /// Whether a request is a gRPC call: `application/grpc`, with or without a format as in `application/grpc+proto`.
 ///
@@ -46,6 +47,7 @@ impl Refusal {
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
+    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], which is not worth a retry;
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
@@ -57,6 +59,8 @@ impl Refusal {
             (RESOURCE_EXHAUSTED, message)
         } else if self.kind() == RefusalKind::BodyFailed {
             (CANCELLED, problem::detail(self))
+        } else if self.kind() == RefusalKind::NoKey {
+            (INVALID_ARGUMENT, problem::detail(self))
         } else {
             (UNAVAILABLE, problem::detail(self))
         };
@@ -83,7 +87,9 @@ fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
     let mut status = Proto::default();
     status.number(1, code.into());
     status.bytes(2, message.as_bytes());
-    status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
+    if refusal.kind() != RefusalKind::NoKey {
+        status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
+    }
     if refusal.kind().is_limited() {
         status.bytes(3, &any("google.rpc.QuotaFailure", quota_failure(refusal)));
     }

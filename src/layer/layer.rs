@@ -69,7 +69,15 @@ impl Limiter {
     pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
-        let number = |scope: Scope| Ok((self.keepers().register(scope.limit())?, scope));
+        let number = |scope: Scope| {
+            let number = self.keepers().register(scope.limit())?;
+            if scope.may_lack_key() {
+                self.keepers()
+                    .meter(number)
+                    .expect_unkeyed(scope.requires_key());
+            }
+            Ok((number, scope))
+        };
         let scopes = policy.0.into_iter().map(number);
         let scopes = scopes.collect::<Result<_, ConfigError>>()?;
         Ok(LimitLayer::new(self, scopes))

@@ -20,7 +20,8 @@ impl Refusal {
     ///
     /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
     /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
-    /// hardly ever a client left to read more.
+    /// hardly ever a client left to read more. [`RefusalKind::NoKey`] has problem details of the type `about:blank`, with the
+    /// status and a detail only, and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -46,8 +47,10 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        let seconds = whole_seconds(self.retry_after());
-        headers.insert(header::RETRY_AFTER, seconds.into());
+        if self.kind() != RefusalKind::NoKey {
+            let seconds = whole_seconds(self.retry_after());
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
         response
     }
 }
@@ -79,11 +82,15 @@ pub(super) fn detail(refusal: &Refusal) -> String {
             "slots cannot be given at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
+        RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }
 
 fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
+    if refusal.kind() == RefusalKind::NoKey {
+        return write_no_key(json, refusal);
+    }
     let (problem, title) = if refusal.is_own() {
         ("quota-exceeded", "Quota Exceeded")
     } else {
@@ -102,6 +109,16 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
         member(json, "violated-policies", "[]")?;
     }
     member(json, "retry_after", whole_seconds(refusal.retry_after()))?;
+    json.write_char('}')
+}
+
+/// Neither of the two types is about a request that is not complete, and it is not to be sent again as it is.
+fn write_no_key(json: &mut String, refusal: &Refusal) -> fmt::Result {
+    let status = refusal.status();
+    let title = status.canonical_reason().unwrap_or_default();
+    write!(json, r#"{{"type":"about:blank","title":"{title}""#)?;
+    member(json, "status", status.as_u16())?;
+    member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
     json.write_char('}')
 }
 

@@ -60,6 +60,8 @@ pub enum RefusalKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
+    NoKey,
     /// The request's body failed while it waited. The status is 400.
     ///
     /// The client disconnected in the middle of it, or sent something that is not HTTP. Only with

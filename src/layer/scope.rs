@@ -7,7 +7,10 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderName, request::Parts};
 
-use super::values::{Lookup, Values};
+use super::{
+    address::ClientAddress,
+    values::{Lookup, Values},
+};
 use crate::{error::ConfigError, keeper::Leg, key::Key, limit::Limit};
 
 /// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
@@ -22,6 +25,8 @@ pub struct Scope {
     keys: Keys,
     values: Values,
     cost: Option<Arc<Find<u32>>>,
+    /// A request without a key is refused.
+    requires_key: bool,
 }
 
 #[derive(Clone)]
@@ -30,6 +35,7 @@ enum Keys {
     #[cfg(feature = "config")]
     One(Key),
     Header(HeaderName),
+    Address(ClientAddress),
     Head(Arc<Find<Option<Key>>>),
     Async(Arc<Find<KeyFuture>>),
 }
@@ -40,7 +46,8 @@ type KeyFuture = BoxFuture<'static, Option<Key>>;
 impl Limit {
     /// Counts each value of a request header by itself, such as an API key.
     ///
-    /// Requests without the header share one key, the same as those whose header is empty. If the header is repeated
+    /// Requests without the header share one key, the same as those whose header is empty, unless
+    /// [`Scope::require_key`] refuses them. If the header is repeated
     /// its first value counts. Callers choose what they send: put the layer behind the one that checks the header, or
     /// a caller gets a new limit with each new value.
     ///
@@ -64,8 +71,10 @@ impl Limit {
 
     /// Counts requests by a key that a closure finds in the request head: method, URI, headers and extensions.
     ///
-    /// `None` lets the request pass without a limit. For requests that have nothing to tell them apart, return
-    /// [`Key::SHARED`] rather than `None`.
+    /// `None` lets the request pass without this limit: it is counted (`turnstile_unkeyed_total`) and logged at debug
+    /// level, and [`Scope::require_key`] refuses it instead. For requests that have nothing to tell them apart, return
+    /// [`Key::SHARED`] rather than `None`. The key is of any type that a [`Key`] is made of: a `String`, a number, an
+    /// address, 16 bytes; for a `&str` that is borrowed from the head there is [`by_str`](Self::by_str).
     ///
     /// By the peer's address, which axum leaves in the extensions (see `into_make_service_with_connect_info`):
     ///
@@ -102,6 +111,17 @@ impl Limit {
         Scope::new(self, Keys::Head(Arc::new(find)))
     }
 
+    /// As [`by_key`](Self::by_key), by a text that is borrowed from the request head.
+    ///
+    /// ```
+    /// use tower_turnstile::Limit;
+    ///
+    /// let per_host = Limit::concurrent("per-host", 100).by_str(|head| head.uri.host());
+    /// ```
+    pub fn by_str(self, find: impl Fn(&Parts) -> Option<&str> + Send + Sync + 'static) -> Scope {
+        self.by_key(move |head| find(head).map(Key::from))
+    }
+
     /// As [`by_key`](Self::by_key), with a future: a tenant looked up in a database, for example.
     ///
     /// The closure runs when the service is called. Its future owns what it needs of the request head. It has no
@@ -128,13 +148,51 @@ impl Limit {
 
 impl Scope {
     fn new(limit: Limit, keys: Keys) -> Self {
-        let (values, cost) = (Values::default(), None);
         Self {
             limit,
             keys,
-            values,
-            cost,
+            values: Values::default(),
+            cost: None,
+            requires_key: false,
         }
+    }
+
+    pub(super) fn by_address(limit: Limit, address: ClientAddress) -> Self {
+        Self::new(limit, Keys::Address(address))
+    }
+
+    /// Refuses requests without a key, with 400. Default: they pass without this limit, or share one key.
+    ///
+    /// A closure of [`Limit::by_key`] that returns `None` lets the request pass, and so opens the gate to all if, say, the
+    /// layer that it relies on is missing or stands further in. With this setting such a request is refused
+    /// ([`RefusalKind::NoKey`]), and so is one without the header ([`Limit::by_header`]), with an empty one, or without a
+    /// known address ([`Limit::by_client_address`]). Those that share a limit as a whole have a key always.
+    ///
+    /// The status is 400, whatever [`limited_status`] and [`unavailable_status`] are, and there is no `Retry-After`: the same
+    /// request would be refused again. [`refuse_with`] can answer otherwise. A limit in [`Mode::Shadow`] or [`Mode::Off`]
+    /// refuses nothing.
+    ///
+    /// ```
+    /// use tower_turnstile::Limit;
+    ///
+    /// /// Put there by the layer that authenticates.
+    /// #[derive(Clone)]
+    /// struct Tenant(String);
+    ///
+    /// let chats = Limit::concurrent("chats", 5)
+    ///     .by_str(|head| Some(&head.extensions.get::<Tenant>()?.0))
+    ///     .require_key();
+    /// ```
+    ///
+    /// [`limited_status`]: super::LimitLayer::limited_status
+    /// [`unavailable_status`]: super::LimitLayer::unavailable_status
+    /// [`refuse_with`]: super::LimitLayer::refuse_with
+    /// [`RefusalKind::NoKey`]: super::RefusalKind::NoKey
+    /// [`Mode::Shadow`]: crate::Mode::Shadow
+    /// [`Mode::Off`]: crate::Mode::Off
+    pub fn require_key(mut self) -> Self {
+        self.requires_key = true;
+        self
     }
 
     /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
@@ -250,12 +308,28 @@ impl Scope {
         values.try_for_each(|value| self.limit.check_value(value))
     }
 
+    /// Whether a request without a key is refused.
+    pub(super) fn requires_key(&self) -> bool {
+        self.requires_key
+    }
+
+    /// Whether a request may have no key.
+    pub(super) fn may_lack_key(&self) -> bool {
+        match &self.keys {
+            Keys::Shared => false,
+            #[cfg(feature = "config")]
+            Keys::One(_) => false,
+            Keys::Header(_) | Keys::Address(_) => self.requires_key,
+            Keys::Head(_) | Keys::Async(_) => true,
+        }
+    }
+
     /// Whether all requests share one key.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.keys, Keys::Shared)
     }
 
-    /// What a request asks of this limit, which has this number. `None`: it is not limited.
+    /// What a request asks of this limit, which has this number. `None`: it has no key.
     pub(super) fn find(&self, number: usize, head: &Parts) -> Lookup<Leg> {
         let leg = Leg {
             limit: number,
@@ -269,8 +343,12 @@ impl Scope {
             #[cfg(feature = "config")]
             Keys::One(key) => Some(key.clone()),
             Keys::Header(name) => {
-                let value = head.headers.get(name);
-                Some(value.map_or(Key::SHARED, |value| Key::from(value.as_bytes())))
+                let value = head.headers.get(name).filter(|value| !value.is_empty());
+                self.or_shared(value.map(Key::from))
+            }
+            Keys::Address(address) => {
+                let address = address.find(head).map(|found| address.key_of(found));
+                self.or_shared(address)
             }
             Keys::Head(find) => find(head),
             Keys::Async(find) => return self.find_later(find(head), leg, head),
@@ -284,6 +362,11 @@ impl Scope {
                 Lookup::Later(max.map(move |max| Some(Leg { key, max, ..leg })).boxed())
             }
         }
+    }
+
+    /// Where no key is required, those that lack one have one together.
+    fn or_shared(&self, key: Option<Key>) -> Option<Key> {
+        key.or((!self.requires_key).then_some(Key::SHARED))
     }
 
     /// The head is gone when the key is there, unless a value has to be found in it.
@@ -323,6 +406,7 @@ impl fmt::Debug for Scope {
             #[cfg(feature = "config")]
             Keys::One(key) => key,
             Keys::Header(name) => name,
+            Keys::Address(_) => &"by client address",
             Keys::Head(_) => &"by key",
             Keys::Async(_) => &"by key, async",
         };

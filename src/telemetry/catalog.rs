@@ -25,6 +25,7 @@ pub(super) const WAIT: &str = "turnstile_wait_seconds";
 pub(super) const HOLD: &str = "turnstile_hold_seconds";
 pub(super) const REFUSALS: &str = "turnstile_refusals_total";
 pub(super) const SHADOW_REFUSALS: &str = "turnstile_shadow_refusals_total";
+pub(super) const UNKEYED: &str = "turnstile_unkeyed_total";
 pub(super) const LOST: &str = "turnstile_lost_total";
 pub(super) const ADOPTED: &str = "turnstile_adopted_total";
 pub(super) const EXPIRED: &str = "turnstile_expired_total";
@@ -34,7 +35,7 @@ pub(super) const EXCHANGE: &str = "turnstile_exchange_seconds";
 pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
-pub(super) const METRICS: [Metric; 15] = [
+pub(super) const METRICS: [Metric; 16] = [
     gauge(HELD, "Permits that this process holds"),
     gauge(WAITING, "Requests of this process that wait"),
     counter(ADMITTED, "Requests that got their permits"),
@@ -44,6 +45,10 @@ pub(super) const METRICS: [Metric; 15] = [
     counter(
         SHADOW_REFUSALS,
         "Requests that were let in by a limit in shadow mode",
+    ),
+    counter(
+        UNKEYED,
+        "Requests without a key that passed without the limit",
     ),
     counter(LOST, "Permits that were lost"),
     counter(ADOPTED, "Permits put back that the store did not have"),

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests.rs`, `tests/metrics.rs`.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use super::{
     catalog,
@@ -47,6 +47,10 @@ pub(crate) struct LimitMeter {
     aborted_lost: Counter,
     aborted_max_hold: Counter,
     aborted_idle: Counter,
+    /// Made once a layer is made whose requests may have no key.
+    unkeyed: OnceLock<Counter>,
+    refused_unkeyed: OnceLock<Counter>,
+    labels: [(&'static str, String); 2],
 }
 
 #[derive(Debug)]
@@ -95,6 +99,36 @@ impl LimitMeter {
             aborted_lost: aborted("lost"),
             aborted_max_hold: aborted("max_hold"),
             aborted_idle: aborted("idle"),
+            unkeyed: OnceLock::new(),
+            refused_unkeyed: OnceLock::new(),
+            labels: labels.map(|(name, value)| (name, value.to_owned())),
+        }
+    }
+
+    /// Requests may come without a key under this limit: they are refused or pass.
+    pub(crate) fn expect_unkeyed(&self, refuses: bool) {
+        let labels = self.labels.each_ref();
+        let [namespace, limit] = labels.map(|(name, value)| (*name, value.as_str()));
+        // Made before they are put in place: a recorder is foreign code.
+        if self.unkeyed.get().is_none() {
+            let unkeyed = facade::counter(catalog::UNKEYED, &[namespace, limit]);
+            let _ = self.unkeyed.set(unkeyed);
+        }
+        if refuses && self.refused_unkeyed.get().is_none() {
+            let labels = [namespace, limit, ("reason", "no_key")];
+            let refused = facade::counter(catalog::REFUSALS, &labels);
+            let _ = self.refused_unkeyed.set(refused);
+        }
+    }
+
+    /// A request without a key has come, and was refused or has passed.
+    pub(crate) fn note_unkeyed(&self, refused: bool) {
+        let counter = match refused {
+            true => &self.refused_unkeyed,
+            false => &self.unkeyed,
+        };
+        if let Some(counter) = counter.get() {
+            counter.increment(1);
         }
     }
 

@@ -76,6 +76,8 @@ fn each_fault_is_reported_by_its_path() {
         (limit("concurrent = 1\nwait = '25h'"), "limits.a.wait", "at most 86400s"),
         (limit("concurrent = 1\nmax_waiters = 100_001"), "limits.a.max_waiters", "at most 100000"),
         (limit("concurrent = 1\nfallback = { local = 0 }"), "limits.a.fallback", "must be 1 to"),
+        (limit("concurrent = 1\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
+        (limit("concurrent = 1\nkey = 'route'\nrequire_key = true"), "limits.a.require_key", "no request lacks a key"),
         (limit("concurrent = 1\nkey.header = 'a b'"), "limits.a.key.header", "no name of a header"),
         (limit("concurrent = 1\nkey.client-address.proxies = 1"), "limits.a.key.client-address.header", "is missing"),
         (

@@ -69,6 +69,23 @@ async fn a_request_is_held_to_the_limits_of_its_route() {
 }
 
 #[tokio::test]
+async fn a_key_may_be_required() {
+    for (key, with_key) in [
+        ("{ header = 'x-key' }", with("x-key", "acme")),
+        ("'client-address'", from("192.0.2.7:80")),
+    ] {
+        let text = format!(
+            "
+            limits.a = {{ concurrent = 1, key = {key}, require_key = true }}
+            routes = [{{ match = ['*'], limits = ['a'] }}]
+            "
+        );
+        let requests = [get("/"), with_key];
+        assert_eq!(statuses(&text, requests).await, [400, 200], "{key}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_without_a_route_or_limits_passes() {
     let text = "
         limits.a.concurrent = 1

@@ -7,6 +7,7 @@ mod clients;
 mod common;
 mod corners;
 mod grpc;
+mod keys;
 mod logs;
 mod lost;
 mod policies;

@@ -41,6 +41,10 @@ impl Core {
         self.ctx.meter(number).clone()
     }
 
+    pub(in crate::keeper) fn mode(&self, limit: usize) -> Mode {
+        self.limits[limit].current_mode()
+    }
+
     pub(in crate::keeper) fn is_rate(&self, limit: usize) -> bool {
         self.limits[limit].period().is_some()
     }

@@ -135,7 +135,7 @@ impl Limit {
     /// bits long.
     pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
         address.check()?;
-        Ok(self.by_key(move |head| Some(address.key(head))))
+        Ok(Scope::by_address(self, address))
     }
 }
 
