@@ -62,7 +62,10 @@ impl Limit {
     #[track_caller]
     pub fn by_header(self, name: impl TryInto<HeaderName>) -> Scope {
         let Ok(name) = name.try_into() else {
-            panic!("the key of limit `{}` is not a valid header name", self.name());
+            panic!(
+                "the key of limit `{}` is not a valid header name",
+                self.name()
+            );
         };
         Scope::new(self, Keys::Header(name))
     }
