@@ -73,9 +73,9 @@
 //! - A [`Limiter`] connects a process to its store. One per process is enough: it is cheap to clone, and runs one
 //!   background task with one connection, however many permits there are. [`Limiter::in_memory`] applies the same rules
 //!   within the process.
-//! - A [`Limit`] has a name and a value: so many at once ([`Limit::concurrent`]) or so many per period ([`Limit::rate`]);
-//!   and how long a request may queue, how long the queue may be, and the [`Fallback`] without a store. All replicas should
-//!   use the same values for one name.
+//! - A [`Limit`] has a name, a value (concurrent permits, [`Limit::concurrent`], or permits per period, [`Limit::rate`]), the
+//!   time that a request may queue, the length of the queue, and a [`Fallback`] without a store. All replicas should use the
+//!   same values for one name.
 //! - A [`Key`] identifies what is limited: a caller, a tenant, a route, or everything ([`Key::SHARED`]). Each key has its
 //!   own slots and its own queue. A [`Scope`] is a limit together with the rule that finds the key of a request, and a
 //!   [`Policy`] is the list of scopes that apply to a request together.

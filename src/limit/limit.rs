@@ -214,7 +214,7 @@ impl Limit {
     ///     let permit = semaphore.acquire().await?; // the same slot from the second one on
     ///     drop(permit);
     /// }
-    /// assert_eq!(limiter.status().held, 0); // a kept slot is held by nobody
+    /// assert_eq!(limiter.status().held, 0); // a kept slot is not held
     /// # Ok(())
     /// # }
     /// ```
