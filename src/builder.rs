@@ -110,6 +110,15 @@ impl Limiter {
         Self::builder().connect(url).await
     }
 
+    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LimiterBuilder::connect_required`].
+    pub async fn connect_required(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect_required(url).await
+    }
+
     /// Returns a builder for a limiter with other settings.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
@@ -231,9 +240,34 @@ impl LimiterBuilder {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
-        return self.on_target(Target::open(url)?).await;
+        return Ok(self.on_target(Target::open(url)?).await?.0);
         #[cfg(not(feature = "redis"))]
         return check_url(url).and_then(|()| self.in_memory());
+    }
+
+    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
+    ///
+    /// For jobs that should not start without their limits, and for configuration checks. A service is better started with
+    /// [`connect`](Self::connect), which also succeeds while the store is down. The store may fail at any time afterwards, so
+    /// each limit needs a [`fallback`](crate::Limit::fallback) all the same. Of a cluster one node is asked.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer within
+    /// [`store_timeout`](Self::store_timeout).
+    pub async fn connect_required(self, url: &str) -> Result<Limiter, ConfigError> {
+        #[cfg(feature = "redis")]
+        if url != MEMORY {
+            let (limiter, unreached) = self.on_target(Target::open(url)?).await?;
+            return match unreached {
+                None => Ok(limiter),
+                Some(error) => Err(ConfigError::new(
+                    ConfigErrorKind::Unreachable,
+                    format!("the store cannot be reached: {error}"),
+                )),
+            };
+        }
+        self.connect(url).await
     }
 
     /// Connects with a client of the [`redis`] crate.
@@ -262,11 +296,13 @@ impl LimiterBuilder {
     /// Those of [`connect`](Self::connect), except for the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
-        self.on_target(client.into()).await
+        let (limiter, _) = self.on_target(client.into()).await?;
+        Ok(limiter)
     }
 
     #[cfg(feature = "redis")]
-    async fn on_target(self, target: Target) -> Result<Limiter, ConfigError> {
+    /// With the reason if it could not be reached.
+    async fn on_target(self, target: Target) -> Result<(Limiter, Option<String>), ConfigError> {
         let (home, mut keepers) = (self.home()?, Vec::new());
         for (part, target) in target.parts() {
             let settings = self.settings(part)?;
@@ -275,8 +311,8 @@ impl LimiterBuilder {
             keepers.push(keeper);
         }
         // The other parts connect when they have something to send.
-        keepers[0].greet().await.map_err(refused)?;
-        Ok(Limiter::new(Keepers::new(keepers)))
+        let unreached = keepers[0].greet().await.map_err(refused)?;
+        Ok((Limiter::new(Keepers::new(keepers)), unreached))
     }
 
     fn home(&self) -> Result<Home, ConfigError> {

@@ -32,6 +32,8 @@ pub enum ConfigErrorKind {
     Permission,
     /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
     Store,
+    /// The store cannot be reached, on [`connect_required`](crate::LimiterBuilder::connect_required).
+    Unreachable,
     /// There is no Tokio runtime with timers and IO, or no thread for the background task.
     Runtime,
 }
@@ -136,8 +138,10 @@ impl Error for ReleaseError {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostErrorKind {
-    /// The lease was not renewed in time, or the limiter was shut down.
+    /// The lease was not renewed in time.
     Lost,
+    /// The limiter was shut down, and its deadline has passed.
+    ShutDown,
     /// The slot was held as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
     HeldTooLong,
     /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
@@ -199,23 +203,68 @@ impl AcquireError {
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            limit_name, max, ..
+        } = self;
         match self.kind {
-            AcquireErrorKind::Full => write!(f, "all {} slots are in use", self.max),
+            AcquireErrorKind::Full => {
+                write!(f, "limit `{limit_name}` is full: ")?;
+                self.write_use(f)
+            }
             AcquireErrorKind::QueueFull => {
-                write!(f, "all {} slots are in use and the queue is full", self.max)
+                write!(f, "the queue of limit `{limit_name}` is full: ")?;
+                self.write_use(f)
             }
             AcquireErrorKind::TimedOut => {
-                write!(f, "no slot of {} came free in {:?}", self.max, self.waited)
+                let waited = self.waited;
+                write!(
+                    f,
+                    "limit `{limit_name}` had no free slot within {waited:?}: "
+                )?;
+                self.write_use(f)
             }
-            AcquireErrorKind::TooSoon => write!(f, "the rate `{}` is used up", self.limit_name),
-            AcquireErrorKind::Unavailable => f.write_str("the store of the limit is unavailable"),
+            AcquireErrorKind::TooSoon => {
+                write!(f, "rate `{limit_name}` of {max} is used up")?;
+                match self.retry_after {
+                    Some(time) => write!(f, ": it has more in {time:?}"),
+                    None => Ok(()),
+                }
+            }
+            AcquireErrorKind::Unavailable => {
+                write!(f, "the store of limit `{limit_name}` is unavailable")
+            }
             AcquireErrorKind::Misconfigured => {
-                f.write_str("the store of the limit is misconfigured")
+                write!(
+                    f,
+                    "the store of limit `{limit_name}` is misconfigured: see the log"
+                )
             }
-            AcquireErrorKind::ShutDown => f.write_str("the limiter is shutting down"),
-            AcquireErrorKind::NoRuntime => {
-                f.write_str("no Tokio runtime with timers and IO to run the limiter on")
+            AcquireErrorKind::ShutDown => {
+                write!(f, "the limiter of limit `{limit_name}` is shutting down")
             }
+            AcquireErrorKind::NoRuntime => write!(
+                f,
+                "no Tokio runtime with timers and IO to run the limiter of limit `{limit_name}` on"
+            ),
+        }
+    }
+}
+
+impl AcquireError {
+    /// How many slots are in use, as far as is known, and how many requests wait.
+    fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            max,
+            in_use,
+            waiting,
+            ..
+        } = self;
+        // While the store is down, or before it has answered, it is only known that there is none.
+        write!(f, "{} of {max} slots in use", in_use.max(max))?;
+        match waiting {
+            0 => Ok(()),
+            1 => f.write_str(", 1 request waiting"),
+            _ => write!(f, ", {waiting} requests waiting"),
         }
     }
 }

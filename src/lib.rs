@@ -141,6 +141,7 @@
 //! | [`cost`](Scope::cost) | scope, of a rate | 1 | at most the burst |
 //! | scopes | policy | | 1 to 16, each limit once |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
+//! | [`at_shutdown`](LimitLayer::at_shutdown) | layer | as `on_lost` | |
 //! | [`release_at`](LimitLayer::release_at) | layer | `BodyEnd` | |
 //! | [`max_hold`](LimitLayer::max_hold) | layer | none | 1 ms to 30 days |
 //! | [`idle`](LimitLayer::idle) | layer | none | 1 ms to 30 days |
@@ -161,6 +162,7 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
+//! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //!
 //! Without features there is the in-memory store only. [`LimiterBuilder::connect`] documents the URLs. Events are logged
 //! through [`tracing`](https://docs.rs/tracing), never with a key or a password.
@@ -168,6 +170,7 @@
 // Without a store the half of the keeper that talks to one is not used.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
+mod attached;
 mod builder;
 #[cfg(feature = "config")]
 pub mod config;
@@ -207,10 +210,11 @@ pub use status::{ShutdownReport, Status, Usage};
 // What is limited, and for whom.
 pub use key::Key;
 pub use limit::{
-    Class, Fallback, Limit, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
+    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
 };
 
 // One slot of it.
+pub use attached::Attached;
 pub use permit::Permit;
 pub use semaphore::{Acquire, Semaphore};
 

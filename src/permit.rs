@@ -189,9 +189,9 @@ impl Share {
         self.leases.is_lost()
     }
 
-    /// Whether a slot is over, and why.
-    pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        self.leases.over()
+    /// Whether a slot is over for a reason that `counts`.
+    pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
+        self.leases.over(counts)
     }
 
     /// Completes when a slot is over for a reason that `counts`.

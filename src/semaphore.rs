@@ -12,11 +12,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::try_join_all;
+
 use crate::{
     error::{AcquireError, ConfigError},
     keeper::{BoundPool, Demand, Keepers, Leg, Request},
     key::Key,
-    limit::{Limit, check_together},
+    limit::{Limit, Limits, check_together},
     limiter::Limiter,
     permit::Permit,
     status::Usage,
@@ -34,7 +36,7 @@ use crate::{
 /// use tower_turnstile::{Limit, Limiter};
 ///
 /// // A mutex is a limit of 1.
-/// static NIGHTLY: Limit = Limit::concurrent("nightly", 1).wait_up_to(Duration::from_secs(60));
+/// const NIGHTLY: Limit = Limit::concurrent("nightly", 1).wait_up_to(Duration::from_secs(60));
 ///
 /// let limiter = Limiter::in_memory();
 /// let nightly = limiter.semaphore(&NIGHTLY, "report");
@@ -68,32 +70,53 @@ struct Bound {
 }
 
 impl Limiter {
-    /// Creates a semaphore of a limit for a key.
+    /// Creates a semaphore of a limit, or of a list of limits, for a key.
+    ///
+    /// [`Semaphore::and`] adds limits with other keys.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_turnstile::{Limit, Limiter};
+    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
+    /// const STARTS: Limit = Limit::rate("job-starts", 60, Duration::from_secs(60));
+    ///
+    /// let jobs = Limiter::in_memory().semaphore([JOBS, STARTS], "acme");
+    /// ```
     ///
     /// # Panics
     ///
-    /// If a value of the limit is out of range, or this limiter has another limit of the same name with different values.
+    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
+    /// the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or a limit twice.
     /// [`Limiter::try_semaphore`] returns that as an error.
-    pub fn semaphore(&self, limit: &Limit, key: impl Into<Key>) -> Semaphore {
-        self.try_semaphore(limit, key)
-            .unwrap_or_else(|error| panic!("{error}"))
+    #[track_caller]
+    pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
+        match self.try_semaphore(limits, key) {
+            Ok(semaphore) => semaphore,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Fallible version of [`semaphore`](Self::semaphore), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// If a value of the limit is out of range, or conflicts with another limit of the same name.
+    /// If [`semaphore`](Self::semaphore) would panic.
     pub fn try_semaphore(
         &self,
-        limit: &Limit,
+        limits: impl Into<Limits>,
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
-        Ok(Semaphore(Arc::new(Inner {
+        let (limits, key) = (limits.into().0, key.into());
+        let Some((first, others)) = limits.split_first() else {
+            return Err(check_together([]).expect_err("there is none"));
+        };
+        let semaphore = Semaphore(Arc::new(Inner {
             keepers: self.keepers().clone(),
-            first: Bound::new(self.keepers(), limit, key.into())?,
+            first: Bound::new(self.keepers(), first, key.clone())?,
             others: Vec::new(),
-        })))
+        }));
+        let mut others = others.iter();
+        others.try_fold(semaphore, |all, limit| all.with(limit, key.clone()))
     }
 }
 
@@ -134,7 +157,7 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Adds another limit: each permit holds a slot of all of them.
+    /// Adds a limit, or a list of limits: each permit holds a slot of all of them.
     ///
     /// They are acquired all or nothing: what one limit refuses is not counted by the others. In a Redis Cluster they are
     /// acquired one after the other, and released if one refuses.
@@ -149,7 +172,7 @@ impl Semaphore {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::in_memory();
-    /// let jobs = limiter.semaphore(&TENANT, "acme").and(&STARTS, "acme").and(&ALL, Key::SHARED);
+    /// let jobs = limiter.semaphore([TENANT, STARTS], "acme").and(ALL, Key::SHARED);
     /// let permit = jobs.acquire().await?;
     /// # drop(permit);
     /// # Ok(())
@@ -161,8 +184,8 @@ impl Semaphore {
     /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
     #[must_use]
     #[track_caller]
-    pub fn and(self, limit: &Limit, key: impl Into<Key>) -> Self {
-        match self.try_and(limit, key) {
+    pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
+        match self.try_and(limits, key) {
             Ok(both) => both,
             Err(error) => panic!("{error}"),
         }
@@ -173,9 +196,19 @@ impl Semaphore {
     /// # Errors
     ///
     /// Those of [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
-    pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
+    pub fn try_and(
+        self,
+        limits: impl Into<Limits>,
+        key: impl Into<Key>,
+    ) -> Result<Self, ConfigError> {
+        let (limits, key) = (limits.into().0, key.into());
+        let mut limits = limits.iter();
+        limits.try_fold(self, |all, limit| all.with(limit, key.clone()))
+    }
+
+    fn with(mut self, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let inner = Arc::make_mut(&mut self.0);
-        let mut bound = Bound::new(&inner.keepers, limit, key.into())?;
+        let mut bound = Bound::new(&inner.keepers, limit, key)?;
         check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
         (bound.pool, inner.first.pool) = (None, None);
         inner.others.push(bound);
@@ -214,6 +247,9 @@ impl Semaphore {
 
     /// Returns what all replicas hold and wait for, under the first limit. Takes one round trip.
     ///
+    /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it is not
+    /// among those that wait for a shared one: see [`usages`](Self::usages).
+    ///
     /// # Errors
     ///
     /// If the store does not answer.
@@ -222,11 +258,43 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        let Bound {
-            limit, number, key, ..
-        } = &self.0.first;
-        let usage = self.0.keepers.usage(*number, key.clone()).await;
-        usage.map_err(|kind| limit.acquire_error(kind))
+        self.0.usage_of(&self.0.first).await
+    }
+
+    /// Returns what all replicas hold and wait for, under each limit that has slots, in order.
+    ///
+    /// Rates hold nothing, and are left out. The calls are sent together, but the answers for different limits may be of
+    /// different moments.
+    ///
+    /// ```
+    /// # use tower_turnstile::{Key, Limit, Limiter};
+    /// const TENANT: Limit = Limit::concurrent("tenant-jobs", 5);
+    /// const ALL: Limit = Limit::concurrent("all-jobs", 100);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let jobs = Limiter::in_memory().semaphore(TENANT, "acme").and(ALL, Key::SHARED);
+    /// let permit = jobs.acquire().await?;
+    /// for (limit, usage) in jobs.usages().await? {
+    ///     println!("{}: {} of {} in use", limit.name(), usage.in_use, usage.max);
+    /// }
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future changes nothing.
+    pub async fn usages(&self) -> Result<Vec<(&Limit, Usage)>, AcquireError> {
+        let with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
+        let usages =
+            with_slots.map(async |bound| Ok((&bound.limit, self.0.usage_of(bound).await?)));
+        try_join_all(usages).await
     }
 
     /// Returns the limit; of several the first.
@@ -250,6 +318,11 @@ impl fmt::Debug for Semaphore {
 impl Inner {
     fn all(&self) -> impl Iterator<Item = &Bound> {
         iter::once(&self.first).chain(&self.others)
+    }
+
+    async fn usage_of(&self, bound: &Bound) -> Result<Usage, AcquireError> {
+        let usage = self.keepers.usage(bound.number, bound.key.clone()).await;
+        usage.map_err(|kind| bound.limit.acquire_error(kind))
     }
 
     fn demand(&self, waits: bool) -> Demand {

@@ -144,7 +144,7 @@ fn call_limiter(limiter: &Limiter) {
     let waits = PROBE.wait_up_to(PATIENT);
     let semaphore = limiter
         .semaphore(&waits, "key")
-        .and(&Limit::rate("r", 9, PATIENT), "key");
+        .and(Limit::rate("r", 9, PATIENT), "key");
     for semaphore in [limiter.semaphore(&waits, "key"), semaphore] {
         let mut acquire = semaphore.acquire();
         let _ = (acquire.place(), format!("{acquire:?} {semaphore:?}"));
@@ -485,7 +485,7 @@ fn requests_and_permits(runtime: &Runtime, limiter: &Limiter) {
             .wait_up_to(PATIENT);
         let both = limiter
             .semaphore(&rate, "key")
-            .and(&Limit::concurrent("two", 2), "key");
+            .and(Limit::concurrent("two", 2), "key");
         for _ in 0..3 {
             drop(caught(both.acquire()).await.unwrap());
         }
@@ -607,7 +607,7 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
 fn small_buffers(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     let limit_subscribers =
         |limit: &str| server.cli(&["CONFIG", "SET", "client-output-buffer-limit", limit]);
-    let semaphore = limiter.semaphore(&Limit::concurrent("job", 3), "buffers");
+    let semaphore = limiter.semaphore(Limit::concurrent("job", 3), "buffers");
     runtime.block_on(async {
         limit_subscribers("pubsub 1kb 1kb 1");
         until("connections end again and again", || {

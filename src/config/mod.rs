@@ -59,6 +59,7 @@
 //! | | `limits`: names, at most 16 | none: requests pass |
 //! | | `name` | the first pattern |
 //! | | `on_lost`: `"continue"`, `"abort"` | `"continue"` |
+//! | | `at_shutdown`: `"continue"`, `"abort"` | as `on_lost` |
 //! | | `release_at`: `"body-end"`, `"head"` | `"body-end"` |
 //! | | `limited_status` | 429, or 503 if all callers share the limit |
 //! | | `unavailable_status` | 503 |

@@ -26,6 +26,8 @@ pub struct RouteConfig {
     pub limits: Vec<String>,
     /// Effect of a lost slot on the response. See [`LimitLayer::on_lost`]. Default: `"continue"`.
     pub on_lost: OnLost,
+    /// Effect of a shutdown on open responses. See [`LimitLayer::at_shutdown`]. Default: as `on_lost`.
+    pub at_shutdown: Option<OnLost>,
     /// When slots are released. See [`LimitLayer::release_at`]. Default: `"body-end"`.
     pub release_at: ReleaseAt,
     /// Status of a refusal by a limit. See [`LimitLayer::limited_status`].
@@ -54,6 +56,9 @@ impl RouteConfig {
     /// The layer with the settings of this route.
     pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
         layer = layer.on_lost(self.on_lost).release_at(self.release_at);
+        if let Some(at_shutdown) = self.at_shutdown {
+            layer = layer.at_shutdown(at_shutdown);
+        }
         if let Some(status) = refusing(self.limited_status) {
             layer = layer.limited_status(status);
         }

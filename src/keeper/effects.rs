@@ -59,6 +59,10 @@ pub(crate) enum Report {
     StoreDown {
         error: String,
     },
+    /// It has not answered since the limiter was made.
+    StoreNeverReached {
+        error: String,
+    },
     StoreRefuses {
         error: String,
     },
@@ -190,6 +194,13 @@ impl Report {
                     namespace,
                     error,
                     "the store is down: the fallback of each limit applies"
+                );
+            }
+            Self::StoreNeverReached { error } => {
+                tracing::warn!(
+                    namespace,
+                    error,
+                    "the store has not been reached since the start: the fallback of each limit applies"
                 );
             }
             Self::StoreRefuses { error } => {

@@ -4,8 +4,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Response, StatusCode, request::Parts};
+use http::{StatusCode, request::Parts};
 use tower_layer::Layer;
 
 #[cfg(feature = "config")]
@@ -17,6 +16,7 @@ use super::{
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
+    refusal_body::RefusalResponse,
     scope::Scope,
     service::Limited,
 };
@@ -29,6 +29,7 @@ use crate::{error::ConfigError, keeper::Bounds, limiter::Limiter};
 /// | setting | default |
 /// | --- | --- |
 /// | [`on_lost`](Self::on_lost) | [`OnLost::Continue`] |
+/// | [`at_shutdown`](Self::at_shutdown) | as `on_lost` |
 /// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
 /// | [`max_hold`](Self::max_hold) | none |
 /// | [`idle`](Self::idle) | none |
@@ -47,7 +48,7 @@ pub struct LimitLayer {
 impl Limiter {
     /// Creates a layer that acquires a slot for each request.
     ///
-    /// The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list: see [`Policy`].
+    /// The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list or tuple of them: see [`Policy`].
     ///
     /// # Panics
     ///
@@ -89,6 +90,7 @@ impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(usize, Scope)>) -> Self {
         let terms = Terms {
             on_lost: OnLost::default(),
+            at_shutdown: None,
             bounds: Bounds::default(),
             limit_name: String::new(),
             meter: None,
@@ -156,6 +158,25 @@ impl LimitLayer {
         self.edit(move |gate| Arc::make_mut(&mut gate.terms).on_lost = on_lost)
     }
 
+    /// Sets the effect of [`Limiter::shutdown`] on responses that are open at its deadline.
+    ///
+    /// Default: the same as for a lost slot ([`on_lost`](Self::on_lost)). With [`OnLost::Abort`] here and
+    /// [`OnLost::Continue`] for losses, an outage of the store cuts no streams, while a shutdown ends those that are left,
+    /// including those that had lost their slots before. Each ends with a [`LostError`](super::LostError), so that its
+    /// client does not take it for complete.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter, OnLost};
+    ///
+    /// const CHAT: Limit = Limit::concurrent("chat", 5);
+    ///
+    /// let limiter = Limiter::in_memory();
+    /// let layer = limiter.layer(CHAT.by_header("x-api-key")).at_shutdown(OnLost::Abort);
+    /// ```
+    pub fn at_shutdown(self, at_shutdown: OnLost) -> Self {
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).at_shutdown = Some(at_shutdown))
+    }
+
     /// Sets when slots are released. Default: [`ReleaseAt::BodyEnd`].
     pub fn release_at(self, release_at: ReleaseAt) -> Self {
         self.edit(move |gate| gate.release_at = release_at)
@@ -166,6 +187,10 @@ impl LimitLayer {
     /// A limit with keys is the caller's own; one that all callers share reports that the service is at capacity. Tracing
     /// layers log a 503 as an error, and load balancers may take the replica for unhealthy: set 429 here to avoid both.
     /// gRPC clients get a gRPC status instead.
+    ///
+    /// A 503 is an error of the server to whatever stands in between: `TraceLayer` of tower-http logs it as an error, and
+    /// proxies and load balancers may count the replica as unhealthy, or send the request to another one, which shares the
+    /// limit. Where that matters, set 429 for shared limits too.
     ///
     /// # Panics
     ///
@@ -189,8 +214,14 @@ impl LimitLayer {
 
     /// Sets a closure that builds refusals, from the reason and the request's head.
     ///
-    /// The [`Refusal`] is put in the extensions of whatever is returned. A closure that only adds to the default can
-    /// start from [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    /// The closure returns a response with any body: text, bytes, or that of a framework, such as
+    /// `ApiError::from(refusal).into_response()` in axum. A closure that only adds to the default can start from
+    /// [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    ///
+    /// The layer adds what is missing: `Retry-After` to a status of 400 or more, unless a retry is pointless
+    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); its items of the [rate limit fields](Self::rate_limit_fields), if it is
+    /// set to;
+    /// and the [`Refusal`] in the extensions.
     ///
     /// ```
     /// use http::Response;
@@ -204,12 +235,12 @@ impl LimitLayer {
     ///         response
     ///     });
     /// ```
-    pub fn refuse_with<B: Into<Bytes>>(
+    pub fn refuse_with<R: RefusalResponse<M>, M>(
         self,
-        refuse: impl Fn(&Refusal, &Parts) -> Response<B> + Send + Sync + 'static,
+        refuse: impl Fn(&Refusal, &Parts) -> R + Send + Sync + 'static,
     ) -> Self {
         let refuse: Arc<Refuse> =
-            Arc::new(move |refusal, head| refuse(refusal, head).map(Into::into));
+            Arc::new(move |refusal, head| refuse(refusal, head).into_refusal());
         self.edit(move |gate| gate.refuse = Some(refuse.clone()))
     }
 

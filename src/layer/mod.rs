@@ -87,12 +87,15 @@
 // | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
 // | `bounds` | settings for responses that do not end |
 // | `body` | ends the slot with the response, and the response after its slot |
+// | `axum` | the slot as an extractor, and the route as a key |
 // | `slot` | the slot as the handler sees it |
 // | `refusal` | the answer to a request that got no slot |
-// | `problem`, `grpc` | how it is written |
+// | `problem`, `grpc`, `refusal_body` | how it is written |
 // | `fields` | how the limits stand, in the response head |
 
 mod address;
+#[cfg(feature = "axum")]
+mod axum;
 mod body;
 mod bounds;
 mod fields;
@@ -108,6 +111,7 @@ mod policy;
 mod problem;
 mod read_ahead;
 mod refusal;
+mod refusal_body;
 mod revocable;
 mod scope;
 mod service;
@@ -115,6 +119,8 @@ mod slot;
 mod values;
 
 pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
+#[cfg(feature = "axum")]
+pub use axum::NoSlot;
 pub use body::{LostError, ResponseBody};
 pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
@@ -125,6 +131,7 @@ pub use read_ahead::{
     MAX_READ_AHEAD, READ_AHEAD, ReadAhead, ReadAheadBody, ReadAheadFuture, ReadAheadLayer,
 };
 pub use refusal::{Refusal, RefusalKind};
+pub use refusal_body::RefusalResponse;
 pub use scope::Scope;
 pub use service::Limited;
 pub use slot::{Hold, Slot};

@@ -47,11 +47,32 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        if self.kind() != RefusalKind::NoKey {
+        if self.is_worth_a_retry() {
             let seconds = whole_seconds(self.retry_after());
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         response
+    }
+}
+
+impl Refusal {
+    /// Adds `Retry-After` to a refusal that a closure has built, unless it is there, or is no error in HTTP.
+    pub(super) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+        let status = response.status();
+        let is_error = status.is_client_error() || status.is_server_error();
+        let is_known = response.headers().contains_key(header::RETRY_AFTER);
+        if is_error && !is_known && self.is_worth_a_retry() {
+            let seconds = whole_seconds(self.retry_after());
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+
+    /// Whether the same request may be admitted later.
+    fn is_worth_a_retry(&self) -> bool {
+        !matches!(self.kind(), RefusalKind::NoKey | RefusalKind::BodyFailed)
     }
 }
 

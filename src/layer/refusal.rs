@@ -205,6 +205,7 @@ impl From<LostErrorKind> for RefusalKind {
     fn from(kind: LostErrorKind) -> Self {
         match kind {
             LostErrorKind::Lost => Self::Lost,
+            LostErrorKind::ShutDown => Self::ShutDown,
             // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
         }

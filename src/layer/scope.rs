@@ -151,6 +151,41 @@ impl Limit {
     }
 }
 
+impl Limit {
+    /// Limits each client address separately.
+    ///
+    /// See [`ClientAddress`] for addresses behind proxies, and for requests without one.
+    ///
+    /// ```
+    /// use tower_turnstile::{ClientAddress, Limit, Limiter};
+    ///
+    /// const SEARCH: Limit = Limit::concurrent("search", 5);
+    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns that as an error.
+    #[track_caller]
+    pub fn by_client_address(self, address: ClientAddress) -> Scope {
+        match self.try_by_client_address(address) {
+            Ok(scope) => scope,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Fallible version of [`by_client_address`](Self::by_client_address), for values from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// If there are more than 32 proxies ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)), or an IPv6 prefix is not 1 to 128
+    /// bits long.
+    pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
+        address.check()?;
+        Ok(Scope::new(self, Keys::Address(address)))
+    }
+}
+
 impl Scope {
     fn new(limit: Limit, keys: Keys) -> Self {
         Self {
@@ -160,10 +195,6 @@ impl Scope {
             cost: None,
             requires_key: false,
         }
-    }
-
-    pub(super) fn by_address(limit: Limit, address: ClientAddress) -> Self {
-        Self::new(limit, Keys::Address(address))
     }
 
     /// Refuses requests without a key, with 400.
@@ -404,6 +435,12 @@ impl From<Limit> for Scope {
 impl From<&Limit> for Scope {
     fn from(limit: &Limit) -> Self {
         limit.clone().into()
+    }
+}
+
+impl From<&Scope> for Scope {
+    fn from(scope: &Scope) -> Self {
+        scope.clone()
     }
 }
 

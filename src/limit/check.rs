@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use super::{kinds::Fallback, limit::Limit};
 use crate::{
@@ -73,6 +73,28 @@ impl Limit {
             return Ok(());
         };
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
+    /// Each setting in which the other limit differs, with both values.
+    pub(crate) fn difference(&self, other: &Self) -> String {
+        fn differs<T: PartialEq + fmt::Debug>(name: &str, one: T, other: T) -> Option<String> {
+            (one != other).then(|| format!("{name} {one:?} and {other:?}"))
+        }
+        let refill = |limit: &Self| limit.refill;
+        let differences = [
+            differs("value", self.max, other.max),
+            differs("refill", refill(self), refill(other)),
+            differs("max_waiters", self.max_waiters, other.max_waiters),
+            differs("fallback", self.fallback, other.fallback),
+            differs("mode", self.mode, other.mode),
+            differs("class", self.class, other.class),
+            differs("reuse", self.reuse, other.reuse),
+        ];
+        differences
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Whether both have the same ledgers. The wait may differ between uses of a limit.

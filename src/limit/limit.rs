@@ -21,7 +21,7 @@ const MAX_NAME_LEN: usize = 128;
 /// use std::time::Duration;
 /// use tower_turnstile::Limit;
 ///
-/// static CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2)).max_waiters(100);
+/// const CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2)).max_waiters(100);
 /// assert_eq!(CHAT.max(), 5);
 /// ```
 ///
@@ -37,7 +37,7 @@ const MAX_NAME_LEN: usize = 128;
 /// ```
 /// # use std::time::Duration;
 /// # use tower_turnstile::Limit;
-/// static OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(10);
+/// const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(10);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -194,6 +194,13 @@ impl Limit {
         self
     }
 
+    /// Sets the class, unless one was set.
+    #[cfg(feature = "axum")]
+    pub(crate) fn or_class(mut self, class: Class) -> Self {
+        self.class.get_or_insert(class);
+        self
+    }
+
     /// Lets a released slot serve the next request of its process without a round trip. Default: off.
     ///
     /// For many short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). The cap stays exact;
@@ -204,7 +211,7 @@ impl Limit {
     /// use std::time::Duration;
     /// use tower_turnstile::{Limit, Limiter};
     ///
-    /// static SEARCH: Limit = Limit::concurrent("search", 64).wait_up_to(Duration::from_secs(1)).reuse();
+    /// const SEARCH: Limit = Limit::concurrent("search", 64).wait_up_to(Duration::from_secs(1)).reuse();
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

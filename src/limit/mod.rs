@@ -4,10 +4,12 @@ mod check;
 mod kinds;
 #[allow(clippy::module_inception)]
 mod limit;
+mod limits;
 
 pub(crate) use self::check::check_together;
 pub use self::{
     kinds::{Class, Fallback, Mode},
     limit::Limit,
+    limits::Limits,
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};

@@ -1,6 +1,7 @@
 //! The layer, by what can end a response and what can go wrong on the way. Nothing here sleeps: tests wait for events.
 
 mod addresses;
+mod axum;
 mod bounds;
 mod clients;
 #[path = "../support/mod.rs"]

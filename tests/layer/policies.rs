@@ -399,6 +399,6 @@ async fn abort_wakes_and_ends_what_is_under_several_limits() {
     let error = soon(frame).await.unwrap().unwrap_err();
     assert!(error.is::<LostError>());
     let response = soon(call).await.unwrap();
-    assert_eq!(refusal(&response).kind(), RefusalKind::Lost);
+    assert_eq!(refusal(&response).kind(), RefusalKind::ShutDown);
     assert_eq!(held(&limiter), 0);
 }

@@ -4,7 +4,7 @@ use http::{HeaderName, Request, StatusCode};
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Limiter, Policy};
+use tower_turnstile::{Limit, Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
@@ -105,4 +105,36 @@ async fn request_takes_no_slot_before_its_key_is_known() {
     let response = call.await.unwrap();
     assert_eq!(held(&limiter), 1);
     drop(response);
+}
+
+/// Lists of limits, of references, of scopes, and tuples that mix them.
+#[tokio::test]
+async fn lists_are_taken_as_they_are() {
+    let (two, three) = (Limit::concurrent("two", 2), Limit::concurrent("three", 3));
+    let scope = two.clone().by_header("x-key");
+    let limiter = Limiter::in_memory();
+    let held_by = async |policy: Policy| {
+        let service = limiter
+            .layer(policy)
+            .layer(serve(Script::of([]).then_waits()));
+        let response = send(&service, with_key(b"a")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        held(&limiter)
+    };
+    for policy in [
+        Policy::from([two.clone(), three.clone()]),
+        Policy::from([&two, &three]),
+        Policy::from(vec![&two, &three]),
+        Policy::from([scope.clone(), (&three).into()]),
+        Policy::from((&scope, three.clone())),
+        Policy::from((scope.clone(), &three)),
+        Policy::from((three.clone(), scope)),
+    ] {
+        assert_eq!(held_by(policy).await, 2);
+    }
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let [a, b, c, d, e, f] = names.map(|name| Limit::concurrent(name, 1));
+    assert_eq!(held_by((a, b, c, d, e, f, two, &three).into()).await, 8);
+    let none = limiter.try_layer(Vec::<Limit>::new()).unwrap_err();
+    assert!(none.to_string().contains("not 0"), "{none}");
 }

@@ -29,6 +29,8 @@ const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
 const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
 
 conformance! {
+    lists_have_one_key,
+    each_limit_tells_its_usage,
     a_permit_holds_a_slot_of_each_limit,
     a_refusal_by_any_leaves_nothing_in_the_others,
     a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line,
@@ -209,7 +211,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     }
     let jobs = caller(&limiter, "a").and(&wide, Key::SHARED);
     let _first = queue_under(
-        &limiter.semaphore(&wide.clone().wait_up_to(PATIENT), Key::SHARED),
+        &limiter.semaphore(wide.clone().wait_up_to(PATIENT), Key::SHARED),
         &alone,
         1,
     )
@@ -493,15 +495,12 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     }
 
     let policies: [(Policy, &str); 3] = [
-        (Vec::new().into(), "not 0"),
+        (Vec::<Limit>::new().into(), "not 0"),
         (
-            [CALLER.into(), CALLER.by_header("x-key")].into(),
+            (CALLER, CALLER.by_header("x-key")).into(),
             "`caller` is listed twice",
         ),
-        (
-            limits.iter().map(Into::into).collect::<Vec<_>>().into(),
-            "not 17",
-        ),
+        (limits.iter().collect::<Vec<_>>().into(), "not 17"),
     ];
     for (policy, words) in policies {
         let error = limiter.try_layer(policy).expect_err("refused");
@@ -597,4 +596,64 @@ async fn an_admission_under_three_limits_is_one_exchange() {
     ];
     assert_eq!(calls(&server), times(TIMES, release));
     drop(first);
+}
+
+async fn lists_have_one_key(backend: Backend) {
+    let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 1));
+    let [a, b, c] = &limits;
+    let limiter = backend.replica().await;
+    let lists = [
+        limiter.semaphore(&limits[..], "key"),
+        limiter.semaphore(limits.clone(), "key"),
+        limiter.semaphore([a, b, c], "key"),
+        limiter.semaphore(vec![a, b, c], "key"),
+        limiter.semaphore(a, "key").and([b, c], "key"),
+        limiter.semaphore([a, b], "key").and(c.clone(), "key"),
+    ];
+    for semaphore in lists {
+        let permit = semaphore.try_acquire().await.expect("free");
+        for limit in &limits {
+            let other = limiter.semaphore(limit, "key");
+            let error = other.try_acquire().await.expect_err("taken");
+            assert_eq!(error.limit_name(), limit.name());
+        }
+        permit.release().await.expect("confirmed");
+    }
+    for limits in [vec![], vec![a.clone(), a.clone()]] {
+        limiter.try_semaphore(limits, "key").expect_err("no list");
+    }
+}
+
+/// Also while a request waits in another queue.
+async fn each_limit_tells_its_usage(backend: Backend) {
+    let own = Limit::concurrent("own", 1).wait_up_to(PATIENT);
+    let starts = Limit::rate("starts", 100, Duration::from_secs(1));
+    let all = Limit::concurrent("all", 5);
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore([&own, &starts], "key");
+    let semaphore = semaphore.and(&all, Key::SHARED);
+    let usages = async || {
+        let usages = semaphore.usages().await.expect("up");
+        let each = usages.into_iter();
+        let each = each.map(|(limit, usage)| {
+            (
+                limit.name().to_owned(),
+                (usage.in_use, usage.waiting, usage.max),
+            )
+        });
+        each.collect::<Vec<_>>()
+    };
+    let expect = |own, all| vec![("own".to_owned(), own), ("all".to_owned(), all)];
+    assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
+    let permit = semaphore.acquire().await.expect("free");
+    let waiter = queue(&semaphore, 1).await;
+    assert_eq!(usages().await, expect((1, 1, 1), (1, 0, 5)));
+    permit.release().await.expect("confirmed");
+    waiter
+        .await
+        .expect("no panic")
+        .release()
+        .await
+        .expect("confirmed");
+    assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
 }

@@ -19,6 +19,9 @@ use crate::{
 /// Pause between two connections: a server that ends every connection is not given a new one more often.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Time between two reports that a store has never been reached.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
+
 impl Core {
     /// An exchange that was sent then has no answer.
     pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
@@ -29,13 +32,17 @@ impl Core {
         self.follow(change, was_well);
         match change {
             Change::Opened { .. } => {
+                self.reach.reported = Some(self.ctx.now);
                 let error = why.to_owned();
                 self.ctx.report(match failure {
                     Failure::Refused => Report::StoreRefuses { error },
                     Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
                 });
             }
-            Change::StaysOpen => self.each_queue(|queue, ctx| queue.forget_releases(ctx.now)),
+            Change::StaysOpen => {
+                self.each_queue(|queue, ctx| queue.forget_releases(ctx.now));
+                self.remind_of(why);
+            }
             _ => {}
         }
     }
@@ -59,7 +66,19 @@ impl Core {
         }
     }
 
+    /// A store that was never reached may have a wrong address: that is logged again and again.
+    fn remind_of(&mut self, why: &str) {
+        let now = self.ctx.now;
+        let is_due = |at| now >= at + REMINDER_INTERVAL;
+        if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
+            self.reach.reported = Some(now);
+            let error = why.to_owned();
+            self.ctx.report(Report::StoreNeverReached { error });
+        }
+    }
+
     pub(super) fn note_success(&mut self, work: Work) {
+        self.reach.reached = true;
         let was_well = self.breaker.is_well();
         let change = self.breaker.answered(work);
         self.follow(change, was_well);

@@ -299,6 +299,7 @@ impl Core {
         self.ctx.now = now;
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
+        self.ctx.end_lost_leases();
         self.advance_moved();
         lost
     }

@@ -112,10 +112,17 @@ impl Queue {
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
     pub(super) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
+        self.lose_by(ctx, seq, LostErrorKind::Lost);
+    }
+
+    fn lose_by(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
         match self.entries.get(&seq) {
             Some(entry) if entry.taken => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
-                ctx.end_lease(&entry.lease, LostErrorKind::Lost);
+                ctx.end_lease(&entry.lease, kind);
+                if kind == LostErrorKind::Lost {
+                    ctx.note_lost_lease(&entry.lease);
+                }
                 ctx.counts.lost += 1;
                 ctx.measure(self.number, Measure::Lost);
                 self.give_up(ctx, seq);
@@ -128,13 +135,13 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots. Returns how many.
+    /// Loses all held slots, at a shutdown. Returns how many.
     pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
             let held = |entry: &Entry| entry.wanted && entry.is_held();
             if self.entries.get(&seq).is_some_and(held) {
-                self.lose(ctx, seq);
+                self.lose_by(ctx, seq, LostErrorKind::ShutDown);
                 lost += 1;
             }
         }

@@ -354,6 +354,24 @@ impl Queue {
         those.map(|(seq, _)| *seq).collect()
     }
 
+    /// Whether the release of a name is still to be confirmed, or to be sent.
+    pub(super) fn is_releasing(&self, seq: Seq) -> bool {
+        let outbox = self.outbox.iter();
+        let mut listed = outbox.flat_map(|outbox| outbox.release.iter().rev());
+        self.contains(seq) || listed.any(|release| release.seq == seq)
+    }
+
+    /// How many slots the store may still count once this process is gone.
+    pub(super) fn unreleased(&self) -> usize {
+        let entries = self.entries.values();
+        let known = entries.filter(|entry| entry.in_store || entry.open).count();
+        let listed = self
+            .outbox
+            .as_ref()
+            .map_or(0, |outbox| outbox.release.len() + outbox.later.len());
+        known + listed
+    }
+
     /// Whether a request waits in the store's ledger.
     fn has_waiters(&self) -> bool {
         self.waiters().next().is_some()

@@ -69,24 +69,6 @@ impl Queue {
         outbox.later_at = earliest(outbox.later_at, Some(at));
     }
 
-    /// Whether the release of a name is still to be confirmed, or to be sent.
-    pub(in crate::keeper) fn is_releasing(&self, seq: Seq) -> bool {
-        let outbox = self.outbox.iter();
-        let mut listed = outbox.flat_map(|outbox| outbox.release.iter().rev());
-        self.contains(seq) || listed.any(|release| release.seq == seq)
-    }
-
-    /// How many slots the store may still count once this process is gone.
-    pub(in crate::keeper) fn unreleased(&self) -> usize {
-        let entries = self.entries.values();
-        let known = entries.filter(|entry| entry.in_store || entry.open).count();
-        let listed = self
-            .outbox
-            .as_ref()
-            .map_or(0, |outbox| outbox.release.len() + outbox.later.len());
-        known + listed
-    }
-
     /// Drops releases that are not worth repeating any more.
     pub(in crate::keeper) fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {

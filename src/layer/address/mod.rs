@@ -13,11 +13,9 @@ use std::{
 use http::{HeaderName, header, request::Parts};
 
 use self::forwarded::Entries;
-use super::Scope;
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     key::Key,
-    limit::Limit,
 };
 
 /// Most trusted proxies in front of a service: 32.
@@ -26,7 +24,7 @@ pub const MAX_PROXIES: u8 = 32;
 const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Finds the address of a request's client, for [`Limit::by_client_address`].
+/// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
 /// Behind proxies the peer is the nearest proxy, and a header has the rest: each proxy appends the address that it was
 /// called from. A caller can send such a header too, so only the entries of proxies that you run can be trusted, and
@@ -48,7 +46,7 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 ///
 /// Requests whose client's address cannot be found, because the header is missing, has too few entries, or has no address
 /// at that place (such as `unknown`, or a name like `_hidden`), share one key, [`Key::SHARED`], unless
-/// [`Scope::require_key`] refuses them. So no caller gets a new key by sending garbage.
+/// [`require_key`](crate::Scope::require_key) refuses them. So no caller gets a new key by sending garbage.
 ///
 /// Of an IPv6 address the first 64 bits count ([`ipv6_prefix`](Self::ipv6_prefix)), because a client can use any address
 /// behind them. An IPv4 address written as IPv6 (`::ffff:192.0.2.1`) counts as IPv4. Ports do not count.
@@ -102,41 +100,6 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddress(pub SocketAddr);
-
-impl Limit {
-    /// Limits each client address separately.
-    ///
-    /// See [`ClientAddress`] for addresses behind proxies, and for requests without one.
-    ///
-    /// ```
-    /// use tower_turnstile::{ClientAddress, Limit, Limiter};
-    ///
-    /// const SEARCH: Limit = Limit::concurrent("search", 5);
-    /// let layer = Limiter::in_memory().layer(SEARCH.by_client_address(ClientAddress::forwarded_for(1)));
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If a value of the address is out of range. [`Limit::try_by_client_address`] returns that as an error.
-    #[track_caller]
-    pub fn by_client_address(self, address: ClientAddress) -> Scope {
-        match self.try_by_client_address(address) {
-            Ok(scope) => scope,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Fallible version of [`by_client_address`](Self::by_client_address), for values from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// If there are more than 32 proxies ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)), or an IPv6 prefix is not 1 to 128
-    /// bits long.
-    pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
-        address.check()?;
-        Ok(Scope::by_address(self, address))
-    }
-}
 
 impl ClientAddress {
     /// Uses the peer's address: for services without proxies.
