@@ -87,20 +87,23 @@ fn json(refusal: &Refusal) -> String {
 /// For people. Printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let max = refusal.max();
+    // While the store is down, or before it has answered, it is only known that there is no free slot.
+    let in_use = refusal.in_use().max(max);
     match refusal.kind() {
-        RefusalKind::Full => format!("all {max} slots are in use"),
-        RefusalKind::QueueFull => format!("all {max} slots are in use and the queue is full"),
+        RefusalKind::Full => format!("{in_use} of {max} slots in use"),
+        RefusalKind::QueueFull => format!("{in_use} of {max} slots in use, and the queue is full"),
         RefusalKind::TimedOut => {
-            format!("none of {max} slots came free in {:.1?}", refusal.waited())
+            let waited = refusal.waited();
+            format!("no slot became free within {waited:.1?}: {in_use} of {max} slots in use")
         }
         RefusalKind::TooSoon => {
             let period = refusal.limit().period().unwrap_or_default();
-            format!("no more than {max} requests in {period:?}")
+            format!("the rate of {max} requests in {period:?} is used up")
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
         RefusalKind::Unavailable | RefusalKind::Misconfigured => {
-            "slots cannot be given at the moment".into()
+            "the limit cannot be checked at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),

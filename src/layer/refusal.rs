@@ -282,7 +282,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": "none of 7 slots came free in 1.5s",
+            "detail": "no slot became free within 1.5s: 7 of 7 slots in use",
             "violated-policies": ["chat"],
             "limit": 7,
             "in_use": 7,
@@ -305,7 +305,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": "no more than 60 requests in 90s",
+            "detail": "the rate of 60 requests in 90s is used up",
             "violated-policies": ["opens"],
             "limit": 60,
             "period": 90,
@@ -387,7 +387,7 @@ mod tests {
             let head = refusal.to_grpc_response().headers().clone();
             let status = Status::from_header_map(&head).unwrap();
             prop_assert_eq!(status.code(), Code::ResourceExhausted);
-            let detail = "no more than 60 requests in 3600s";
+            let detail = "the rate of 60 requests in 3600s is used up";
             prop_assert_eq!(status.message(), format!("{name}: {detail}"));
             let details = status.get_error_details();
             let delay = details.retry_info().unwrap().retry_delay;
