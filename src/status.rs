@@ -4,11 +4,12 @@
 
 use std::{borrow::Cow, time::Duration};
 
-/// Slots and waiters of this process, and whether its store answers. See [`Limiter::status`](crate::Limiter::status).
+/// Permits and queued requests of this process. See [`Limiter::status`](crate::Limiter::status).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Slots held by this process, under all limits. A permit under several limits has one of each.
+    /// Permits that this process holds. One under several limits counts once. While a request waits for one of several
+    /// slots, those that it has already count too.
     pub held: usize,
     /// Queued requests of this process.
     pub waiting: usize,
@@ -34,11 +35,9 @@ pub struct Usage {
 pub struct ShutdownReport {
     /// Queued requests that were refused.
     pub refused: usize,
-    /// Slots that were released in time.
-    pub returned: usize,
-    /// Slots that were still held at the deadline, and were released by force.
-    ///
-    /// Their permits are marked as lost.
+    /// Permits that were released in time.
+    pub released: usize,
+    /// Permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,
 }
 

@@ -102,6 +102,8 @@ pub(super) struct Counts {
     pub(super) held: usize,
     pub(super) waiting: usize,
     pub(super) lost: u64,
+    /// Held slots of permits that have another one.
+    pub(super) companions: usize,
 }
 
 impl Context {

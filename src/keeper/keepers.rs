@@ -266,12 +266,12 @@ impl Keepers {
         let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
         let mut all = ShutdownReport {
             refused: 0,
-            returned: 0,
+            released: 0,
             lost: 0,
         };
         for report in join_all(reports).await {
             all.refused += report.refused;
-            all.returned += report.returned;
+            all.released += report.released;
             all.lost += report.lost;
         }
         all
@@ -287,7 +287,7 @@ async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
     wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
     ShutdownReport {
         refused,
-        returned: held.saturating_sub(lost),
+        released: held.saturating_sub(lost),
         lost,
     }
 }
@@ -390,6 +390,9 @@ impl Keepers {
     pub(super) fn note_admissions(&self, legs: &[(Part, Leg)], taken: &Taken) {
         self.first()
             .with(|core, _| core.note_admissions(legs, taken));
+        for lease in taken.leases.all().iter().skip(1) {
+            self.all[lease.keeper].with(|core, _| core.set_companion(lease));
+        }
     }
 
     pub(super) fn is_rate(&self, limit: usize) -> bool {

@@ -220,7 +220,7 @@ async fn a_path_of_two_routes_waits_for_both_of_their_keys() {
             drop(first);
             let response = waiter.await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
-            assert_eq!(held(&limiter), 2);
+            assert_eq!(held(&limiter), 1);
             drop(response);
             assert_eq!(held(&limiter), 0);
         }

@@ -218,7 +218,7 @@ async fn nothing_is_kept_after_a_shutdown(backend: Backend) {
     let shutdown = limiter.shutdown(PATIENT);
     let give_back = async { drop(held) };
     let (report, ()) = tokio::join!(shutdown, give_back);
-    assert_eq!((report.refused, report.returned, report.lost), (0, 1, 0));
+    assert_eq!((report.refused, report.released, report.lost), (0, 1, 0));
     let error = semaphore.acquire().await.expect_err("it is shut down");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
     assert!(backend.contents().is_empty());

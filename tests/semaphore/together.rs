@@ -29,6 +29,7 @@ const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
 const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
 
 conformance! {
+    a_permit_counts_once,
     lists_have_one_key,
     each_limit_tells_its_usage,
     a_permit_holds_a_slot_of_each_limit,
@@ -66,7 +67,7 @@ async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
         let error = scope.try_acquire().await.expect_err("taken");
         assert_eq!(error.kind(), AcquireErrorKind::Full);
     }
-    assert_eq!(one.status().held, 2);
+    assert_eq!(one.status().held, 1);
     assert!(!permit.is_lost());
     drop(permit);
     for scope in [caller(&other, "a"), all(&other)] {
@@ -656,4 +657,31 @@ async fn each_limit_tells_its_usage(backend: Backend) {
         .await
         .expect("confirmed");
     assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
+}
+
+/// Whatever the number of its limits: while it is held, when it is released, and at a shutdown.
+async fn a_permit_counts_once(backend: Backend) {
+    let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
+    let rate = Limit::rate("rate", 10, Duration::from_secs(1));
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(limits, "key").and(&rate, "key");
+    let held = || limiter.status().held;
+    let mut permits = Vec::new();
+    for count in 1..=3 {
+        permits.push(semaphore.acquire().await.expect("free"));
+        assert_eq!(held(), count);
+    }
+    permits
+        .pop()
+        .expect("three")
+        .release()
+        .await
+        .expect("confirmed");
+    assert_eq!(held(), 2);
+    drop(permits.pop());
+    assert_eq!(held(), 1);
+    let report = limiter.shutdown(Duration::ZERO).await;
+    assert_eq!((report.released, report.lost, held()), (0, 1, 0));
+    drop(permits);
+    assert_eq!(held(), 0);
 }

@@ -135,14 +135,14 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots, at a shutdown. Returns how many.
+    /// Loses all held slots, at a shutdown. Returns how many permits that concerns.
     pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
-            let held = |entry: &Entry| entry.wanted && entry.is_held();
-            if self.entries.get(&seq).is_some_and(held) {
+            let entry = self.entries.get(&seq);
+            if let Some(entry) = entry.filter(|entry| entry.wanted && entry.is_held()) {
+                lost += usize::from(!entry.companion);
                 self.lose_by(ctx, seq, LostErrorKind::ShutDown);
-                lost += 1;
             }
         }
         lost

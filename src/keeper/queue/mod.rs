@@ -117,6 +117,8 @@ struct Entry {
     taken: bool,
     /// That permit has no other slots.
     alone: bool,
+    /// That permit has another slot, which counts for it.
+    companion: bool,
     asked: Instant,
     /// When it began to ask the store that it asks now: it has `store_timeout` from then. Once it has a slot, when this
     /// process learned of that: an answer to an earlier question does not contradict it.
@@ -523,6 +525,7 @@ impl Entry {
             wanted: true,
             taken: false,
             alone: false,
+            companion: false,
             asked: now,
             since: now,
             wait,

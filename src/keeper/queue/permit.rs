@@ -74,6 +74,7 @@ impl Queue {
         let entry = self.entries.get(&seq)?;
         unlist(entry, ctx, &mut self.waiters, self.young_from);
         uncount(ctx, self.number, entry.state);
+        ctx.counts.companions -= usize::from(entry.companion);
         self.entries.remove(&seq)
     }
 
@@ -167,7 +168,7 @@ impl Queue {
         entry.lease.rename(new);
         (entry.state, entry.renewing) = (State::Asking(None), false);
         // An answer that is still to come is about the old name, and says nothing new.
-        (entry.open, entry.alone) = (false, false);
+        (entry.open, entry.alone, entry.companion) = (false, false, false);
         count(ctx, self.number, entry.state);
         self.entries.insert(new, entry);
         Some(new)

@@ -145,6 +145,15 @@ impl Queue {
         }
     }
 
+    /// A permit has this slot beside another one, which counts for it.
+    pub(in crate::keeper) fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && !std::mem::replace(&mut entry.companion, true)
+        {
+            ctx.counts.companions += 1;
+        }
+    }
+
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
     pub(in crate::keeper) fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
