@@ -14,7 +14,9 @@ use pin_project_lite::pin_project;
 use crate::permit::Permit;
 
 pin_project! {
-    /// A stream, or an HTTP body, that holds a [`Permit`] until it ends or is dropped. Made by [`Permit::attach`].
+    /// A stream or HTTP body that holds a [`Permit`] until it ends or is dropped.
+    ///
+    /// Created by [`Permit::attach`].
     #[derive(Debug)]
     #[must_use = "dropping it releases the permit"]
     pub struct Attached<S> {
@@ -25,11 +27,11 @@ pin_project! {
 }
 
 impl Permit {
-    /// Holds the permit until this stream, or HTTP body, ends or is dropped.
+    /// Holds the permit until this stream or HTTP body ends or is dropped.
     ///
-    /// For clients that limit their calls to a peer: acquire before the request is sent, and the slot counts until the last
-    /// byte of the response has been read. Unlike a layer around the client, a refusal is an [`AcquireError`] in place of a
-    /// response that looks like one of the peer.
+    /// For clients that limit their calls to a peer: acquire before the request is sent, and the slot is held until the last
+    /// byte of the response has been read. Unlike with a layer around the client, a refusal is an [`AcquireError`] and not a
+    /// response that looks like the peer's. See [Clients](crate::guide::clients).
     ///
     /// ```
     /// use futures_util::{StreamExt, stream};
@@ -62,7 +64,7 @@ impl Permit {
 }
 
 impl<S> Attached<S> {
-    /// The permit; `None` once the stream has ended.
+    /// Returns the permit; `None` once the stream has ended.
     pub fn permit(&self) -> Option<&Permit> {
         self.permit.as_ref()
     }

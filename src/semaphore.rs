@@ -24,10 +24,10 @@ use crate::{
     status::Usage,
 };
 
-/// A fair semaphore that all replicas share: one [`Limit`] for one [`Key`].
+/// A fair semaphore across all replicas: one [`Limit`] for one [`Key`].
 ///
-/// Permits are given in the order in which the store received the requests, across all replicas. A newcomer never
-/// overtakes a waiter that is alive, but for a moment under [`Limit::reuse`].
+/// Permits are granted in the order in which the store received the requests, across all replicas. No request overtakes a
+/// live waiter, except for a moment under [`Limit::reuse`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -70,7 +70,9 @@ struct Bound {
 }
 
 impl Limiter {
-    /// Binds a limit, or each of a list of limits, to a key. Limits with other keys are added by [`Semaphore::and`].
+    /// Creates a semaphore of a limit, or of a list of limits, for a key.
+    ///
+    /// [`Semaphore::and`] adds limits with other keys.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -83,8 +85,8 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If a value of a limit is out of range, or this limiter knows another limit of the same name and different values; if
-    /// the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES), or names a limit twice.
+    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
+    /// the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or a limit twice.
     /// [`Limiter::try_semaphore`] returns that as an error.
     #[track_caller]
     pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
@@ -94,11 +96,11 @@ impl Limiter {
         }
     }
 
-    /// As [`semaphore`](Self::semaphore), for limits from a configuration.
+    /// Fallible version of [`semaphore`](Self::semaphore), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// Whatever makes [`semaphore`](Self::semaphore) panic.
+    /// If [`semaphore`](Self::semaphore) would panic.
     pub fn try_semaphore(
         &self,
         limits: impl Into<Limits>,
@@ -119,8 +121,9 @@ impl Limiter {
 }
 
 impl Semaphore {
-    /// This key's own value of the limit that was named last, in place of the limit's: see
-    /// [`Scope::values`](crate::Scope::values). All who use the key should say the same.
+    /// Sets the value of the last limit for this key, instead of the limit's own.
+    ///
+    /// All users of the key should set the same one. See [`Scope::values`](crate::Scope::values).
     ///
     /// ```
     /// # use tower_turnstile::{Limit, Limiter};
@@ -131,7 +134,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// If the value is out of range, such as 0 of a rate. [`try_value`](Self::try_value) returns that as an error.
+    /// If the value is out of range, such as 0 for a rate. [`try_value`](Self::try_value) returns that as an error.
     #[must_use]
     #[track_caller]
     pub fn value(self, max: u32) -> Self {
@@ -141,11 +144,11 @@ impl Semaphore {
         }
     }
 
-    /// As [`value`](Self::value), for values from elsewhere.
+    /// Fallible version of [`value`](Self::value).
     ///
     /// # Errors
     ///
-    /// Whatever makes [`value`](Self::value) panic.
+    /// If the value is out of range, such as 0 for a rate.
     pub fn try_value(mut self, max: u32) -> Result<Self, ConfigError> {
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
         let bound = others.last_mut().unwrap_or(first);
@@ -154,9 +157,10 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Another limit, or a list, for the same permits: each then holds a slot under all of them, or has none. What a refusal by
-    /// one would have taken of the others stays untouched; in a Redis Cluster, which is asked for one after the other, it
-    /// is given back.
+    /// Adds a limit, or a list of limits: each permit holds a slot of all of them.
+    ///
+    /// They are acquired all or nothing: what one limit refuses is not counted by the others. In a Redis Cluster they are
+    /// acquired one after the other, and released if one refuses.
     ///
     /// ```
     /// # use tower_turnstile::{Key, Limit, Limiter};
@@ -177,7 +181,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// As [`Limiter::semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
+    /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
     #[must_use]
     #[track_caller]
     pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
@@ -187,11 +191,11 @@ impl Semaphore {
         }
     }
 
-    /// As [`and`](Self::and), for limits from a configuration.
+    /// Fallible version of [`and`](Self::and), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
+    /// Those of [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
     pub fn try_and(
         self,
         limits: impl Into<Limits>,
@@ -211,15 +215,15 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Acquires a permit, waiting in line for as long as the limit's [`wait_up_to`](Limit::wait_up_to).
+    /// Acquires a permit, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to).
     ///
     /// # Errors
     ///
-    /// [`AcquireError`], whose kind says why: no slot, no room in the line, none in time, no store, shut down.
+    /// [`AcquireError`], whose kind is the reason: all slots in use, the queue full, timed out, no store, shut down.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the line, or the slot if it was just granted.
+    /// Cancel safe: dropping the future gives up the queue position, or releases the slot if it was just granted.
     ///
     /// # Fairness
     ///
@@ -228,20 +232,20 @@ impl Semaphore {
         self.ask(true)
     }
 
-    /// Acquires a permit if a slot is free and nobody waits for it. Takes one round trip.
+    /// Acquires a permit if a slot is free and the queue is empty. Takes one round trip.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Those of [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Acquire {
         self.ask(false)
     }
 
-    /// What all replicas together hold and wait for, under the first limit. Takes one round trip.
+    /// Returns what all replicas hold and wait for, under the first limit. Takes one round trip.
     ///
     /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it is not
     /// among those that wait for a shared one: see [`usages`](Self::usages).
@@ -257,9 +261,9 @@ impl Semaphore {
         self.0.usage_of(&self.0.first).await
     }
 
-    /// What all replicas together hold and wait for, under each of its limits that has slots, in their order.
+    /// Returns what all replicas hold and wait for, under each limit that has slots, in order.
     ///
-    /// Rates hold nothing, and are left out. The questions go out together, but the answers of different limits may be of
+    /// Rates hold nothing, and are left out. The calls are sent together, but the answers for different limits may be of
     /// different moments.
     ///
     /// ```
@@ -293,7 +297,7 @@ impl Semaphore {
         try_join_all(usages).await
     }
 
-    /// The limit; of several the first.
+    /// Returns the limit; of several the first.
     pub fn limit(&self) -> &Limit {
         &self.0.first.limit
     }
@@ -353,7 +357,9 @@ impl Bound {
     }
 }
 
-/// Future of a [`Permit`], from [`Semaphore::acquire`]. It does nothing until it is polled.
+/// Future returned by [`Semaphore::acquire`] and [`Semaphore::try_acquire`].
+///
+/// It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire(Stage);
 
@@ -364,7 +370,7 @@ enum Stage {
 }
 
 impl Acquire {
-    /// The place in the line when it was joined: 1 at the head. `None` if it is not in line.
+    /// Returns the queue position on arrival: 1 at the head. `None` if the request has not queued.
     pub fn place(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,

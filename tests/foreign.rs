@@ -552,7 +552,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
         let ended = caught(response.unwrap().into_body().collect()).await;
         assert!(ended.is_err());
         until_told("a slot was taken back").await;
-        until_told("a slot is over: its response is aborted").await;
+        until_told("a slot has ended: its response is aborted").await;
     });
 }
 

@@ -44,7 +44,7 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for Slot {
     }
 }
 
-/// The rejection of a [`Slot`] on a route without a [`LimitLayer`](super::LimitLayer): 500.
+/// Rejection of a [`Slot`] on a route without a [`LimitLayer`](super::LimitLayer): 500.
 #[derive(Clone, Debug)]
 pub struct NoSlot(());
 
@@ -63,7 +63,7 @@ impl IntoResponse for NoSlot {
     }
 }
 
-/// As [`Refusal::to_response`], with the refusal in the extensions.
+/// Converts like [`Refusal::to_response`], with the refusal in the extensions.
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let mut response = self.to_response().map(Body::from);
@@ -73,9 +73,9 @@ impl IntoResponse for Refusal {
 }
 
 impl Limit {
-    /// Counts each route by itself, by the path that axum has matched (`/users/{id}`).
+    /// Limits each axum route separately, by its matched path (`/users/{id}`).
     ///
-    /// The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A request without one, such as
+    /// Needs the feature `axum`. The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A request without one, such as
     /// one that no route matches, has no key: see [`Scope::require_key`]. The limit's [class](Self::class) is
     /// [`Class::Route`], unless it was set.
     ///

@@ -22,9 +22,9 @@ use crate::{
 pin_project! {
     /// Response body of a [`Limited`](super::Limited) service.
     ///
-    /// Frames, trailers and the size hint are those of the service's body. The slot is given back at the first of: the
-    /// body has ended, it says that it will end after the frame it just gave, it fails, or it is dropped. A server
-    /// takes the last frame a little before the client has it.
+    /// Frames, trailers and the size hint are those of the service's body. The slot is released as soon as the body has ended,
+    /// reports that it ends after the frame it just returned, fails, or is dropped. A server takes the last frame a little
+    /// before the client has it.
     ///
     /// If the slot ends first, and that ends the response ([`OnLost::Abort`](super::OnLost::Abort),
     /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the
@@ -171,14 +171,16 @@ impl<B> fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// The error that ends a response body whose slot is over: it was lost, with [`OnLost::Abort`](super::OnLost::Abort), or
-/// ended by a [shutdown](super::LimitLayer::at_shutdown), or has reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
+/// Error that ends a response body whose slot has ended.
+///
+/// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a
+/// [shutdown](super::LimitLayer::at_shutdown), or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
 /// [`LimitLayer::idle`](super::LimitLayer::idle)).
 #[derive(Debug)]
 pub struct LostError(LostErrorKind);
 
 impl LostError {
-    /// Why the slot is over.
+    /// Returns the reason why the slot ended.
     pub fn kind(&self) -> LostErrorKind {
         self.0
     }

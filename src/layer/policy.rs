@@ -10,8 +10,10 @@ use crate::{
     limit::{Limit, check_together},
 };
 
-/// The limits that a request is under, each with the rule for its key. They are taken together, all or nothing: what a
-/// request would have taken of the others is untouched if one refuses.
+/// The scopes that apply to a request together, all or nothing.
+///
+/// A request that one of them refuses is not counted by the others. See
+/// [several limits](crate::guide::keys#several-limits-on-one-request).
 ///
 /// It is made from a limit or a scope, from a list of either (an array or a `Vec`), or from a tuple of up to 8 of both:
 ///

@@ -15,11 +15,10 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::error::BoxError;
 
-/// A response that [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) can send: an [`http::Response`] whose body is
-/// text, bytes, or any [`Body`] of [`Bytes`], such as that of axum's `Response`.
+/// A response that [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) can send.
 ///
-/// It is implemented for all of these, and not to be implemented elsewhere. `M` tells bodies from plain data, and is
-/// inferred.
+/// It is implemented for [`http::Response`]s whose body is text, bytes, or any [`Body`] of [`Bytes`], such as that of axum's
+/// `Response`, and cannot be implemented elsewhere. `M` distinguishes bodies from plain data, and is inferred.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no response that a refusal can be",
     label = "not a response whose body is text, `Bytes`, or an `http_body::Body` of `Bytes`",

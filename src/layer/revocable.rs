@@ -256,7 +256,7 @@ impl<T> Cell<T> {
         };
         drop(ended);
         let limit = &*self.terms.limit_name;
-        tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
+        tracing::warn!(limit, ?kind, "a slot has ended: its response is aborted");
         if let Some(meter) = &self.terms.meter {
             meter.aborted(kind);
         }

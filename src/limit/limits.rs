@@ -4,10 +4,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::limit::Limit;
 
-/// One limit, or a list: what [`Limiter::semaphore`](crate::Limiter::semaphore) and
-/// [`Semaphore::and`](crate::Semaphore::and) take.
+/// One limit or a list of limits, for [`Limiter::semaphore`](crate::Limiter::semaphore).
 ///
-/// It is made from a [`Limit`] or a `&Limit`, or from an array, a slice or a `Vec` of either.
+/// Also for [`Semaphore::and`](crate::Semaphore::and). It is created from a [`Limit`] or a `&Limit`, or from an array, a slice or a `Vec` of either.
 #[derive(Clone, Debug)]
 pub struct Limits(pub(crate) SmallVec<[Limit; 1]>);
 

@@ -1,4 +1,4 @@
-//! Limits: how much, how long to wait, and what to do without a store.
+//! Limits: the value, the wait, and the fallback without a store.
 
 mod check;
 mod kinds;

@@ -158,11 +158,11 @@ async fn a_forbidden_change_is_reported_and_nothing_changes() {
         (
             "store.lease = '10s'\nlimits.a = { rate = 2, per = '1s' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
             "store: cannot change while it is in use: start the service anew
-limits.a: whether limit `a` counts permits at once, or in a period cannot change while it is in use",
+limits.a: limit `a` cannot change between concurrent and rate while it is in use",
         ),
         (
             "limits.a = { concurrent = 2, class = 'tenant' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
-            "limits.a: whether limit `a` is narrow or wide cannot change while it is in use",
+            "limits.a: the class of limit `a` cannot change while it is in use",
         ),
         (
             "limits.a.concurrent = 2\nroutes = [{ match = ['*'], limits = ['b'] }]",
@@ -185,7 +185,7 @@ fn a_key_by_route_is_of_a_class_of_its_own() {
     };
     let live = live(&of("key = 'route'"));
     let error = live.reload(&of("key.header = 'x'")).unwrap_err();
-    assert!(error.to_string().contains("narrow or wide"), "{error}");
+    assert!(error.to_string().contains("the class of limit"), "{error}");
     live.reload(&of("key.header = 'x', class = 'route'"))
         .unwrap();
 }

@@ -101,7 +101,10 @@ async fn a_timed_out_wait_is_reported() {
     assert!(refusal.waited() >= wait);
     assert_eq!((refusal.in_use(), refusal.limit_name()), (1, "one"));
     let problem = problem(answer).await;
-    assert_eq!(problem["detail"], "none of 1 slots came free in 1.5s");
+    assert_eq!(
+        problem["detail"],
+        "no slot became free within 1.5s: 1 of 1 slots in use"
+    );
     assert_eq!(problem["waited"], 1.5);
 }
 

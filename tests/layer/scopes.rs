@@ -65,7 +65,7 @@ async fn requests_without_the_header_share_one_key() {
 }
 
 #[test]
-#[should_panic(expected = "the key of limit `one` is no valid header name")]
+#[should_panic(expected = "the key of limit `one` is not a valid header name")]
 fn a_bad_header_name_panics() {
     let _ = ONE.by_header("x key");
 }

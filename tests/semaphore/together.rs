@@ -487,7 +487,7 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     let twice = caller(&limiter, "a").try_and(&PATIENT_CALLER, "b");
     let too_many = most.try_and(&limits[MAX_SCOPES], "k");
     for (error, words) in [
-        (twice.err(), "`caller` comes twice"),
+        (twice.err(), "`caller` is listed twice"),
         (too_many.err(), "not 17"),
     ] {
         let error = error.expect("refused");
@@ -499,7 +499,7 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
         (Vec::<Limit>::new().into(), "not 0"),
         (
             (CALLER, CALLER.by_header("x-key")).into(),
-            "`caller` comes twice",
+            "`caller` is listed twice",
         ),
         (limits.iter().collect::<Vec<_>>().into(), "not 17"),
     ];

@@ -512,13 +512,17 @@ async fn a_server_that_became_a_replica_is_an_outage() {
     replica.is_connected().await;
 }
 
+/// The list of the guide: `ACL SETUSER` and what comes after it.
+fn documented_permissions<'a>() -> impl Iterator<Item = &'a str> {
+    let guide = include_str!("../../guide/redis.md");
+    let (_, list) = guide.split_once("\nACL SETUSER").unwrap();
+    list.split_once("\n```").unwrap().0.split_whitespace()
+}
+
 /// The user `turnstile` of the documented list, with changes.
 fn user(server: &RedisServer, changes: &[&str]) -> String {
-    let text = include_str!("mod.rs");
-    let text = text.split_once("//! ACL SETUSER").unwrap().1;
-    let text = text.split_once("//! ```").unwrap().0.replace("//!", "");
     let mut command = vec!["ACL", "SETUSER"];
-    command.extend(text.split_whitespace());
+    command.extend(documented_permissions());
     command.extend(changes);
     server.cli(&command);
     server.url().replace("://", "://turnstile:password@")
@@ -570,13 +574,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
         }
     }
     let used = server.cli(&["INFO", "commandstats"]);
-    let list = include_str!("mod.rs")
-        .split("//! Without `publish`")
-        .next()
-        .unwrap();
-    let listed = list
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix('+'));
+    let listed = documented_permissions().filter_map(|word| word.strip_prefix('+'));
     let unused: Vec<_> = listed
         .filter(|command| !used.contains(&format!("cmdstat_{command}:")))
         .collect();
