@@ -58,7 +58,7 @@ impl Error for NoSlot {}
 
 impl IntoResponse for NoSlot {
     fn into_response(self) -> Response {
-        tracing::error!("{self}");
+        tracing::error!("a handler extracts a slot on a route without a limit layer");
         StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }
@@ -75,9 +75,9 @@ impl IntoResponse for Refusal {
 impl Limit {
     /// Limits each axum route separately, by its matched path (`/users/{id}`).
     ///
-    /// Needs the feature `axum`. The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A request without one, such as
-    /// one that no route matches, has no key: see [`Scope::require_key`]. The limit's [class](Self::class) is
-    /// [`Class::Route`], unless it was set.
+    /// Needs the feature `axum`. The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A
+    /// request without one, such as one that no route matches, has no key: see [`Scope::require_key`]. The limit's
+    /// [class](Self::class) is [`Class::Route`], unless it was set.
     ///
     /// ```
     /// use axum::{Router, routing::get};
