@@ -665,6 +665,15 @@ fn all_foreign_code_may_call_back() {
         let semaphore = limiter.semaphore(&PROBE, "late");
         drop(runtime.block_on(caught(semaphore.acquire())).unwrap());
         runtime.block_on(until_told(STALLED));
+        // The runtime ends with a slot that nobody gave back.
+        let ends = Builder::new_current_thread().enable_all().build().unwrap();
+        let limiter = ends.block_on(builder().connect(&server.url())).unwrap();
+        let semaphore = limiter.semaphore(&PROBE, "kept");
+        let kept = ends.block_on(caught(semaphore.acquire())).unwrap();
+        drop((semaphore, limiter));
+        drop(ends);
+        runtime.block_on(until_told(DROPPED));
+        drop(kept);
     });
     let scene = scene();
     let told: BTreeSet<_> = scene
@@ -702,6 +711,9 @@ const REPLACED: &str = "the limiter's task did not run in time, since its runtim
                         another one is started on the runtime of a request";
 const STALLED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
                        the fallback of each limit applies until it does";
+
+const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
+     await `Limiter::shutdown` before the process or its runtime ends";
 
 /// Told after a minute only, and on the way of all others about the store: `tests/semaphore/main.rs` waits for it.
 const AFTER_A_MINUTE: &str =

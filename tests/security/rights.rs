@@ -171,13 +171,28 @@ async fn without_publish_the_line_moves_by_asking() {
         .expect("all goes on");
 }
 
+/// Waiters of a crashed replica are not passed over then.
+#[tokio::test]
+async fn without_pubsub_all_goes_on() {
+    log();
+    let server = RedisServer::start();
+    let url = user(&server, "rights-pubsub", &["-pubsub"]);
+    live(&server, &url, "rights-pubsub", RARELY)
+        .await
+        .expect("all goes on");
+}
+
+/// Without these there is less comfort, as the tests above show.
+const OPTIONAL: [&str; 2] = ["publish", "pubsub"];
+
 #[tokio::test]
 async fn each_documented_right_is_needed_and_without_it_the_gate_stays_shut() {
     log();
     let server = RedisServer::start();
     let rights = documented("any");
     let rights = rights.iter().filter_map(|word| word.strip_prefix('+'));
-    let rights: Vec<_> = rights.filter(|right| *right != "publish").collect();
+    let is_needed = |right: &&str| !OPTIONAL.contains(right);
+    let rights: Vec<_> = rights.filter(is_needed).collect();
     assert!(rights.len() > 10, "{rights:?}");
     let without = rights.iter().map(|right| format!("-{right}"));
     for missing in without.chain(["resetkeys".into(), "resetchannels".into()]) {
