@@ -576,7 +576,11 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     let used = server.cli(&["INFO", "commandstats"]);
     let listed = documented_permissions().filter_map(|word| word.strip_prefix('+'));
     let unused: Vec<_> = listed
-        .filter(|command| !used.contains(&format!("cmdstat_{command}:")))
+        // Redis 7 counts subcommands.
+        .filter(|command| {
+            let is_used = |end| used.contains(&format!("cmdstat_{command}{end}"));
+            !is_used(':') && !is_used('|')
+        })
         .collect();
     assert_eq!(unused, [""; 0]);
 }
