@@ -24,7 +24,7 @@
 //! | `excuses` | what excuses a guarantee, for whom and for how long |
 //! | `runs` | which seeds are run |
 //!
-//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..2000` these ones (as `.ci/test` does),
+//! `TURNSTILE_SIM_SEEDS=n` runs that many fresh seeds, `TURNSTILE_SIM_SEEDS=0..1500` these ones (as `.ci/test` does),
 //! `TURNSTILE_SIM_SEED=n` a single one, which is logged if it fails; otherwise the first 200 are run:
 //!
 //! ```text
