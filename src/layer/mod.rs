@@ -274,9 +274,11 @@
 //! | `body` | ends the slot with the response, and the response after its slot |
 //! | `slot` | the slot as the handler sees it |
 //! | `refusal` | the answer to a request that got no slot |
+//! | `acquire_error` | the same for an error of a handler that acquires by itself |
 //! | `problem`, `grpc` | how it is written |
 //! | `fields` | how the limits stand, in the response head |
 
+mod acquire_error;
 mod address;
 mod body;
 mod bounds;

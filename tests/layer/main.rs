@@ -1,5 +1,6 @@
 //! The layer, by what can end a response and what can go wrong on the way. Nothing here sleeps: tests wait for events.
 
+mod acquire_errors;
 mod addresses;
 mod bounds;
 mod clients;
