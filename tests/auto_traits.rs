@@ -113,6 +113,9 @@ fn layered_services_can_be_boxed() {
     let _: BoxCloneService<Request<()>, _, Infallible> = BoxCloneService::new(layer.layer(plain));
 }
 
+#[cfg(feature = "test-util")]
+assert_values!(tower_turnstile::test_util::TestStore);
+
 #[cfg(feature = "config")]
 mod config {
     use tower_turnstile::config::{

@@ -46,6 +46,9 @@ fn is_test(attributes: &[Attribute]) -> bool {
             syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
             _ => return attribute.path().is_ident("test"),
         };
+        if text.contains("\"test-util\"") {
+            return false;
+        }
         let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric()).collect();
         words.contains(&"test") && !words.contains(&"not")
     })
@@ -425,7 +428,13 @@ const LAYERS: [&[&str]; 8] = [
     &["lib.rs", "fuzzing.rs"],
     &["config"],
     &["layer"],
-    &["builder.rs", "limiter.rs", "semaphore.rs", "permit.rs"],
+    &[
+        "builder.rs",
+        "limiter.rs",
+        "semaphore.rs",
+        "permit.rs",
+        "test_util",
+    ],
     &["keeper"],
     &["store", "telemetry", "leases"],
     &["limit", "home.rs", "repoll.rs"],
