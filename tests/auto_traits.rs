@@ -12,8 +12,8 @@ use tower_turnstile::{
     Hold, Key, Limit, LimitLayer, Limiter, OnLost, PeerAddress, Permit, ReadAheadLayer, Refusal,
     RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
-        Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody,
-        ResponseFuture,
+        HttpClient, HttpClientFuture, Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody,
+        ReadAheadFuture, ResponseBody, ResponseFuture,
     },
 };
 
@@ -78,6 +78,11 @@ assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
 // Its bodies cannot be dropped by another thread when their slot ends.
 assert_impl_all!(Limited<Plain<()>>: tower::Service<Request<()>>);
 assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
+
+/// What a client's types are does not matter.
+type Client = HttpClient<Plain<()>, Rc<()>, Rc<()>>;
+assert_impl_all!(Client: Send, Sync, Unpin, Clone, std::fmt::Debug);
+assert_impl_all!(HttpClientFuture<Ready<()>, (), Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
 
 assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);

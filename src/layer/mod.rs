@@ -272,6 +272,8 @@
 //! | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
 //! | `bounds` | settings for responses that do not end |
 //! | `body` | ends the slot with the response, and the response after its slot |
+//! | `permit_body` | a body that holds a permit, without a layer |
+//! | `http_client` | a client with types of its own, as a service |
 //! | `slot` | the slot as the handler sees it |
 //! | `refusal` | the answer to a request that got no slot |
 //! | `acquire_error` | the same for an error of a handler that acquires by itself |
@@ -288,9 +290,11 @@ mod gate;
 mod gates;
 mod grpc;
 mod guard;
+mod http_client;
 #[allow(clippy::module_inception)]
 mod layer;
 mod options;
+mod permit_body;
 mod policy;
 mod problem;
 mod read_ahead;
@@ -305,6 +309,7 @@ pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
 pub use body::{LostError, ResponseBody};
 pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
+pub use http_client::{HttpClient, HttpClientFuture};
 pub use layer::LimitLayer;
 pub use options::{OnLost, ReleaseAt};
 pub use policy::Policy;

@@ -11,6 +11,7 @@ mod grpc;
 mod keys;
 mod logs;
 mod lost;
+mod permit_bodies;
 mod policies;
 mod read_ahead;
 mod refusals;
