@@ -1,4 +1,4 @@
-//! The builder: a limiter's settings, and how it finds its store.
+//! The builder: the settings of a limiter, and connecting to its store.
 //!
 //! Tests: `tests/semaphore/main.rs`; the ranges of settings: `tests/config/faults.rs`.
 
@@ -26,7 +26,9 @@ const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
 const MEMORY: &str = "memory:";
 const MAX_NAMESPACE_LEN: usize = 64;
 
-/// Settings of a [`Limiter`].
+/// Configures a [`Limiter`].
+///
+/// The defaults are right for most services. All replicas of a service should use the same settings.
 ///
 /// | setting | default | relation |
 /// | --- | --- | --- |
@@ -82,81 +84,98 @@ impl fmt::Debug for LimiterBuilder {
 }
 
 impl Limiter {
-    /// A limiter whose ledger is in this process: the same rules and the same fairness without a store, for one
-    /// replica and for tests.
+    /// Creates a limiter without a store: the same rules within this process.
+    ///
+    /// For services with one replica, and for [tests](crate::guide::testing).
     ///
     /// # Panics
     ///
-    /// If the system has no randomness to give.
+    /// If the system's random number generator fails.
     pub fn in_memory() -> Self {
         Self::builder()
             .in_memory()
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A limiter on the store at this URL, with the default settings.
+    /// Connects to the store at this URL, with the default settings.
     ///
     /// # Errors
     ///
-    /// As [`LimiterBuilder::connect`].
+    /// Those of [`LimiterBuilder::connect`].
     pub async fn connect(url: &str) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
     }
 
-    /// A limiter with settings of its own.
+    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LimiterBuilder::connect_required`].
+    pub async fn connect_required(url: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect_required(url).await
+    }
+
+    /// Returns a builder for a limiter with other settings.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
     }
 }
 
 impl LimiterBuilder {
-    /// How long a slot stays taken after its replica crashed or was cut off. Held permits are renewed every third of
-    /// it. Default: 30 s.
+    /// Sets the length of a lease. Default: 30 s.
+    ///
+    /// It is the time for which a slot stays taken after its replica crashed or was cut off. The leases of held permits
+    /// are renewed every third of it, however long a request runs.
     ///
     /// Longer: fewer renewals, and permits survive longer outages of the store. Shorter: slots of a crashed replica
-    /// are back sooner.
+    /// return sooner.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long a request waits for the store's answer before the limit's
-    /// [`fallback`](crate::Limit::fallback) decides. Default: 500 ms. A connection is made anew within it, so it
-    /// should be five round trips or more.
+    /// Sets the longest time that a request waits for the store. Default: 500 ms.
+    ///
+    /// After it the limit's [`fallback`](crate::Limit::fallback) decides, and a longer pause of the store counts as an
+    /// outage. Reconnecting has to fit into it, so it should be five round trips or more.
     pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
         self.store_timeout = store_timeout;
         self
     }
 
-    /// How often a replica asks how far its lines are, in case a wake-up was lost; one question for all waiters.
-    /// Default: 1 s.
+    /// Sets the interval at which queued requests are polled for, in case a wake-up was lost. Default: 1 s.
+    ///
+    /// One poll covers all waiters of the process.
     pub fn poll_interval(mut self, poll_interval: Duration) -> Self {
         self.poll_interval = poll_interval;
         self
     }
 
-    /// How long a replica's waiters keep their places when nothing is heard of it, and the longest first lease of a
-    /// waiter that is granted a slot. Default: 5 s.
+    /// Sets how long the store keeps the queue positions of a replica that it does not hear from. Default: 5 s.
     ///
-    /// Longer: places survive longer silences. Shorter: the waiters of a crashed replica are in nobody's way sooner:
-    /// within twice this time, if `store_timeout` is at most a third of it.
+    /// It is also the longest first lease of a waiter that is granted a slot. Longer: positions survive longer pauses of
+    /// a replica. Shorter: the waiters of a crashed replica delay the queue for less time: at most twice this, if
+    /// `store_timeout` is at most a third of it.
     pub fn waiter_ttl(mut self, waiter_ttl: Duration) -> Self {
         self.waiter_ttl = waiter_ttl;
         self
     }
 
-    /// What the names of all keys and channels in the store begin with; replicas of one service share it. 1 to 64
-    /// letters, digits, `-`, `_`, `.` or `:`. Default: `turnstile`.
+    /// Sets the prefix of all keys and channels in the store. Default: `turnstile`.
+    ///
+    /// The replicas of a service share one; services that share a server each have their own. It has 1 to 64 letters,
+    /// digits, `-`, `_`, `.` or `:`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// The runtime of the limiter's task and of its connections to the store; it needs timers and IO ([`enable_all`]).
-    /// Default: the one that first uses the limiter (not the one that it was connected on), and another one if that ends,
-    /// or does not run the task in time.
+    /// Sets the runtime of the limiter's background task and connections.
     ///
-    /// The task is never moved away from a runtime that is given here. While that does not run it, each limit's
+    /// It needs timers and IO ([`enable_all`]). Default: the runtime that first uses the limiter (not the one that it was
+    /// connected on), and another one if that ends or does not run the task in time.
+    ///
+    /// The task is never moved away from a runtime that is set here. While that does not run it, each limit's
     /// [`fallback`](crate::Limit::fallback) applies, as if the store were down.
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
@@ -165,19 +184,20 @@ impl LimiterBuilder {
         self
     }
 
-    /// Runs the limiter's task on a thread of its own, with a runtime of its own, in place of the caller's. The thread
-    /// (`turnstile`) ends when the last [`Limiter`] and the last permit are gone.
+    /// Runs the background task on a thread and a runtime of its own.
     ///
-    /// For a service with one runtime for each core, for runtimes that come and go or are not always driven, and wherever
-    /// handlers may block a thread: nothing that they do delays the renewal of leases then. On the other hand each
-    /// round trip to the store wakes a thread more, so that a request takes longer under low load. Replaces
+    /// For services with one runtime per core, for runtimes that come and go or are not always driven, and wherever
+    /// handlers may block a thread: nothing that they do delays the renewal of leases then. The price is one more thread
+    /// to wake for each round trip, so a request takes longer under low load.
+    ///
+    /// The thread (`turnstile`) ends when the last [`Limiter`] and the last permit are gone. Replaces
     /// [`runtime`](Self::runtime).
     pub fn dedicated_thread(mut self) -> Self {
         self.place = Place::Thread;
         self
     }
 
-    /// A limiter whose ledger is in this process.
+    /// Creates a limiter without a store: see [`Limiter::in_memory`].
     ///
     /// # Errors
     ///
@@ -188,51 +208,68 @@ impl LimiterBuilder {
         Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
 
-    /// A limiter on the store at this URL: `redis://` (or `valkey://`), `rediss://` for TLS (feature `tls`), `memory:`
-    /// for none.
+    /// Connects to the store at this URL.
     ///
-    /// With the feature `sentinel` the URL may name a service that Redis Sentinel watches over, and up to 16 of its
-    /// sentinels: `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]`, or `rediss+sentinel://` for
-    /// TLS to the sentinels and to the server. The user is the server's; the sentinels' own is given by
-    /// `?sentinel_username=..&sentinel_password=..`. A failover needs no restart: each new connection asks all sentinels
-    /// at once, and uses only a server that says of itself that it is a primary. It goes on at the latest a second (the
-    /// longest pause between two attempts) and a `store_timeout` after the sentinels have told of the new primary
-    /// (`+switch-master`). What the new primary has not heard of is put back by those who hold it. Set
-    /// `min-replicas-to-write` to 1 on the servers, so that a primary that is cut off from its replicas grants nothing.
+    /// | URL | store | feature |
+    /// | --- | --- | --- |
+    /// | `redis://[user:password@]host[:port][/db]`, `valkey://`, `unix://` | a server | `redis` |
+    /// | `rediss://`, `valkeys://` | a server, with TLS | `tls` |
+    /// | `redis+sentinel://[user:password@]host[:26379],host2[:port]/service[/db]` | a service of Redis Sentinel, by up to 16 sentinels | `sentinel` |
+    /// | `redis+cluster://[user:password@]host[:port],host2[:port]` | a Redis Cluster, by up to 16 of its nodes | `cluster` |
+    /// | `rediss+sentinel://`, `rediss+cluster://` | the same, with TLS | and `tls` |
+    /// | `memory:` | none | |
     ///
-    /// With the feature `cluster` it may name up to 16 nodes of a Redis Cluster:
-    /// `redis+cluster://[user:password@]host[:port],host2[:port]`, or `rediss+cluster://`. Keys are spread over sixteen hash
-    /// slots, each with a connection of its own, so a node that is gone concerns its own keys only. Slots may move while
-    /// they are in use. A request under several limits takes them one after the other, rates first; if one refuses, what
-    /// it took of the others is given back. So it takes a round trip for each, and others may see for a moment what it
-    /// gives back. The nodes' clocks should agree (NTP): where a slot has moved to a node whose clock is ahead, leases end
-    /// earlier by as much, as if the clock had been stepped.
+    /// With Sentinel the user is the server's; that of the sentinels is given by
+    /// `?sentinel_username=..&sentinel_password=..`. [Running Redis](crate::guide::redis) describes failovers, clusters,
+    /// certificates and permissions.
     ///
-    /// For TLS, the authorities that the system trusts are trusted; the environment variable `SSL_CERT_FILE` names
-    /// others. A certificate that is not trusted, or for another name, is an error of the configuration and not an
-    /// outage. Servers that sentinels name by address have certificates for these addresses, or the sentinels are told
-    /// to `announce-hostnames`.
-    ///
-    /// A store that cannot be reached is not an error but a warning in the log, so that a service can start while its
-    /// store is down: each limit's [`fallback`](crate::Limit::fallback) applies until it is there.
+    /// A store that cannot be reached is a warning in the log and not an error, so that a service can start while its
+    /// store is down: each limit's [`fallback`](crate::Limit::fallback) applies until the store is there.
     ///
     /// # Errors
     ///
     /// If a setting is out of range, the URL cannot be used, the store refuses the credentials or the namespace, or there is
-    /// no Tokio runtime with timers and IO (with [`dedicated_thread`](Self::dedicated_thread) none is needed). A command
-    /// that the store's user may not run shows at the first request: it is refused, whatever the policy.
+    /// no Tokio runtime with timers and IO (none is needed with [`dedicated_thread`](Self::dedicated_thread)). A command
+    /// that the store's user may not run shows at the first request, which is refused whatever the fallback.
     pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
         if url == MEMORY {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
-        return self.on_target(Target::open(url)?).await;
+        return Ok(self.on_target(Target::open(url)?).await?.0);
         #[cfg(not(feature = "redis"))]
         return check_url(url).and_then(|()| self.in_memory());
     }
 
-    /// As [`connect`](Self::connect), with a client of the [`redis`] crate: for TLS with an authority of one's own, or
-    /// with a certificate that the server asks for. A linger time in its TCP settings does not apply.
+    /// Connects like [`connect`](Self::connect), and fails if the store cannot be reached.
+    ///
+    /// For jobs that should not start without their limits, and for configuration checks. A service is better started with
+    /// [`connect`](Self::connect), which also succeeds while the store is down. The store may fail at any time afterwards, so
+    /// each limit needs a [`fallback`](crate::Limit::fallback) all the same. Of a cluster one node is asked.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer within
+    /// [`store_timeout`](Self::store_timeout).
+    pub async fn connect_required(self, url: &str) -> Result<Limiter, ConfigError> {
+        #[cfg(feature = "redis")]
+        if url != MEMORY {
+            let (limiter, unreached) = self.on_target(Target::open(url)?).await?;
+            return match unreached {
+                None => Ok(limiter),
+                Some(error) => Err(ConfigError::new(
+                    ConfigErrorKind::Unreachable,
+                    format!("the store cannot be reached: {error}"),
+                )),
+            };
+        }
+        self.connect(url).await
+    }
+
+    /// Connects with a client of the [`redis`] crate.
+    ///
+    /// For TLS with your own certificate authority, or with a client certificate. A linger time in the client's TCP
+    /// settings does not apply.
     ///
     #[cfg_attr(feature = "tls", doc = "```no_run")]
     #[cfg_attr(not(feature = "tls"), doc = "```ignore")]
@@ -252,14 +289,16 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect), but for the URL.
+    /// Those of [`connect`](Self::connect), except for the URL.
     #[cfg(feature = "redis")]
     pub async fn connect_client(self, client: redis::Client) -> Result<Limiter, ConfigError> {
-        self.on_target(client.into()).await
+        let (limiter, _) = self.on_target(client.into()).await?;
+        Ok(limiter)
     }
 
     #[cfg(feature = "redis")]
-    async fn on_target(self, target: Target) -> Result<Limiter, ConfigError> {
+    /// With the reason if it could not be reached.
+    async fn on_target(self, target: Target) -> Result<(Limiter, Option<String>), ConfigError> {
         let (home, mut keepers) = (self.home()?, Vec::new());
         for (part, target) in target.parts() {
             let settings = self.settings(part)?;
@@ -268,8 +307,8 @@ impl LimiterBuilder {
             keepers.push(keeper);
         }
         // The other parts connect when they have something to send.
-        keepers[0].greet().await.map_err(refused)?;
-        Ok(Limiter::new(Keepers::new(keepers)))
+        let unreached = keepers[0].greet().await.map_err(refused)?;
+        Ok((Limiter::new(Keepers::new(keepers)), unreached))
     }
 
     pub(crate) fn home(&self) -> Result<Home, ConfigError> {

@@ -1,4 +1,4 @@
-//! Errors: what a user configured wrongly, and why a permit was not given.
+//! Errors: faults of the configuration, and reasons for refusals.
 //!
 //! Tests: `tests/security/errors.rs`.
 
@@ -6,33 +6,35 @@ use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
 use crate::status::Quota;
 
-/// What a service or body may fail with.
+/// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// A limit, limiter or layer that cannot work as configured.
+/// Error for a limit, limiter or layer that cannot work as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     kind: ConfigErrorKind,
     message: String,
 }
 
-/// What is wrong with a configuration.
+/// Reason for a [`ConfigError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// A value is out of its range, or two values do not go together.
+    /// A value is out of range, or two values are inconsistent.
     Value,
-    /// Two limits of one name differ.
+    /// Two limits of one name have different values.
     Conflict,
-    /// The store's URL cannot be read, or its scheme is not known.
+    /// The store's URL cannot be parsed, or its scheme is unknown.
     Url,
     /// The store refused the credentials.
     Credentials,
-    /// The store does not permit a command, key or channel that is needed.
+    /// The store's user may not use a command, key or channel that is needed.
     Permission,
-    /// The store answers, and cannot be used: it is no Redis, or one that is too old or set up otherwise.
+    /// The store answers but cannot be used: it is not Redis, too old, or configured differently.
     Store,
-    /// There is no Tokio runtime with timers and IO to connect on, or no thread for the limiter's task.
+    /// The store cannot be reached, on [`connect_required`](crate::LimiterBuilder::connect_required).
+    Unreachable,
+    /// There is no Tokio runtime with timers and IO, or no thread for the background task.
     Runtime,
 }
 
@@ -48,7 +50,7 @@ impl ConfigError {
         Self::new(ConfigErrorKind::Value, message)
     }
 
-    /// What is wrong.
+    /// Returns the reason.
     pub fn kind(&self) -> ConfigErrorKind {
         self.kind
     }
@@ -62,7 +64,7 @@ impl fmt::Display for ConfigError {
 
 impl Error for ConfigError {}
 
-/// Why a permit was not given.
+/// Error of a request that got no permit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
@@ -85,22 +87,23 @@ pub struct AcquireError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireErrorKind {
-    /// All slots are taken, and the caller would not wait.
+    /// All slots are in use, and the request does not wait.
     Full,
-    /// All slots are taken, and as many callers wait as may.
+    /// All slots are in use, and the queue is full.
     QueueFull,
-    /// No slot came free within the wait.
+    /// No slot became free within the wait.
     TimedOut,
-    /// The rate has given as many as it may, and would give the next one only after the wait.
+    /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
-    /// The store is down or too slow, and the limit's policy is to reject.
+    /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
-    /// The store refuses to work: credentials, permissions, or a key of another type. The log says which.
+    /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
-    /// There was no Tokio runtime to run the limiter's task on, or one without timers or IO: see
-    /// [`enable_all`](tokio::runtime::Builder::enable_all).
+    /// There is no Tokio runtime for the background task, or one without timers or IO.
+    ///
+    /// See [`enable_all`](tokio::runtime::Builder::enable_all).
     NoRuntime,
 }
 
@@ -135,25 +138,27 @@ impl fmt::Display for ReleaseError {
 
 impl Error for ReleaseError {}
 
-/// Why a slot was over before its response.
+/// Reason why a slot ended before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostErrorKind {
-    /// It was lost: its lease was not renewed in time, or the limiter was shut down.
+    /// The lease was not renewed in time.
     Lost,
-    /// It was held for as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
+    /// The limiter was shut down, and its deadline has passed.
+    ShutDown,
+    /// The slot was held as long as [`LimitLayer::max_hold`](crate::LimitLayer::max_hold) allows.
     HeldTooLong,
-    /// Nobody read the response for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
+    /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
     Idle,
 }
 
 impl AcquireError {
-    /// The reason.
+    /// Returns the reason.
     pub fn kind(&self) -> AcquireErrorKind {
         self.kind
     }
 
-    /// Whether the limit was reached: no slot, no place in the line, none in time, or too soon for the rate.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -164,38 +169,37 @@ impl AcquireError {
         )
     }
 
-    /// The name of the limit that refused.
+    /// Returns the name of the limit that refused.
     pub fn limit_name(&self) -> &str {
         &self.limit_name
     }
 
-    /// The limit's value for this key.
+    /// Returns the limit's value for this key.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// Slots in use across all replicas when this process last heard.
+    /// Returns the slots in use across all replicas, as last reported by the store.
     pub fn in_use(&self) -> u32 {
         self.in_use
     }
 
-    /// Waiters across all replicas when this process last heard.
+    /// Returns the queued requests across all replicas, as last reported by the store.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
 
-    /// The place in the line when the wait ended, as far as this process had heard: 1 at the head. `None` if the
-    /// caller was not in line.
+    /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
     pub fn place(&self) -> Option<u32> {
         self.place
     }
 
-    /// How long the caller waited.
+    /// Returns how long the request waited.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// When it is worth to try again: exact for a rate, an estimate for slots. `None` if nobody knows.
+    /// Returns when to retry: exact for a rate, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -203,23 +207,68 @@ impl AcquireError {
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            limit_name, max, ..
+        } = self;
         match self.kind {
-            AcquireErrorKind::Full => write!(f, "all {} slots are in use", self.max),
+            AcquireErrorKind::Full => {
+                write!(f, "limit `{limit_name}` is full: ")?;
+                self.write_use(f)
+            }
             AcquireErrorKind::QueueFull => {
-                write!(f, "all {} slots are in use and the queue is full", self.max)
+                write!(f, "the queue of limit `{limit_name}` is full: ")?;
+                self.write_use(f)
             }
             AcquireErrorKind::TimedOut => {
-                write!(f, "no slot of {} came free in {:?}", self.max, self.waited)
+                let waited = self.waited;
+                write!(
+                    f,
+                    "limit `{limit_name}` had no free slot within {waited:?}: "
+                )?;
+                self.write_use(f)
             }
-            AcquireErrorKind::TooSoon => write!(f, "the rate `{}` is used up", self.limit_name),
-            AcquireErrorKind::Unavailable => f.write_str("the store of the limit is unavailable"),
+            AcquireErrorKind::TooSoon => {
+                write!(f, "rate `{limit_name}` of {max} is used up")?;
+                match self.retry_after {
+                    Some(time) => write!(f, ": it has more in {time:?}"),
+                    None => Ok(()),
+                }
+            }
+            AcquireErrorKind::Unavailable => {
+                write!(f, "the store of limit `{limit_name}` is unavailable")
+            }
             AcquireErrorKind::Misconfigured => {
-                f.write_str("the store of the limit is misconfigured")
+                write!(
+                    f,
+                    "the store of limit `{limit_name}` is misconfigured: see the log"
+                )
             }
-            AcquireErrorKind::ShutDown => f.write_str("the limiter is shutting down"),
-            AcquireErrorKind::NoRuntime => {
-                f.write_str("no Tokio runtime with timers and IO to run the limiter on")
+            AcquireErrorKind::ShutDown => {
+                write!(f, "the limiter of limit `{limit_name}` is shutting down")
             }
+            AcquireErrorKind::NoRuntime => write!(
+                f,
+                "no Tokio runtime with timers and IO to run the limiter of limit `{limit_name}` on"
+            ),
+        }
+    }
+}
+
+impl AcquireError {
+    /// How many slots are in use, as far as is known, and how many requests wait.
+    fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            max,
+            in_use,
+            waiting,
+            ..
+        } = self;
+        // While the store is down, or before it has answered, it is only known that there is none.
+        write!(f, "{} of {max} slots in use", in_use.max(max))?;
+        match waiting {
+            0 => Ok(()),
+            1 => f.write_str(", 1 request waiting"),
+            _ => write!(f, ", {waiting} requests waiting"),
         }
     }
 }

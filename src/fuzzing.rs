@@ -176,7 +176,7 @@ fn exchange(replica: u8, not_after_us: u64) -> Exchange {
         replica: ReplicaId::from_bits(replica.into()),
         lease_ms: 300,
         promote_ms: 100,
-        alive_ms: 100,
+        heartbeat_ms: 100,
         not_after_us,
         batches: Vec::new(),
         claims: Vec::new(),

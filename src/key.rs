@@ -1,4 +1,4 @@
-//! Keys: which caller, tenant or route a slot is counted for.
+//! Keys: the caller, tenant or route that a slot is counted for.
 
 use std::{
     borrow::Cow,
@@ -16,11 +16,11 @@ const MAX_RAW_LEN: usize = 64;
 /// Keys of up to this length are kept in place: addresses, numbers, short names. Longer ones are shared by their clones.
 const MAX_SHORT_LEN: usize = 22;
 
-/// Tells one caller from another under a limit.
+/// Identifies what is counted under a limit: a caller, a tenant, a route.
 ///
-/// It is made [from](#trait-implementations) bytes of any length, a text, a number, an address, the value of a header, or
-/// a UUID by its 16 bytes (`uuid.into_bytes()`). They never appear in a key name of the
-/// store, in a log line or in `Debug` output; a long key is kept as its SHA-256 digest.
+/// It is made [from](#trait-implementations) bytes of any length, a string, a number, an address, a header value, or a UUID
+/// by its 16 bytes (`uuid.into_bytes()`). Keys never appear in the store, in logs or in `Debug` output; a long key is kept as
+/// its SHA-256 digest.
 ///
 /// ```
 /// use tower_turnstile::Key;
@@ -39,13 +39,13 @@ enum Raw {
 }
 
 impl Key {
-    /// The one key of a limit that all callers share.
+    /// Key of a limit that all callers share.
     pub const SHARED: Key = Key(Raw::Short {
         len: 0,
         bytes: [0; MAX_SHORT_LEN],
     });
 
-    /// A key of several parts. The parts are kept apart: `["a", "bc"]` and `["ab", "c"]` differ.
+    /// Creates a key of several parts, without ambiguity: `["a", "bc"]` and `["ab", "c"]` differ.
     pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         let mut joined = Vec::new();
         for part in parts {

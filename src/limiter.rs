@@ -1,4 +1,4 @@
-//! The limiter: an application's one connection to its limits.
+//! The limiter: a process's connection to its store.
 //!
 //! Tests: `tests/semaphore/`, by theme.
 
@@ -11,11 +11,14 @@ use crate::{
     status::{ShutdownReport, Status},
 };
 
-/// Hands out permits under [`Limit`]s, through one store. Cheap to clone; clones share everything.
+/// Enforces [`Limit`]s through one store. Cheap to clone; clones share everything.
 ///
-/// A limiter runs one task, with one connection to its store, however many permits are held or waited for. The task
-/// is started at first use, on the runtime of the caller (or on the [builder's](crate::LimiterBuilder::runtime)). When that
-/// runtime ends, the next use starts it again, on the runtime of that caller.
+/// A limiter runs one background task, with one connection to its store, however many permits are held or queued for.
+/// The task is started at first use, on the runtime of the caller (or the [builder's](crate::LimiterBuilder::runtime)).
+/// When that runtime ends, the next use starts it again, on the runtime of that caller.
+///
+/// Call [`shutdown`](Self::shutdown) before the process ends: slots that it has not released by then stay taken until their
+/// leases end.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -40,31 +43,35 @@ impl Limiter {
         Self(keepers)
     }
 
-    /// What this process holds and waits for now. No round trip.
+    /// Returns what this process holds and waits for, without a round trip.
     pub fn status(&self) -> Status {
         self.0.status()
     }
 
-    /// Refuses newcomers and waiters, waits up to `deadline` for permits to come back, and marks the rest as lost and
-    /// releases them. Then every slot of this process is free for other replicas, if the store could be told.
+    /// Refuses new and queued requests, and releases all slots, at the latest at the deadline.
+    ///
+    /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Afterwards every slot
+    /// of this process is free for other replicas, unless the store could not be reached. See
+    /// [Shutting down](crate::guide::shutdown) for its place beside a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///
-    /// A dropped future leaves the limiter closed; call it again to go on.
+    /// Dropping the future leaves the limiter closed; call it again to go on.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         self.0.shutdown(deadline).await
     }
 
-    /// Gives the limit of this name new values while it is in use. They hold from the next exchange with the store on:
-    /// if there are more slots than before, waiters get them at once; if there are fewer, nobody loses one. A limit
-    /// that is switched to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) lets its waiters
-    /// go on.
+    /// Changes the values of the limit of this name while it is in use.
     ///
-    /// What a key has used up of a rate is kept as a time: when the rate is raised, it takes as long as before until that
-    /// has passed, which is at most the time of the old burst.
+    /// They apply from the next call to the store on. If the limit grows, waiters are admitted at once; if it shrinks, no
+    /// permit is lost. Switching it to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) admits its
+    /// waiters.
     ///
-    /// The wait is not part of it: each layer and semaphore keeps its own. Other replicas have to be told too; while
-    /// they differ, the largest value holds.
+    /// What a key has used of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
+    /// before, at most the time of the old burst.
+    ///
+    /// The wait is not changed: each layer and semaphore keeps its own. Update the other replicas too; while they differ,
+    /// the largest value applies.
     ///
     /// # Errors
     ///

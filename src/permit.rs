@@ -18,17 +18,18 @@ use crate::{
     status::Quota,
 };
 
-/// One slot of a limit. Dropping it gives the slot back.
+/// One slot of a limit. Dropping it releases the slot.
 ///
-/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or under
-/// [`Limit::reuse`] may serve this process again; if the process dies first, or its runtime is gone, when the lease ends.
+/// Dropping never blocks, spawns or panics, inside or outside a runtime. The slot is free one round trip later, or may serve
+/// this process again under [`Limit::reuse`]; if the process or its runtime ends first, when the lease ends.
+/// [`release`](Self::release) waits until the slot is free.
 ///
 /// # Losing a permit
 ///
-/// While a permit is held its lease in the store is renewed in the background. If that fails for as long as a lease,
-/// because the store is gone, or the process stood still, the permit is *lost*: its slot may be given to somebody
-/// else. The deadline is conservative, so that a permit counts as held only while its lease is certainly alive. A
-/// lost permit stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
+/// While a permit is held, its lease in the store is renewed in the background. If that fails for as long as a lease,
+/// because the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another request.
+/// The deadline is conservative, so that a permit counts as held only while its lease is certainly alive. A lost permit
+/// stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
 #[must_use = "dropping a permit gives its slot back at once"]
 pub struct Permit {
     share: Share,
@@ -103,8 +104,9 @@ impl Permit {
         self.share.release().await
     }
 
-    /// Completes when the permit is lost. It never completes for a permit of an in-memory limiter, unless the limiter
-    /// is shut down.
+    /// Completes when the permit is lost.
+    ///
+    /// For a permit of an in-memory limiter it only completes when the limiter is shut down.
     ///
     /// # Cancel safety
     ///
@@ -113,13 +115,14 @@ impl Permit {
         self.share.ended(|_| true).await;
     }
 
-    /// Whether the permit is lost. Once over, it stays over.
+    /// Returns whether the permit is lost. A lost permit stays lost.
     pub fn is_lost(&self) -> bool {
         self.share.is_lost()
     }
 
-    /// Until when the permit is certainly held, unless it is renewed before; `None` if it needs no renewal (in memory,
-    /// or admitted while the store was down), or is lost.
+    /// Returns until when the permit is certainly held, unless it is renewed before.
+    ///
+    /// `None` if it needs no renewal (in memory, or admitted while the store was down), or is lost.
     pub fn deadline(&self) -> Option<Instant> {
         let leases = self.share.leases.all();
         let deadlines = leases.iter().map(|lease| lease.deadline());
@@ -127,12 +130,12 @@ impl Permit {
         earliest.filter(|_| !self.is_lost())
     }
 
-    /// How long it took to get the permit.
+    /// Returns how long it took to acquire the permit.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The place in the line when it was joined: 1 at the head, 0 if there was no need to wait.
+    /// Returns the queue position on arrival: 1 at the head, 0 if there was no need to wait.
     pub fn place(&self) -> u32 {
         self.place
     }
@@ -186,9 +189,9 @@ impl Share {
         self.leases.is_lost()
     }
 
-    /// Whether a slot is over, and why.
-    pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        self.leases.over()
+    /// Whether a slot is over for a reason that `counts`.
+    pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
+        self.leases.over(counts)
     }
 
     /// Completes when a slot is over for a reason that `counts`.

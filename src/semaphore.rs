@@ -12,20 +12,22 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::try_join_all;
+
 use crate::{
     error::{AcquireError, ConfigError},
     keeper::{BoundPool, Demand, Keepers, Leg, LimitId, Request},
     key::Key,
-    limit::{Limit, check_together},
+    limit::{Limit, Limits, check_together},
     limiter::Limiter,
     permit::Permit,
     status::Usage,
 };
 
-/// A fair semaphore that all replicas share: one [`Limit`] for one [`Key`].
+/// A fair semaphore across all replicas: one [`Limit`] for one [`Key`].
 ///
-/// Permits are given in the order in which the store received the requests, across all replicas. A newcomer never
-/// overtakes a waiter that is alive, but for a moment under [`Limit::reuse`].
+/// Permits are granted in the order in which the store received the requests, across all replicas. No request overtakes a
+/// live waiter, except for a moment under [`Limit::reuse`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -34,7 +36,7 @@ use crate::{
 /// use tower_turnstile::{Limit, Limiter};
 ///
 /// // A mutex is a limit of 1.
-/// static NIGHTLY: Limit = Limit::concurrent("nightly", 1).wait_up_to(Duration::from_secs(60));
+/// const NIGHTLY: Limit = Limit::concurrent("nightly", 1).wait_up_to(Duration::from_secs(60));
 ///
 /// let limiter = Limiter::in_memory();
 /// let nightly = limiter.semaphore(&NIGHTLY, "report");
@@ -68,38 +70,60 @@ struct Bound {
 }
 
 impl Limiter {
-    /// Binds a limit to a key.
+    /// Creates a semaphore of a limit, or of a list of limits, for a key.
+    ///
+    /// [`Semaphore::and`] adds limits with other keys.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_turnstile::{Limit, Limiter};
+    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
+    /// const STARTS: Limit = Limit::rate("job-starts", 60, Duration::from_secs(60));
+    ///
+    /// let jobs = Limiter::in_memory().semaphore([JOBS, STARTS], "acme");
+    /// ```
     ///
     /// # Panics
     ///
-    /// If a value of the limit is out of range, or this limiter knows another limit of the same name and different
-    /// values. [`Limiter::try_semaphore`] returns that as an error.
-    pub fn semaphore(&self, limit: &Limit, key: impl Into<Key>) -> Semaphore {
-        self.try_semaphore(limit, key)
-            .unwrap_or_else(|error| panic!("{error}"))
+    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
+    /// the list is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or a limit twice.
+    /// [`Limiter::try_semaphore`] returns that as an error.
+    #[track_caller]
+    pub fn semaphore(&self, limits: impl Into<Limits>, key: impl Into<Key>) -> Semaphore {
+        match self.try_semaphore(limits, key) {
+            Ok(semaphore) => semaphore,
+            Err(error) => panic!("{error}"),
+        }
     }
 
-    /// As [`semaphore`](Self::semaphore), for limits from a configuration.
+    /// Fallible version of [`semaphore`](Self::semaphore), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// If a value of the limit is out of range, or in conflict with another limit of the same name.
+    /// If [`semaphore`](Self::semaphore) would panic.
     pub fn try_semaphore(
         &self,
-        limit: &Limit,
+        limits: impl Into<Limits>,
         key: impl Into<Key>,
     ) -> Result<Semaphore, ConfigError> {
-        Ok(Semaphore(Arc::new(Inner {
+        let (limits, key) = (limits.into().0, key.into());
+        let Some((first, others)) = limits.split_first() else {
+            return Err(check_together([]).expect_err("there is none"));
+        };
+        let semaphore = Semaphore(Arc::new(Inner {
             keepers: self.keepers().clone(),
-            first: Bound::new(self.keepers(), limit, key.into())?,
+            first: Bound::new(self.keepers(), first, key.clone())?,
             others: Vec::new(),
-        })))
+        }));
+        let mut others = others.iter();
+        others.try_fold(semaphore, |all, limit| all.with(limit, key.clone()))
     }
 }
 
 impl Semaphore {
-    /// This key's own value of the limit that was named last, in place of the limit's: see
-    /// [`Scope::values`](crate::Scope::values). All who use the key should say the same.
+    /// Sets the value of the last limit for this key, instead of the limit's own.
+    ///
+    /// All users of the key should set the same one. See [`Scope::values`](crate::Scope::values).
     ///
     /// ```
     /// # use tower_turnstile::{Limit, Limiter};
@@ -110,7 +134,7 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// If the value is out of range, such as 0 of a rate. [`try_value`](Self::try_value) returns that as an error.
+    /// If the value is out of range, such as 0 for a rate. [`try_value`](Self::try_value) returns that as an error.
     #[must_use]
     #[track_caller]
     pub fn value(self, max: u32) -> Self {
@@ -120,11 +144,11 @@ impl Semaphore {
         }
     }
 
-    /// As [`value`](Self::value), for values from elsewhere.
+    /// Fallible version of [`value`](Self::value).
     ///
     /// # Errors
     ///
-    /// Whatever makes [`value`](Self::value) panic.
+    /// If the value is out of range, such as 0 for a rate.
     pub fn try_value(mut self, max: u32) -> Result<Self, ConfigError> {
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
         let bound = others.last_mut().unwrap_or(first);
@@ -133,9 +157,10 @@ impl Semaphore {
         Ok(self)
     }
 
-    /// Another limit for the same permits: each then holds a slot under all of them, or has none. What a refusal by
-    /// one would have taken of the others stays untouched; in a Redis Cluster, which is asked for one after the other, it
-    /// is given back.
+    /// Adds a limit, or a list of limits: each permit holds a slot of all of them.
+    ///
+    /// They are acquired all or nothing: what one limit refuses is not counted by the others. In a Redis Cluster they are
+    /// acquired one after the other, and released if one refuses.
     ///
     /// ```
     /// # use tower_turnstile::{Key, Limit, Limiter};
@@ -147,7 +172,7 @@ impl Semaphore {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::in_memory();
-    /// let jobs = limiter.semaphore(&TENANT, "acme").and(&STARTS, "acme").and(&ALL, Key::SHARED);
+    /// let jobs = limiter.semaphore([TENANT, STARTS], "acme").and(ALL, Key::SHARED);
     /// let permit = jobs.acquire().await?;
     /// # drop(permit);
     /// # Ok(())
@@ -156,39 +181,49 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// As [`Limiter::semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
+    /// As [`Limiter::semaphore`] does, and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
     #[must_use]
     #[track_caller]
-    pub fn and(self, limit: &Limit, key: impl Into<Key>) -> Self {
-        match self.try_and(limit, key) {
+    pub fn and(self, limits: impl Into<Limits>, key: impl Into<Key>) -> Self {
+        match self.try_and(limits, key) {
             Ok(both) => both,
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// As [`and`](Self::and), for limits from a configuration.
+    /// Fallible version of [`and`](Self::and), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) or one limit comes twice.
-    pub fn try_and(mut self, limit: &Limit, key: impl Into<Key>) -> Result<Self, ConfigError> {
+    /// Those of [`Limiter::try_semaphore`], and if there are more than [`MAX_SCOPES`](crate::MAX_SCOPES) limits, or one twice.
+    pub fn try_and(
+        self,
+        limits: impl Into<Limits>,
+        key: impl Into<Key>,
+    ) -> Result<Self, ConfigError> {
+        let (limits, key) = (limits.into().0, key.into());
+        let mut limits = limits.iter();
+        limits.try_fold(self, |all, limit| all.with(limit, key.clone()))
+    }
+
+    fn with(mut self, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let inner = Arc::make_mut(&mut self.0);
-        let mut bound = Bound::new(&inner.keepers, limit, key.into())?;
+        let mut bound = Bound::new(&inner.keepers, limit, key)?;
         check_together(inner.all().map(|bound| &bound.limit).chain([limit]))?;
         (bound.pool, inner.first.pool) = (None, None);
         inner.others.push(bound);
         Ok(self)
     }
 
-    /// Acquires a permit, waiting in line for as long as the limit's [`wait_up_to`](Limit::wait_up_to).
+    /// Acquires a permit, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to).
     ///
     /// # Errors
     ///
-    /// [`AcquireError`], whose kind says why: no slot, no room in the line, none in time, no store, shut down.
+    /// [`AcquireError`], whose kind is the reason: all slots in use, the queue full, timed out, no store, shut down.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the line, or the slot if it was just granted.
+    /// Cancel safe: dropping the future gives up the queue position, or releases the slot if it was just granted.
     ///
     /// # Fairness
     ///
@@ -197,20 +232,23 @@ impl Semaphore {
         self.ask(true)
     }
 
-    /// Acquires a permit if a slot is free and nobody waits for it. Takes one round trip.
+    /// Acquires a permit if a slot is free and the queue is empty. Takes one round trip.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Those of [`acquire`](Self::acquire).
     ///
     /// # Cancel safety
     ///
-    /// As [`acquire`](Self::acquire).
+    /// Cancel safe, like [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Acquire {
         self.ask(false)
     }
 
-    /// What all replicas together hold and wait for, under the first limit. Takes one round trip.
+    /// Returns what all replicas hold and wait for, under the first limit. Takes one round trip.
+    ///
+    /// A request under several limits waits in one queue at a time. While it waits for its caller's own slot, it is not
+    /// among those that wait for a shared one: see [`usages`](Self::usages).
     ///
     /// # Errors
     ///
@@ -220,14 +258,46 @@ impl Semaphore {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn usage(&self) -> Result<Usage, AcquireError> {
-        let Bound {
-            limit, number, key, ..
-        } = &self.0.first;
-        let usage = self.0.keepers.usage(*number, key.clone()).await;
-        usage.map_err(|kind| limit.acquire_error(kind))
+        self.0.usage_of(&self.0.first).await
     }
 
-    /// The limit; of several the first.
+    /// Returns what all replicas hold and wait for, under each limit that has slots, in order.
+    ///
+    /// Rates hold nothing, and are left out. The calls are sent together, but the answers for different limits may be of
+    /// different moments.
+    ///
+    /// ```
+    /// # use tower_turnstile::{Key, Limit, Limiter};
+    /// const TENANT: Limit = Limit::concurrent("tenant-jobs", 5);
+    /// const ALL: Limit = Limit::concurrent("all-jobs", 100);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let jobs = Limiter::in_memory().semaphore(TENANT, "acme").and(ALL, Key::SHARED);
+    /// let permit = jobs.acquire().await?;
+    /// for (limit, usage) in jobs.usages().await? {
+    ///     println!("{}: {} of {} in use", limit.name(), usage.in_use, usage.max);
+    /// }
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future changes nothing.
+    pub async fn usages(&self) -> Result<Vec<(&Limit, Usage)>, AcquireError> {
+        let with_slots = self.0.all().filter(|bound| bound.limit.period().is_none());
+        let usages =
+            with_slots.map(async |bound| Ok((&bound.limit, self.0.usage_of(bound).await?)));
+        try_join_all(usages).await
+    }
+
+    /// Returns the limit; of several the first.
     pub fn limit(&self) -> &Limit {
         &self.0.first.limit
     }
@@ -256,6 +326,11 @@ impl Inner {
         let refused = all.find(|bound| bound.limit.name() == error.limit_name());
         error.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
         error
+    }
+
+    async fn usage_of(&self, bound: &Bound) -> Result<Usage, AcquireError> {
+        let usage = self.keepers.usage(bound.number, bound.key.clone()).await;
+        usage.map_err(|kind| bound.limit.acquire_error(kind))
     }
 
     fn demand(&self, waits: bool) -> Demand {
@@ -290,7 +365,9 @@ impl Bound {
     }
 }
 
-/// Future of a [`Permit`], from [`Semaphore::acquire`]. It does nothing until it is polled.
+/// Future returned by [`Semaphore::acquire`] and [`Semaphore::try_acquire`].
+///
+/// It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire(Stage);
 
@@ -301,7 +378,7 @@ enum Stage {
 }
 
 impl Acquire {
-    /// The place in the line when it was joined: 1 at the head. `None` if it is not in line.
+    /// Returns the queue position on arrival: 1 at the head. `None` if the request has not queued.
     pub fn place(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,

@@ -1,42 +1,43 @@
-//! What a limiter reports of itself.
+//! Numbers that a limiter reports.
 //!
 //! Tests: `tests/semaphore/main.rs`.
 
 use std::{borrow::Cow, time::Duration};
 
-/// What this process holds and waits for now, and whether its store answers.
+/// Permits and queued requests of this process. See [`Limiter::status`](crate::Limiter::status).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Slots held by this process, under all limits. A permit under several limits has one of each.
+    /// Permits that this process holds. One under several limits counts once. While a request waits for one of several
+    /// slots, those that it has already count too.
     pub held: usize,
-    /// Requests of this process that wait.
+    /// Queued requests of this process.
     pub waiting: usize,
-    /// Whether the store answered last time, and did its work. Always true in memory.
+    /// Whether the last call to the store succeeded. Always true in memory.
     pub store_up: bool,
 }
 
-/// What all replicas together hold and wait for under one limit and key.
+/// Slots and waiters of all replicas, for one limit and key. See [`Semaphore::usage`](crate::Semaphore::usage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
     /// Slots in use.
     pub in_use: u32,
-    /// Waiters.
+    /// Queued requests.
     pub waiting: u32,
     /// The limit's value for this key.
     pub max: u32,
 }
 
-/// What became of the permits when a limiter was shut down.
+/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Waiters that were refused.
+    /// Queued requests that were refused.
     pub refused: usize,
-    /// Slots that their holders gave back in time.
-    pub returned: usize,
-    /// Slots that were still held at the deadline: their permits were marked lost, and they were released.
+    /// Permits that were released in time.
+    pub released: usize,
+    /// Permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,
 }
 

@@ -120,7 +120,7 @@ async fn every_limit_of_a_request_is_counted() {
     let limiter = Limiter::in_memory();
     let rate = Limit::rate("rate", 1, Duration::from_secs(3_600));
     let watched = Limit::concurrent("watched", 1).mode(Mode::Shadow);
-    let all = limiter.semaphore(&Limit::concurrent("wide", 2), "key");
+    let all = limiter.semaphore(Limit::concurrent("wide", 2), "key");
     let all = all.and(&rate, "key").and(&watched, "key");
     let shadow = limiter.semaphore(&watched, "key");
     let held = shadow.acquire().await.expect("free");
@@ -185,7 +185,8 @@ async fn responses_whose_slot_is_lost_are_counted() {
     let mut lost = response(limiter.layer(ONE).on_lost(OnLost::Abort)).await;
     limiter.shutdown(Duration::ZERO).await;
     assert!(lost.frame().await.expect("no end").is_err());
-    let aborted = r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="lost"}"#;
+    let aborted =
+        r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="shut_down"}"#;
     assert_eq!(value(&told, aborted), 1.0);
 }
 
@@ -316,7 +317,7 @@ impl Recorder for OnHeld {
 
 /// A limiter with a slot that is kept to be used again.
 fn with_idle_slot(on_held: &OnHeld) -> Semaphore {
-    let make = || Limiter::in_memory().semaphore(&ONE.reuse(), "key");
+    let make = || Limiter::in_memory().semaphore(ONE.reuse(), "key");
     let semaphore = metrics::with_local_recorder(on_held, make);
     drop(acquire_now(&semaphore).expect("free"));
     semaphore

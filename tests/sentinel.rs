@@ -169,7 +169,7 @@ async fn under_load(strike: impl FnOnce(&mut Watched)) -> (Watched, Limiter) {
     block_in_place(|| watched.until_replaced(0));
     let elected = struck.elapsed();
     for (limiter, key) in [(&a, "a"), (&b, "b")] {
-        let semaphore = limiter.semaphore(&strict(1), key);
+        let semaphore = limiter.semaphore(strict(1), key);
         let probe = timeout(RECOVERED, granted(&semaphore)).await;
         drop(probe.expect("the service goes on by itself"));
     }
@@ -220,7 +220,7 @@ fn a_killed_primary_is_replaced_without_a_restart() {
 fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
     alone(async {
         let (watched, limiter) = under_load(|watched| watched.servers[0].pause()).await;
-        let semaphore = limiter.semaphore(&strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key");
         let _held = granted(&semaphore).await;
         watched.servers[0].resume();
         let back = async {
@@ -248,7 +248,7 @@ fn a_replaced_primary_that_is_well_is_left_at_once() {
         let new = block_in_place(|| watched.primary()).expect("one is named");
         let size = |server: usize| watched.answer(server, &["DBSIZE"]);
         let (in_old, in_new) = (size(0), size(new));
-        let semaphore = limiter.semaphore(&strict(1), "where");
+        let semaphore = limiter.semaphore(strict(1), "where");
         let _held = granted(&semaphore).await;
         assert_ne!(size(new), in_new, "the permit is in the new one");
         let in_old_now = size(0);
@@ -275,7 +275,7 @@ fn bad_sentinels_cost_no_time() {
         for bad in [dead, silent.0, stale] {
             let began = Instant::now();
             let limiter = replica(&url(&[bad, bad, bad, good])).await;
-            let semaphore = limiter.semaphore(&strict(1), "key");
+            let semaphore = limiter.semaphore(strict(1), "key");
             let permit = semaphore.acquire().await;
             drop(permit.expect("at the first attempt"));
             println!("took {:?}", began.elapsed());
@@ -292,11 +292,11 @@ fn bad_sentinels_cost_no_time() {
         sleep(Duration::from_millis(300)).await;
         watched.sentinels[2].signal(Signal::SIGCONT);
         let limiter = limiter.await.expect("no panic").expect("a URL");
-        let permit = limiter.semaphore(&strict(1), "key").acquire().await;
+        let permit = limiter.semaphore(strict(1), "key").acquire().await;
         drop(permit.expect("the good one is waited for"));
         // None but the stale one: an outage, since it may learn better.
         let limiter = replica(&url(&[stale])).await;
-        let error = limiter.semaphore(&strict(1), "key").acquire().await;
+        let error = limiter.semaphore(strict(1), "key").acquire().await;
         let error = error.expect_err("no primary");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
     });
@@ -350,7 +350,7 @@ fn a_wrong_configuration_is_no_outage() {
         }
         // The same with what is right: the least that the sentinels' user needs.
         let limiter = replica(&with("turnstile:right@", &format!("{as_user}right"))).await;
-        let semaphore = limiter.semaphore(&strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key");
         let permit = semaphore.acquire().await.expect("it is right");
         // A password that is changed while the service runs.
         for server in &watched.servers {
@@ -384,10 +384,10 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
             sentinel.stop();
         }
         let limiter = replica(&watched.url()).await;
-        let semaphore = limiter.semaphore(&strict(1), "key");
+        let semaphore = limiter.semaphore(strict(1), "key");
         let error = semaphore.acquire().await.expect_err("no sentinel");
         assert_eq!(error.kind(), AcquireErrorKind::Unavailable, "{error}");
-        let local = limiter.semaphore(&Limit::concurrent("local", 1), "key");
+        let local = limiter.semaphore(Limit::concurrent("local", 1), "key");
         drop(local.acquire().await.expect("its policy lets it in"));
         assert!(log().text().contains("WARN"), "a warning");
         block_in_place(|| watched.sentinels[1].restart());

@@ -429,6 +429,7 @@ const LAYERS: [&[&str]; 8] = [
     &["config"],
     &["layer"],
     &[
+        "attached.rs",
         "builder.rs",
         "limiter.rs",
         "semaphore.rs",
@@ -826,4 +827,4 @@ fn figures() {
 
 /// Items of the keeper that are visible beyond their module and not everywhere: mostly functions that another file of
 /// the same folder calls.
-const MOST_RESTRICTED: usize = 355;
+const MOST_RESTRICTED: usize = 360;

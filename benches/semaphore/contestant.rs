@@ -155,7 +155,7 @@ impl Contestant {
     /// Until the last release is done.
     pub(crate) async fn settle(&self) {
         if let Self::Ours(limiter, _) = self {
-            let last = limiter.semaphore(&Limit::concurrent("last", 1), "");
+            let last = limiter.semaphore(Limit::concurrent("last", 1), "");
             last.usage().await.expect("the store answers");
         }
     }

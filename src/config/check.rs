@@ -116,7 +116,7 @@ fn check_names(config: &Config, faults: &mut Faults) {
             faults.add(
                 format!("{path}.limits"),
                 format!(
-                    "a request is under at most {MAX_SCOPES} limits, not {}",
+                    "a request can be under at most {MAX_SCOPES} limits, not {}",
                     seen.len()
                 ),
             );

@@ -6,13 +6,13 @@ use std::{error::Error, fmt, ops::Range};
 
 use crate::error::ConfigError;
 
-/// A configuration that cannot be used.
+/// Error for a configuration that cannot be used, with all its faults.
 ///
-/// A text that is no such configuration has one fault, with the line that TOML's parser tells. One that reads well has
-/// all its faults, each with the path of its value. Displayed, each is a line.
+/// Text that does not parse has one fault, with its line. A configuration that parses has all its faults, each with the
+/// path of its value. Each is displayed on a line of its own.
 ///
-/// A store's URL and callers' keys are never part of it. They may stand in the wrong place, without quotes or as the name
-/// of a field, so neither lines of the file are quoted nor values: only the types, names and places that they should have.
+/// The store's URL and callers' keys are never part of it. They may be in the wrong place, without quotes or as the name of a
+/// field, so neither lines nor values are quoted: only the types, names and places that belong there.
 ///
 /// ```
 /// use tower_turnstile::config::Config;
@@ -27,7 +27,7 @@ pub struct ConfigFileError {
     faults: Vec<Fault>,
 }
 
-/// One thing that is wrong, and where.
+/// One fault of a configuration, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     path: String,
@@ -65,24 +65,26 @@ impl ConfigFileError {
         faults.into()
     }
 
-    /// The line, from 1, if the text is not TOML, has an unknown field or a value of another type, or may be cut short.
+    /// Returns the line, from 1, of a text that does not parse.
+    ///
+    /// That is text that is not TOML, has an unknown field or a value of another type, or may be cut short.
     pub fn line(&self) -> Option<usize> {
         self.line
     }
 
-    /// All that is wrong, at least one.
+    /// Returns all faults, at least one.
     pub fn faults(&self) -> &[Fault] {
         &self.faults
     }
 }
 
 impl Fault {
-    /// Where: `limits.chat.concurrent`, `routes[0].limits[1]`, a line and column, or `file`.
+    /// Returns the place: `limits.chat.concurrent`, a line and column, or `file`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The fault.
+    /// Returns the message, without the place.
     pub fn message(&self) -> &str {
         &self.message
     }

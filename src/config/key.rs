@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{key::Key, layer::ClientAddress};
 
-/// Whom a limit counts apart. Default: nobody.
+/// Says what a limit counts separately. Default: nothing, all requests share it.
 ///
 /// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
@@ -23,29 +23,30 @@ pub enum KeyConfig {
     /// All requests share the limit.
     #[default]
     Shared,
-    /// Each route by itself, by its name.
+    /// Each route, by its name.
     Route,
-    /// Each value of this request header by itself. See [`Limit::by_header`](crate::Limit::by_header).
+    /// Each value of this request header. See [`Limit::by_header`](crate::Limit::by_header).
     Header(String),
-    /// Each client's address by itself.
+    /// Each client address.
     ClientAddress(AddressConfig),
 }
 
-/// Where a client's address is found. See [`ClientAddress`].
+/// Says where a client's address is found. See [`ClientAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AddressConfig {
-    /// How many proxies of your own stand before the service. Default: 0, the address is that of the peer, which the
-    /// server has to tell by [`PeerAddress`](crate::PeerAddress).
+    /// Number of your own proxies in front of the service. Default: 0.
+    ///
+    /// With 0 the address is the peer's, which the server provides as [`PeerAddress`](crate::PeerAddress).
     pub proxies: u8,
-    /// The header that all of these write. There is no default.
+    /// The header that all of these proxies write. There is no default.
     pub header: Option<AddressHeader>,
-    /// See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
+    /// Length of the IPv6 prefix of a client. See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
     pub ipv6_prefix: u8,
 }
 
-/// A header by which proxies tell a client's address.
+/// Header in which proxies forward a client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -56,7 +57,7 @@ pub enum AddressHeader {
     Forwarded,
 }
 
-/// The key of one caller as it is written in the file: it may be a secret, and `Debug` does not show it.
+/// Key of one caller as written in the file. It may be a secret, so `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallerKey(String);
 
@@ -127,7 +128,7 @@ impl Default for AddressConfig {
 }
 
 impl CallerKey {
-    /// The key.
+    /// Returns the key.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -20,60 +20,64 @@ use crate::{
     limit::{Class, Fallback, Limit, Mode},
 };
 
-/// A limit: how much, for whom, and what happens beyond it. Its name is that of its table.
+/// A limit: its value, its key, and what happens beyond it. Its name is that of its table.
 ///
-/// Either [`concurrent`](Self::concurrent), or [`rate`](Self::rate) and [`per`](Self::per), must be said.
+/// Either [`concurrent`](Self::concurrent), or [`rate`](Self::rate) and [`per`](Self::per), is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct LimitConfig {
-    /// How many requests at once. See [`Limit::concurrent`].
+    /// Concurrent requests per key. See [`Limit::concurrent`].
     pub concurrent: Option<u32>,
-    /// How many requests begin in a period. See [`Limit::rate`].
+    /// Requests that start per period and key. See [`Limit::rate`].
     pub rate: Option<u32>,
-    /// The period of a rate.
+    /// Period of a rate.
     #[serde(with = "humantime_serde")]
     pub per: Option<Duration>,
-    /// How many begin at once after a pause. See [`Limit::burst`]. Default: as many as in a period.
+    /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
     pub burst: Option<u32>,
-    /// Whom it counts apart. Default: nobody, all requests share it.
+    /// What the limit counts separately. Default: nothing, all requests share it.
     pub key: KeyConfig,
-    /// Whether a request without a key is refused, with 400. See [`Scope::require_key`](crate::Scope::require_key). Default:
-    /// no, those without one share one.
+    /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
+    ///
+    /// Default: no, requests without a key share one.
     pub require_key: bool,
-    /// How many callers share a key: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`]. Default:
-    /// caller, but route for a key by route, and global for what all share.
+    /// Class: `"caller"`, `"tenant"`, `"route"` or `"global"`. See [`Limit::class`].
+    ///
+    /// Default: caller, but route for a key by route, and global for a limit that all share.
     pub class: Option<Class>,
-    /// How long a request may wait. See [`Limit::wait_up_to`]. Default: zero, it is refused at once.
+    /// Longest wait of a request. See [`Limit::wait_up_to`]. Default: zero, it is refused at once.
     #[serde(with = "humantime_serde")]
     pub wait: Option<Duration>,
-    /// How many may wait for one key. See [`Limit::max_waiters`]. Default: 1,000.
+    /// Length of the queue of one key. See [`Limit::max_waiters`]. Default: 1,000.
     pub max_waiters: Option<u32>,
-    /// No route has this limit, since only the program uses it: see [`LiveConfig::limit`](super::LiveConfig::limit).
-    /// Default: a route has it. Unless this is said, a limit without a route is an error.
+    /// States that no route has this limit, because only code uses it. Default: `false`.
+    ///
+    /// Without it a limit without a route is an error. See [`LiveConfig::limit`](super::LiveConfig::limit).
     pub unrouted: bool,
-    /// Whether a slot that comes free may serve the next request of the same process without asking the store. See
-    /// [`Limit::reuse`]. Default: no.
+    /// Whether a released slot may serve the next request of its process. See [`Limit::reuse`]. Default: no.
     pub reuse: bool,
-    /// `"enforce"`, `"shadow"` or `"off"`. Default: it is enforced.
+    /// Mode: `"enforce"`, `"shadow"` or `"off"`. Default: enforce.
     pub mode: Mode,
-    /// `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::fallback`]. Default (`None`): local,
-    /// with the limit's own value.
+    /// Fallback: `"local"`, `{ local = 3 }`, `"allow"` or `"reject"`. See [`Limit::fallback`].
+    ///
+    /// Default (`None`): local, with the limit's own value.
     #[serde(deserialize_with = "fallback")]
     pub fallback: Option<Fallback>,
     /// Values for the callers of a plan, by the plan's name.
     pub plans: BTreeMap<String, u32>,
-    /// Values for single callers, which go before plans. With 0, which only a rate cannot have, a caller is refused
-    /// always. See [`Scope::values`](crate::Scope::values).
+    /// Values for single callers, which take precedence over plans. See [`Scope::values`](crate::Scope::values).
+    ///
+    /// A caller with a value of 0 is always refused; a rate cannot be 0.
     pub overrides: BTreeMap<CallerKey, u32>,
 }
 
-/// A group of callers who have the same values under some limits, such as all customers who pay for more.
+/// A group of callers with the same values, such as all customers who pay for more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct PlanConfig {
-    /// The keys of its callers.
+    /// Keys of its callers.
     pub keys: Vec<CallerKey>,
 }
 

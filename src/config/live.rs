@@ -1,4 +1,4 @@
-//! A configuration in use, which can be exchanged for another one.
+//! A configuration in use, which can be reloaded.
 //!
 //! Tests: `tests/config/reloads.rs`.
 
@@ -23,9 +23,9 @@ use crate::{
     limiter::Limiter,
 };
 
-/// A configuration in use. Cheap to clone; clones share everything.
+/// A configuration that can be reloaded while it is in use. Cheap to clone; clones share everything.
 ///
-/// Its [`layer`](Self::layer) can be exchanged for that of a new configuration while requests come:
+/// Its [`layer`](Self::layer) applies the new configuration after each reload:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -69,13 +69,13 @@ impl LiveConfig {
     ///
     /// # Errors
     ///
-    /// If the configuration has faults, or as [`StoreConfig::connect`](super::StoreConfig::connect).
+    /// If the configuration has faults, and those of [`StoreConfig::connect`](super::StoreConfig::connect).
     pub async fn connect(config: &Config) -> Result<Self, ConfigFileError> {
         config.validate()?;
         Self::new(config, &config.store.connect().await?)
     }
 
-    /// Uses this limiter, whatever the section `[store]` says.
+    /// Uses this limiter and ignores the section `[store]`.
     ///
     /// # Errors
     ///
@@ -95,46 +95,50 @@ impl LiveConfig {
         })))
     }
 
-    /// The limiter.
+    /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
     }
 
-    /// A layer that holds each request to the limits of its route, now and after a [`reload`](Self::reload).
+    /// Returns a layer that applies the limits of each request's route, also after a [`reload`](Self::reload).
     ///
-    /// What is set on the layer, such as [`refuse_with`](LimitLayer::refuse_with), holds for all routes and all layers
-    /// of this configuration, and goes before what the file says. Set it once, not for each connection: it is kept.
+    /// Settings of the layer, such as [`refuse_with`](LimitLayer::refuse_with), apply to all routes and all layers of this
+    /// configuration, and take precedence over the file. Make them once, not for each connection: they are kept.
     pub fn layer(&self) -> LimitLayer {
         LimitLayer::routed(self.0.clone())
     }
 
-    /// The limit of this name as it is now, for a [`Semaphore`](crate::Semaphore) or a layer of one's own. These see new
-    /// values too; only the wait is that of now.
+    /// Returns the limit of this name, for a [`Semaphore`](crate::Semaphore) or a layer in code.
+    ///
+    /// These see reloaded values too, except for the wait, which is the current one.
     pub fn limit(&self, name: &str) -> Option<Limit> {
         self.0.table.load().limit(name)
     }
 
-    /// Takes a new configuration into use. It acts at once: on requests that come, on those that wait, and on slots
-    /// that are held, which nobody loses. If there are more slots than before, waiters get them; if there are fewer,
-    /// newcomers wait until enough have been given back. The same goes for the values of single callers (plans and
-    /// overrides). A limit that is gone ends with its last request. How long a request waits, and whom it counts for, was
-    /// said when it came.
+    /// Replaces the configuration, all or nothing.
     ///
-    /// Other replicas have to be told too. While they differ, the largest value of a limit holds.
+    /// It applies at once to new and queued requests, and no held slot is lost. If a limit grows, waiters are admitted; if it
+    /// shrinks, new requests wait until enough slots have been released. The same goes for values of single callers (plans
+    /// and overrides). A limit that is removed ends with its last request. The wait and the key of a queued request do
+    /// not change.
+    ///
+    /// Reload the other replicas too. While they differ, the largest value of a limit applies.
     ///
     /// # Errors
     ///
-    /// If it has faults, takes away all limits without [saying so](super::Config::unlimited), or differs in what cannot
-    /// change: the section `[store]`, and of a limit whether it is a rate, and its [`class`](super::LimitConfig::class),
-    /// which is another one for keys by route. Then nothing changes. A limit of another name can be anything.
+    /// If it has faults, removes all limits without [saying so](super::Config::unlimited), or changes what cannot change:
+    /// the section `[store]`, whether a limit is a rate, and its [`class`](super::LimitConfig::class), which also depends on
+    /// whether its key is the route. Then nothing changes. A limit of another name can be anything.
     pub fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
         self.0.reload(config)
     }
 }
 
 impl LimitLayer {
-    /// A layer that holds each request to the limits of its route. The section `[store]` is not looked at: the
-    /// limiter is there already. For a configuration that changes there is [`LiveConfig`].
+    /// Creates a layer that applies the limits of each request's route.
+    ///
+    /// It ignores the section `[store]`, because the limiter is connected already. For a configuration that is reloaded
+    /// see [`LiveConfig`].
     ///
     /// ```
     /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
@@ -153,7 +157,7 @@ impl LimitLayer {
     ///
     /// # Errors
     ///
-    /// As [`LiveConfig::new`].
+    /// Those of [`LiveConfig::new`].
     pub fn from_config(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
         Ok(LiveConfig::new(config, limiter)?.layer())
     }

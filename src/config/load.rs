@@ -14,12 +14,12 @@ use super::{
 };
 
 impl Config {
-    /// Reads a configuration and [checks](Self::validate) it.
+    /// Parses a configuration and [checks](Self::validate) it.
     ///
     /// # Errors
     ///
-    /// If the text is not TOML, has a field that is not known, or a value of another type: the first such place. If it
-    /// [may be cut short](super#a-file-that-was-cut-short). Else all that is wrong with the values.
+    /// If the text is not TOML, has an unknown field, or a value of another type: the first such place. If it
+    /// [may be cut short](super#a-file-that-was-cut-short). Otherwise all faults of the values.
     pub fn from_toml(text: &str) -> Result<Self, ConfigFileError> {
         let toml = toml::Deserializer::parse(text);
         let toml = toml.map_err(|error| ConfigFileError::syntax(text, &error))?;
@@ -33,16 +33,16 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads a configuration from a file, as [`from_toml`](Self::from_toml) does, and takes a tenth of a second for it.
+    /// Reads and parses a file. See [`from_toml`](Self::from_toml).
     ///
-    /// An editor may be writing the file at that moment. So it is read twice, and again until it is found twice as it was:
-    /// the same bytes, time of change and (on Unix) inode. A change that pauses for longer than a tenth of a second is
-    /// not noticed: see [there](super#a-file-that-was-cut-short).
+    /// An editor may be writing the file at that moment. So it is read again after a tenth of a second, until two reads agree
+    /// in bytes, modification time and (on Unix) inode. A write that pauses for longer is not noticed: see
+    /// [a file that was cut short](super#a-file-that-was-cut-short).
     ///
     /// # Errors
     ///
-    /// As [`from_toml`](Self::from_toml). If the file cannot be read, is no regular file, is larger than 1 MiB, is not
-    /// UTF-8, or still changes after two seconds.
+    /// Those of [`from_toml`](Self::from_toml), and if the file cannot be read, is no regular file, is larger than 1 MiB, is
+    /// not UTF-8, or still changes after two seconds.
     ///
     /// # Panics
     ///
@@ -50,7 +50,7 @@ impl Config {
     ///
     /// # Cancel safety
     ///
-    /// It changes nothing.
+    /// Cancel safe: dropping the future changes nothing.
     pub async fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigFileError> {
         let text = read_file(path.as_ref()).await;
         let text = text.map_err(|error| ConfigFileError::of("file", error.to_string()))?;
@@ -61,8 +61,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If values are out of range or do not go together, names lead nowhere, or patterns conflict: all of these. Else if
-    /// no route has a limit, or a limit no route, and this is not said to be meant.
+    /// If values are out of range or inconsistent, names are unknown, or patterns conflict: all such faults. Otherwise, if
+    /// no route has a limit, or a limit has no route, unless the configuration says that this is intended.
     pub fn validate(&self) -> Result<(), ConfigFileError> {
         Checked::new(self).map(drop)
     }

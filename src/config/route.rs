@@ -10,35 +10,39 @@ use serde::Deserialize;
 use super::error::Faults;
 use crate::layer::{LimitLayer, OnLost, ReleaseAt, check_bound};
 
-/// Which requests are held to which limits.
+/// A route: which requests are under which limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RouteConfig {
-    /// What it is called in keys by route. Default: its first pattern, so that a limit with `key = "route"` starts
-    /// anew when that pattern changes.
+    /// Name of the route in keys by route. Default: its first pattern.
+    ///
+    /// With the default, a limit with `key = "route"` counts from zero when that pattern changes.
     pub name: Option<String>,
-    /// The patterns of its requests: an optional method and a path, or `*`. At least one.
+    /// Patterns of its requests: an optional method and a path, or `*`. At least one.
     #[serde(rename = "match")]
     pub matches: Vec<String>,
-    /// The names of its limits, which are taken together. Default: none, its requests pass.
+    /// Names of its limits, which apply together. Default: none, its requests are not limited.
     pub limits: Vec<String>,
-    /// See [`LimitLayer::on_lost`](LimitLayer::on_lost). Default: `"continue"`.
+    /// Effect of a lost slot on the response. See [`LimitLayer::on_lost`]. Default: `"continue"`.
     pub on_lost: OnLost,
-    /// See [`LimitLayer::release_at`](LimitLayer::release_at). Default: `"body-end"`.
+    /// Effect of a shutdown on open responses. See [`LimitLayer::at_shutdown`]. Default: as `on_lost`.
+    pub at_shutdown: Option<OnLost>,
+    /// When slots are released. See [`LimitLayer::release_at`]. Default: `"body-end"`.
     pub release_at: ReleaseAt,
-    /// See [`LimitLayer::limited_status`](LimitLayer::limited_status). Default: 429, or 503 if all callers
-    /// share the limit.
+    /// Status of a refusal by a limit. See [`LimitLayer::limited_status`].
+    ///
+    /// Default: 429, or 503 if all callers share the limit.
     pub limited_status: Option<u16>,
-    /// See [`LimitLayer::unavailable_status`](LimitLayer::unavailable_status). Default: 503.
+    /// Status of other refusals. See [`LimitLayer::unavailable_status`]. Default: 503.
     pub unavailable_status: Option<u16>,
-    /// See [`LimitLayer::max_hold`]. Default: no bound.
+    /// Longest time that a request holds its slot. See [`LimitLayer::max_hold`]. Default: no bound.
     #[serde(with = "humantime_serde")]
     pub max_hold: Option<Duration>,
-    /// See [`LimitLayer::idle`]. Default: no bound.
+    /// Longest time that a response is unread. See [`LimitLayer::idle`]. Default: no bound.
     #[serde(with = "humantime_serde")]
     pub idle: Option<Duration>,
-    /// Whether responses tell how the limits stand. See [`LimitLayer::rate_limit_fields`]. Default: no.
+    /// Whether responses have `RateLimit` fields. See [`LimitLayer::rate_limit_fields`]. Default: no.
     pub rate_limit_fields: bool,
 }
 
@@ -52,6 +56,9 @@ impl RouteConfig {
     /// The layer with the settings of this route.
     pub(super) fn set(&self, mut layer: LimitLayer) -> LimitLayer {
         layer = layer.on_lost(self.on_lost).release_at(self.release_at);
+        if let Some(at_shutdown) = self.at_shutdown {
+            layer = layer.at_shutdown(at_shutdown);
+        }
         if let Some(status) = refusing(self.limited_status) {
             layer = layer.limited_status(status);
         }

@@ -12,24 +12,26 @@ use super::{
     store::StoreConfig,
 };
 
-/// A configuration: named limits, and which requests are held to them.
+/// A configuration: the store, named limits, and the routes that they apply to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Config {
-    /// Where the ledgers are. Default: in memory.
+    /// The store. Default: in memory.
     pub store: StoreConfig,
     /// The limits, by their names.
     pub limits: BTreeMap<String, LimitConfig>,
     /// Groups of callers, by their names.
     pub plans: BTreeMap<String, PlanConfig>,
-    /// Which requests are held to which limits.
+    /// Routes: which requests are under which limits.
     pub routes: Vec<RouteConfig>,
-    /// No route has a limit, and all requests pass. Default: at least one route has one. Unless this is said, a
-    /// configuration that limits nothing is an error.
+    /// States that no route has a limit. Default: `false`.
+    ///
+    /// Without it a configuration that limits nothing is an error.
     pub unlimited: bool,
-    /// The last line of the file, a comment such as `# end`, so that a file that was cut short is noticed. It stands before
-    /// everything else. Default: any line will do. It is checked by [`from_toml`](Self::from_toml) and
-    /// [`from_file`](Self::from_file): other formats do not know of lines.
+    /// Last line of the file, a comment such as `# end`. Default: any line.
+    ///
+    /// Detects a file that was cut short, and comes before everything else. [`from_toml`](Self::from_toml) and
+    /// [`from_file`](Self::from_file) check it: other formats have no lines.
     pub last_line: Option<String>,
 }

@@ -15,34 +15,33 @@ use crate::{
     limiter::Limiter,
 };
 
-/// Where the ledgers are, and the settings of the [`Limiter`] on them. What is not said has the default of the
-/// [`LimiterBuilder`].
+/// The store, and the settings of the [`Limiter`]. Missing fields have the defaults of [`LimiterBuilder`].
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StoreConfig {
-    /// The store's URL. Default: `memory:`, the ledgers of this process alone.
+    /// The store's URL. Default: `memory:`, limits of this process alone.
     pub url: StoreUrl,
-    /// See [`LimiterBuilder::namespace`]. Default: `turnstile`.
+    /// Prefix of all keys in the store. See [`LimiterBuilder::namespace`]. Default: `turnstile`.
     pub namespace: Option<String>,
-    /// See [`LimiterBuilder::lease`]. Default: 30 s.
+    /// Length of a lease. See [`LimiterBuilder::lease`]. Default: 30 s.
     #[serde(with = "humantime_serde")]
     pub lease: Option<Duration>,
-    /// See [`LimiterBuilder::store_timeout`]. Default: 500 ms.
+    /// Longest time that a request waits for the store. See [`LimiterBuilder::store_timeout`]. Default: 500 ms.
     #[serde(with = "humantime_serde")]
     pub store_timeout: Option<Duration>,
-    /// See [`LimiterBuilder::poll_interval`]. Default: 1 s.
+    /// Interval between polls for waiters. See [`LimiterBuilder::poll_interval`]. Default: 1 s.
     #[serde(with = "humantime_serde")]
     pub poll_interval: Option<Duration>,
-    /// See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
+    /// How long queue positions outlive contact. See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
     #[serde(with = "humantime_serde")]
     pub waiter_ttl: Option<Duration>,
 }
 
-/// A URL that may hold a password: `Debug` shows neither it nor the name of a variable, which may be a URL by mistake.
+/// URL of the store. It may hold a password, so `Debug` does not show it.
 ///
-/// In TOML a string, or `{ env = "REDIS_URL" }` for the value of an environment variable, which is read when the
-/// store is connected to.
+/// In TOML a string, or `{ env = "REDIS_URL" }` for the value of an environment variable, which is read when the limiter
+/// connects. `Debug` does not show the name of the variable either, which may be a URL by mistake.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
@@ -57,7 +56,7 @@ impl StoreConfig {
     ///
     /// # Errors
     ///
-    /// As [`LimiterBuilder::connect`], and if the environment variable is not there.
+    /// Those of [`LimiterBuilder::connect`], and if the environment variable is not set.
     pub async fn connect(&self) -> Result<Limiter, ConfigFileError> {
         let mut faults = Faults::default();
         self.check(&mut faults);
@@ -145,7 +144,7 @@ impl fmt::Debug for StoreConfig {
     }
 }
 
-/// The ledgers of this process alone.
+/// In memory: limits of this process alone.
 impl Default for StoreUrl {
     fn default() -> Self {
         Self::Plain("memory:".to_owned())

@@ -1,6 +1,10 @@
 //! The context that all queues of a keeper share: its settings, the time, timers, counts, and the effects of a step.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -74,6 +78,7 @@ pub(super) struct Context {
     pub counts: Counts,
     /// Releases that a task waits for.
     pub confirmations: Confirmations,
+    lost_leases: Vec<Weak<Lease>>,
     /// Claims of which a leg has changed since they were last advanced.
     pub moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
@@ -97,6 +102,8 @@ pub(super) struct Counts {
     pub held: usize,
     pub waiting: usize,
     pub lost: u64,
+    /// Held slots of permits that have another one.
+    pub companions: usize,
 }
 
 impl Context {
@@ -110,6 +117,7 @@ impl Context {
             effects: Effects::default(),
             counts: Counts::default(),
             confirmations: Confirmations::default(),
+            lost_leases: Vec::new(),
             moved: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
@@ -117,7 +125,7 @@ impl Context {
                 replica,
                 lease_ms: 1,
                 promote_ms: 1,
-                alive_ms: 1,
+                heartbeat_ms: 1,
                 not_after_us: 0,
                 batches: vec![Batch::default()],
                 claims: Vec::new(),
@@ -266,6 +274,23 @@ impl Context {
     pub(super) fn give_up_on_confirmations(&mut self) {
         for confirmation in self.confirmations.take_all() {
             self.effects.push(Effect::GiveUpOn(confirmation));
+        }
+    }
+
+    /// Remembers a lost lease for as long as a permit has it: its response may go on until a shutdown.
+    pub(super) fn note_lost_lease(&mut self, lease: &Arc<Lease>) {
+        if self.lost_leases.len() == self.lost_leases.capacity() {
+            self.lost_leases.retain(|lease| lease.strong_count() > 0);
+        }
+        self.lost_leases.push(Arc::downgrade(lease));
+    }
+
+    /// Notifies the holders of lost leases of a shutdown.
+    pub(super) fn end_lost_leases(&mut self) {
+        for lease in std::mem::take(&mut self.lost_leases) {
+            if let Some(lease) = lease.upgrade() {
+                self.end_lease(&lease, LostErrorKind::ShutDown);
+            }
         }
     }
 

@@ -61,6 +61,10 @@ pub(crate) enum Report {
     StoreDown {
         error: String,
     },
+    /// It has not answered since the limiter was made.
+    StoreNeverReached {
+        error: String,
+    },
     StoreRefuses {
         error: String,
     },
@@ -192,6 +196,13 @@ impl Report {
                     namespace,
                     error,
                     "the store is down: the fallback of each limit applies"
+                );
+            }
+            Self::StoreNeverReached { error } => {
+                tracing::warn!(
+                    namespace,
+                    error,
+                    "the store has not been reached since the start: the fallback of each limit applies"
                 );
             }
             Self::StoreRefuses { error } => {
@@ -394,7 +405,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::sync::LockMarker;
 
     /// Counts how often it wakes, and panics if `panics` is set.
     struct Counting {
@@ -430,7 +440,7 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     fn foreign_code_under_a_lock_is_noticed() {
-        let _locked = LockMarker::new();
+        let _locked = crate::sync::LockMarker::new();
         let clone = || drop(StoredWaker::of(Waker::noop()));
         assert!(catch_unwind(clone).is_err());
     }

@@ -266,12 +266,12 @@ impl Keepers {
         let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
         let mut all = ShutdownReport {
             refused: 0,
-            returned: 0,
+            released: 0,
             lost: 0,
         };
         for report in join_all(reports).await {
             all.refused += report.refused;
-            all.returned += report.returned;
+            all.released += report.released;
             all.lost += report.lost;
         }
         all
@@ -287,7 +287,7 @@ async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
     wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
     ShutdownReport {
         refused,
-        returned: held.saturating_sub(lost),
+        released: held.saturating_sub(lost),
         lost,
     }
 }
@@ -383,5 +383,12 @@ impl Drop for BoundPool {
 impl Keepers {
     pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         self.first().lock().core.in_order(legs)
+    }
+
+    /// A permit that was acquired limit by limit counts once.
+    pub(super) fn note_companions(&self, taken: &Taken) {
+        for lease in taken.leases.all().iter().skip(1) {
+            self.all[lease.keeper.0].with(|core, _| core.set_companion(lease));
+        }
     }
 }

@@ -93,6 +93,7 @@ impl Request {
             let Some(left) = self.left.checked_sub(1) else {
                 let first = self.keepers.first();
                 first.with(|core, _| core.note_admissions(&self.legs, &taken));
+                self.keepers.note_companions(&taken);
                 return Poll::Ready(Ok(self.granted(taken)));
             };
             self.step = Step::of_leg(&self.keepers, &self.legs[left]);

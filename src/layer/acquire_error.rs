@@ -10,7 +10,7 @@ use crate::{
     limit::{Limit, MAX_LIMIT},
 };
 
-/// The refusal that a layer would answer with: for handlers that acquire by themselves.
+/// Converts into the refusal of a layer, for handlers that acquire by themselves.
 ///
 /// Its status is 429, or 503 if the limit is not the caller's own ([`Key::SHARED`](crate::Key::SHARED)), or if it was not
 /// reached: the store is down, the limiter is shutting down. Its [`limit`](Refusal::limit) has the name and the value of the
@@ -52,34 +52,4 @@ fn limit(error: &AcquireError) -> Limit {
         None => Limit::try_concurrent(name, max),
     };
     limit.expect("a limit has this name and period")
-}
-
-/// The response that a layer would refuse with: `limit.acquire().await?` in a handler that returns
-/// `Result<_, AcquireError>`.
-///
-/// Problem details, the status and `Retry-After` are those of [`Refusal::to_response`]. The [`Refusal`] is in the extensions.
-///
-/// ```
-/// use axum::{Router, extract::State, routing::post};
-/// use tower_turnstile::{AcquireError, Limit, Limiter};
-///
-/// const EXPORT: Limit = Limit::concurrent("export", 1);
-///
-/// async fn export(State(limiter): State<Limiter>) -> Result<&'static str, AcquireError> {
-///     let _permit = limiter.semaphore(&EXPORT, "acme").acquire().await?;
-///     Ok("a long report")
-/// }
-///
-/// let app: Router = Router::new()
-///     .route("/export", post(export))
-///     .with_state(Limiter::in_memory());
-/// ```
-#[cfg(feature = "axum")]
-impl axum::response::IntoResponse for AcquireError {
-    fn into_response(self) -> axum::response::Response {
-        let refusal = Refusal::from(&self);
-        let mut response = refusal.to_response().map(axum::body::Body::from);
-        response.extensions_mut().insert(refusal);
-        response
-    }
 }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{guard::Guard, revocable::Revocable};
+use super::{guard::Guard, refusal_body::RefusalBody, revocable::Revocable};
 use crate::{
     error::{BoxError, LostErrorKind},
     permit::Share,
@@ -22,9 +22,9 @@ use crate::{
 pin_project! {
     /// Response body of a [`Limited`](super::Limited) service.
     ///
-    /// Frames, trailers and the size hint are those of the service's body. The slot is given back at the first of: the
-    /// body has ended, it says that it will end after the frame it just gave, it fails, or it is dropped. A server
-    /// takes the last frame a little before the client has it.
+    /// Frames, trailers and the size hint are those of the service's body. The slot is released as soon as the body has ended,
+    /// reports that it ends after the frame it just returned, fails, or is dropped. A server takes the last frame a little
+    /// before the client has it.
     ///
     /// If the slot ends first, and that ends the response ([`OnLost::Abort`](super::OnLost::Abort),
     /// [`LimitLayer::max_hold`](super::LimitLayer::max_hold), [`LimitLayer::idle`](super::LimitLayer::idle)), the
@@ -48,21 +48,30 @@ pin_project! {
         Revocable { body: Revocable<B> },
         /// The same, when it has given its slot back.
         Freed { body: Pin<Box<B>> },
-        /// A refusal's bytes, until they are taken; nothing after an abort.
-        Bytes { bytes: Bytes },
+        /// A refusal's; nothing after an abort.
+        Refusal { body: RefusalBody },
     }
 }
 
 impl<B> Source<B> {
-    const NOTHING: Self = Self::Bytes {
-        bytes: Bytes::new(),
+    const NOTHING: Self = Self::Refusal {
+        body: RefusalBody::EMPTY,
     };
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn refusal(bytes: Bytes) -> Self {
+    pub(super) fn refusal(body: RefusalBody) -> Self {
         Self {
-            source: Source::Bytes { bytes },
+            source: Source::Refusal { body },
+        }
+    }
+}
+
+/// A body that has ended, without a slot: for middleware that makes responses of its own, such as a timeout.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self {
+            source: Source::NOTHING,
         }
     }
 }
@@ -125,8 +134,7 @@ where
                 }
             }
             SourceProj::Freed { body } => ready!(body.as_mut().poll_frame(cx)),
-            SourceProj::Bytes { bytes } if bytes.is_empty() => None,
-            SourceProj::Bytes { bytes } => Some(Ok(Frame::data(std::mem::take(bytes)))),
+            SourceProj::Refusal { body } => return body.poll(cx),
         };
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -137,7 +145,7 @@ where
             // One that was dropped with its slot has yet to return its error.
             Source::Revocable { body } => body.peek(B::is_end_stream).unwrap_or(false),
             Source::Freed { body } => body.is_end_stream(),
-            Source::Bytes { bytes } => bytes.is_empty(),
+            Source::Refusal { body } => body.is_ended(),
         }
     }
 
@@ -146,7 +154,7 @@ where
             Source::Plain { body, .. } => body.size_hint(),
             Source::Revocable { body } => body.peek(B::size_hint).unwrap_or_default(),
             Source::Freed { body } => body.size_hint(),
-            Source::Bytes { bytes } => SizeHint::with_exact(bytes.len() as u64),
+            Source::Refusal { body } => body.size(),
         }
     }
 }
@@ -163,14 +171,16 @@ impl<B> fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// The error that ends a response body whose slot is over: it was lost, with [`OnLost::Abort`](super::OnLost::Abort), or
-/// has reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
+/// Error that ends a response body whose slot has ended.
+///
+/// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a
+/// [shutdown](super::LimitLayer::at_shutdown), or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
 /// [`LimitLayer::idle`](super::LimitLayer::idle)).
 #[derive(Debug)]
 pub struct LostError(LostErrorKind);
 
 impl LostError {
-    /// Why the slot is over.
+    /// Returns the reason why the slot ended.
     pub fn kind(&self) -> LostErrorKind {
         self.0
     }
@@ -180,6 +190,7 @@ impl fmt::Display for LostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             LostErrorKind::Lost => "the slot of this response was lost",
+            LostErrorKind::ShutDown => "the limiter was shut down before this response had ended",
             LostErrorKind::HeldTooLong => "this response held its slot for too long",
             LostErrorKind::Idle => "this response held its slot and was not read for too long",
         })

@@ -7,31 +7,29 @@ use std::{sync::Arc, time::Duration};
 use super::layer::LimitLayer;
 use crate::error::ConfigError;
 
-/// The longest bound of a slot: [`LimitLayer::max_hold`] and [`LimitLayer::idle`].
+/// Longest bound of a slot, for [`LimitLayer::max_hold`] and [`LimitLayer::idle`]: 30 days.
 pub const MAX_HOLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// The resolution of timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Responses that do not end.
 ///
-/// When a bound is reached the slot is given back at once, whatever the response does and whatever
-/// [`on_lost`](Self::on_lost) says, and the service's work ends with it: the layer drops the service's body, or its
-/// future if there is no response head yet, even if the server asks for nothing because the client has stopped reading.
-/// So the cap holds for the calls behind the layer too, such as those of a proxy to its upstream. What the server had
-/// taken may still be sent. Then the response ends in an error ([`LostError`](super::LostError)), so that the client
-/// does not take it for complete.
+/// When a bound is reached, the slot is released at once, regardless of [`on_lost`](Self::on_lost), and the service's work
+/// ends with it: the layer drops the service's body, or its future if there is no response head yet, even if the server
+/// does not poll because the client has stopped reading. So the cap also holds for the calls behind the layer, such as
+/// those of a proxy to its upstream. Frames that the server had taken may still be sent. Then the response ends with an
+/// error ([`LostError`](super::LostError)), so that the client does not take it for complete.
 ///
-/// The drop is a task on the runtime of the request, spawned when the slot ends. Until the runtime gets to it the next
+/// The drop is a task on the runtime of the request, spawned when the slot ends. Until the runtime gets to it, the next
 /// request may have started.
 impl LimitLayer {
-    /// The longest time that a request holds its slot, counted from its admission. Default: none.
+    /// Sets the longest time that a request holds its slot, from its admission. Default: none.
     ///
-    /// If there is no response head by then, the call to the service is dropped, as if the client had left, and the
-    /// request is refused ([`RefusalKind::HeldTooLong`](super::RefusalKind::HeldTooLong)). A [`Hold`](super::Hold) is
-    /// ended too: its slot is gone, and [`Hold::lost`](super::Hold::lost) completes.
+    /// If there is no response head by then, the call to the service is dropped, as if the client had disconnected, and
+    /// the request is refused ([`RefusalKind::HeldTooLong`](super::RefusalKind::HeldTooLong)). A [`Hold`](super::Hold)
+    /// ends too: [`Hold::lost`](super::Hold::lost) completes.
     ///
-    /// It should be far longer than any response that is meant to end: it is the last resort against streams that were
-    /// forgotten.
+    /// It should be far longer than any normal response: it is the last resort against forgotten streams.
     ///
     /// # Panics
     ///
@@ -42,15 +40,15 @@ impl LimitLayer {
         self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.max_hold = Some(max_hold))
     }
 
-    /// The longest time for which a response may lie unread. Default: none.
+    /// Sets the longest time that a response may be unread. Default: none.
     ///
-    /// It counts from the moment at which the response head, or a frame, was handed to the server until the server
-    /// asks for the next. A server does not ask while its connection is full, so this ends the slots of clients that
-    /// stopped reading and did not leave. Time in which the server waits for the service does not count, however long
-    /// the service thinks: for that there is [`max_hold`](Self::max_hold). A client that reads slowly, and does read,
-    /// needs less than this for what fits into the buffers on the way: some seconds are too short.
+    /// It counts from the moment at which the response head or a frame was handed to the server until the server asks for
+    /// the next. A server does not ask while its connection is full, so this ends the slots of clients that stopped
+    /// reading without disconnecting. Time in which the server waits for the service does not count, however long the
+    /// service takes: that is bounded by [`max_hold`](Self::max_hold). A slow reader needs some time for what fits into the
+    /// buffers on the way: a few seconds are too short.
     ///
-    /// It ends with the response: a [`Hold`](super::Hold) may go on without one.
+    /// The bound ends with the response: a [`Hold`](super::Hold) may go on without one.
     ///
     /// # Panics
     ///

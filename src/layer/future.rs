@@ -31,7 +31,7 @@ use crate::{
 pin_project! {
     /// Response future of a [`Limited`](super::Limited) service.
     ///
-    /// Dropping it gives up the place in the line, or the slot.
+    /// Dropping it gives up the queue position, or releases the slot.
     #[project = ResponseFutureProj]
     pub struct ResponseFuture<S, Q>
     where

@@ -8,7 +8,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, join_all},
@@ -22,6 +21,7 @@ use super::{
     guard::{Guard, Terms, Tie},
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
+    refusal_body::RefusalBody,
     scope::Scope,
     slot::Slot,
     values::Lookup,
@@ -34,7 +34,7 @@ use crate::{
     status::Quota,
 };
 
-pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<Bytes> + Send + Sync;
+pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<RefusalBody> + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Gate {
@@ -258,9 +258,9 @@ impl Gate {
             "refused"
         );
         let mut response = match (&self.refuse, head) {
-            (Some(refuse), Some(head)) => refuse(&refusal, head),
-            _ if grpc => refusal.to_grpc_response(),
-            _ => refusal.to_response(),
+            (Some(refuse), Some(head)) => refusal.complete(refuse(&refusal, head)),
+            _ if grpc => refusal.to_grpc_response().map(RefusalBody::from),
+            _ => refusal.to_response().map(RefusalBody::from),
         };
         self.append_fields(response.headers_mut(), refusal.quotas());
         response.extensions_mut().insert(refusal);

@@ -40,15 +40,15 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 impl Refusal {
-    /// The response that is sent to gRPC clients, unless
-    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another.
+    /// Builds the default response to gRPC clients: a gRPC status with details.
     ///
-    /// Its HTTP status is 200, as for every answer in gRPC, and it has no body. The gRPC status is
+    /// It is sent unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another. Its HTTP status is 200,
+    /// as for every gRPC response, and it has no body. The gRPC status is
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
     /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], which is not worth a retry;
-    /// - `UNAVAILABLE` (14) otherwise: the store is out of order, the limiter is shutting down, the slot was lost.
+    /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
     /// a `google.rpc.QuotaFailure` with the subject `limit:<name>`.

@@ -32,6 +32,8 @@ pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
 #[derive(Clone, Default)]
 pub(super) struct Terms {
     pub(super) on_lost: OnLost,
+    /// `None`: as when it is lost.
+    pub(super) at_shutdown: Option<OnLost>,
     pub(super) bounds: Bounds,
     /// Empty: of a permit that a client has acquired by itself.
     pub(super) limit_name: String,
@@ -47,19 +49,31 @@ impl Terms {
             max_hold: shorter(self.bounds.max_hold, other.bounds.max_hold),
             idle: shorter(self.bounds.idle, other.bounds.idle),
         };
+        if other.at_shutdown() == OnLost::Abort {
+            self.at_shutdown = Some(OnLost::Abort);
+        }
         if other.on_lost == OnLost::Abort {
             self.on_lost = OnLost::Abort;
         }
     }
 
+    fn at_shutdown(&self) -> OnLost {
+        self.at_shutdown.unwrap_or(self.on_lost)
+    }
+
     /// Whether a response may have to end with its slot.
     pub(super) fn may_end_early(&self) -> bool {
-        self.on_lost == OnLost::Abort || !self.bounds.is_none()
+        let may_abort = [self.on_lost, self.at_shutdown()].contains(&OnLost::Abort);
+        may_abort || !self.bounds.is_none()
     }
 
     /// Whether a response ends with a slot that is over for this reason.
     pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
-        self.on_lost == OnLost::Abort || kind != LostErrorKind::Lost
+        match kind {
+            LostErrorKind::Lost => self.on_lost == OnLost::Abort,
+            LostErrorKind::ShutDown => self.at_shutdown() == OnLost::Abort,
+            LostErrorKind::HeldTooLong | LostErrorKind::Idle => true,
+        }
     }
 }
 

@@ -1,11 +1,10 @@
-//! The layer: made by a limiter, and its settings.
+//! The layer and its settings.
 //!
 //! Tests: `tests/layer/`, by theme.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{Response, StatusCode, request::Parts};
+use http::{StatusCode, request::Parts};
 use tower_layer::Layer;
 
 #[cfg(feature = "config")]
@@ -17,6 +16,7 @@ use super::{
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
+    refusal_body::RefusalResponse,
     scope::Scope,
     service::Limited,
 };
@@ -28,11 +28,12 @@ use crate::{
     limiter::Limiter,
 };
 
-/// Puts a limit before a service. Made by [`Limiter::layer`].
+/// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///
 /// | setting | default |
 /// | --- | --- |
 /// | [`on_lost`](Self::on_lost) | [`OnLost::Continue`] |
+/// | [`at_shutdown`](Self::at_shutdown) | as `on_lost` |
 /// | [`release_at`](Self::release_at) | [`ReleaseAt::BodyEnd`] |
 /// | [`max_hold`](Self::max_hold) | none |
 /// | [`idle`](Self::idle) | none |
@@ -41,7 +42,7 @@ use crate::{
 /// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]); a status for gRPC clients ([`Refusal::to_grpc_response`]) |
 /// | [`rate_limit_fields`](Self::rate_limit_fields) | none |
 ///
-/// See the [module's documentation](super) for examples.
+/// See the [module](super) for examples, and [Keys and policies](crate::guide::keys) for its place in a stack.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LimitLayer {
@@ -49,13 +50,14 @@ pub struct LimitLayer {
 }
 
 impl Limiter {
-    /// A layer that takes a slot for each request. The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list of
-    /// scopes: see [`Policy`].
+    /// Creates a layer that acquires a slot for each request.
+    ///
+    /// The policy is a [`Limit`](crate::Limit), a [`Scope`], or a list or tuple of them: see [`Policy`].
     ///
     /// # Panics
     ///
-    /// If a value of a limit is out of range, or this limiter knows another limit of the same name and different
-    /// values; if the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES), or names a limit twice.
+    /// If a value of a limit is out of range, or this limiter has another limit of the same name with different values; if
+    /// the policy is empty, has more than [`MAX_SCOPES`](crate::MAX_SCOPES) scopes, or a limit twice.
     /// [`Limiter::try_layer`] returns that as an error.
     #[track_caller]
     pub fn layer(&self, policy: impl Into<Policy>) -> LimitLayer {
@@ -65,11 +67,11 @@ impl Limiter {
         }
     }
 
-    /// As [`layer`](Self::layer), for limits from a configuration.
+    /// Fallible version of [`layer`](Self::layer), for limits from a configuration.
     ///
     /// # Errors
     ///
-    /// Whatever makes [`layer`](Self::layer) panic.
+    /// If [`layer`](Self::layer) would panic.
     pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
@@ -92,6 +94,7 @@ impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(LimitId, Scope)>) -> Self {
         let terms = Terms {
             on_lost: OnLost::default(),
+            at_shutdown: None,
             bounds: Bounds::default(),
             limit_name: String::new(),
             meter: None,
@@ -151,21 +154,47 @@ impl LimitLayer {
         }
     }
 
-    /// What becomes of a response whose slot is lost. Default: [`OnLost::Continue`].
+    /// Sets the effect of a lost slot on its response. Default: [`OnLost::Continue`].
     ///
-    /// Abort keeps to the limit whatever happens to this process, and breaks responses when the store is gone for a
-    /// whole lease. A response that may be aborted costs a few allocations more.
+    /// Abort keeps the cap whatever happens to this process, and breaks responses when the store is gone for a whole lease.
+    /// A response that may be aborted costs a few more allocations.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.edit(move |gate| Arc::make_mut(&mut gate.terms).on_lost = on_lost)
     }
 
-    /// When slots are given back. Default: [`ReleaseAt::BodyEnd`].
+    /// Sets the effect of [`Limiter::shutdown`] on responses that are open at its deadline.
+    ///
+    /// Default: the same as for a lost slot ([`on_lost`](Self::on_lost)). With [`OnLost::Abort`] here and
+    /// [`OnLost::Continue`] for losses, an outage of the store cuts no streams, while a shutdown ends those that are left,
+    /// including those that had lost their slots before. Each ends with a [`LostError`](super::LostError), so that its
+    /// client does not take it for complete.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter, OnLost};
+    ///
+    /// const CHAT: Limit = Limit::concurrent("chat", 5);
+    ///
+    /// let limiter = Limiter::in_memory();
+    /// let layer = limiter.layer(CHAT.by_header("x-api-key")).at_shutdown(OnLost::Abort);
+    /// ```
+    pub fn at_shutdown(self, at_shutdown: OnLost) -> Self {
+        self.edit(move |gate| Arc::make_mut(&mut gate.terms).at_shutdown = Some(at_shutdown))
+    }
+
+    /// Sets when slots are released. Default: [`ReleaseAt::BodyEnd`].
     pub fn release_at(self, release_at: ReleaseAt) -> Self {
         self.edit(move |gate| gate.release_at = release_at)
     }
 
-    /// The status of a refusal because the limit was reached. Default: 429 if the scope has keys, since the limit is
-    /// then the caller's own; 503 if all callers share it. gRPC clients are not told in a status of HTTP.
+    /// Sets the status of refusals by a limit. Default: 429 for limits with keys, 503 for shared ones.
+    ///
+    /// A limit with keys is the caller's own; one that all callers share reports that the service is at capacity. Tracing
+    /// layers log a 503 as an error, and load balancers may take the replica for unhealthy: set 429 here to avoid both.
+    /// gRPC clients get a gRPC status instead.
+    ///
+    /// A 503 is an error of the server to whatever stands in between: `TraceLayer` of tower-http logs it as an error, and
+    /// proxies and load balancers may count the replica as unhealthy, or send the request to another one, which shares the
+    /// limit. Where that matters, set 429 for shared limits too.
     ///
     /// # Panics
     ///
@@ -176,7 +205,7 @@ impl LimitLayer {
         self.edit(move |gate| gate.limited_status = Some(status))
     }
 
-    /// The status of any other refusal: store out of order, shutting down, slot lost. Default: 503.
+    /// Sets the status of other refusals: store unavailable, shutting down, slot lost. Default: 503.
     ///
     /// # Panics
     ///
@@ -187,10 +216,16 @@ impl LimitLayer {
         self.edit(move |gate| gate.unavailable_status = status)
     }
 
-    /// Builds refusals in your own form, from the reason and the head of the request.
+    /// Sets a closure that builds refusals, from the reason and the request's head.
     ///
-    /// The [`Refusal`] is put in the extensions of whatever is returned. A closure that only adds to the default can
-    /// start from [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    /// The closure returns a response with any body: text, bytes, or that of a framework, such as
+    /// `ApiError::from(refusal).into_response()` in axum. A closure that only adds to the default can start from
+    /// [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
+    ///
+    /// The layer adds what is missing: `Retry-After` to a status of 400 or more, unless a retry is pointless
+    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); its items of the [rate limit fields](Self::rate_limit_fields), if it is
+    /// set to;
+    /// and the [`Refusal`] in the extensions.
     ///
     /// ```
     /// use http::Response;
@@ -204,35 +239,36 @@ impl LimitLayer {
     ///         response
     ///     });
     /// ```
-    pub fn refuse_with<B: Into<Bytes>>(
+    pub fn refuse_with<R: RefusalResponse<M>, M>(
         self,
-        refuse: impl Fn(&Refusal, &Parts) -> Response<B> + Send + Sync + 'static,
+        refuse: impl Fn(&Refusal, &Parts) -> R + Send + Sync + 'static,
     ) -> Self {
         let refuse: Arc<Refuse> =
-            Arc::new(move |refusal, head| refuse(refusal, head).map(Into::into));
+            Arc::new(move |refusal, head| refuse(refusal, head).into_refusal());
         self.edit(move |gate| gate.refuse = Some(refuse.clone()))
     }
 
-    /// Tells clients in each response, and in each refusal, how their limits stand, so that they can slow down before
-    /// they are refused: the fields `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11.
-    /// Default: none.
+    /// Adds `RateLimit-Policy` and `RateLimit` to responses and refusals. Default: off.
+    ///
+    /// They report the limits' state, so that clients can slow down before they are refused, in the form of
+    /// draft-ietf-httpapi-ratelimit-headers-11.
     ///
     /// ```http
     /// RateLimit-Policy: "chat";q=5;qu="concurrent-requests", "opens";q=60;w=60;qu="requests"
     /// RateLimit: "chat";r=2, "opens";r=12;t=1
     /// ```
     ///
-    /// - `q` is the limit, `r` what was left when this process last heard, and `t` the time in seconds until there is
-    ///   more, rounded up, where that is known.
-    /// - A window `w` has whole seconds. A rate with another period is told for a period rounded up: 10 in 100 ms is
+    /// - `q` is the limit, `r` the remainder as last reported by the store, and `t` the time in seconds until there is more,
+    ///   rounded up, where that is known.
+    /// - A window `w` has whole seconds. A rate with another period is converted to a period rounded up: 10 in 100 ms is
     ///   `q=100;w=1`.
     /// - Names are strings of ASCII there. `%` and whatever is not printable ASCII are percent-encoded, here as in
     ///   the problem details.
-    /// - A response without a known standing has no fields, and a limit in [`Mode::Shadow`](crate::Mode::Shadow) is not
-    ///   told of. Keys are never told (`pk`).
+    /// - A response whose limits' state is unknown has no fields. Limits in [`Mode::Shadow`](crate::Mode::Shadow) and keys
+    ///   (`pk`) are left out.
     /// - Fields that the service has set stay, and these are added to them.
     ///
-    /// They tell strangers how much the service can take. For limits that all callers share, that may be too much.
+    /// They disclose the capacity of the service. For limits that all callers share, that may be too much.
     pub fn rate_limit_fields(self) -> Self {
         self.edit(move |gate| gate.rate_limit_fields = true)
     }

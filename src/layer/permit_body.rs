@@ -14,15 +14,11 @@ use super::{
 use crate::permit::Permit;
 
 impl Permit {
-    /// Moves the permit into a response body, which releases it when it ends, fails or is dropped.
+    /// Holds the permit until this HTTP body ends, fails or is dropped, or ends the body with it.
     ///
-    /// For clients: a permit that is acquired before a request is sent counts until the last byte of the response is here.
-    /// In contrast to a layer around the client, a refusal is an [`AcquireError`](crate::AcquireError), not a response that
-    /// looks like one of the peer.
-    ///
-    /// With [`OnLost::Abort`] a body whose permit is lost is dropped at once, whether or not it is read, and with it the
-    /// call to the peer, since another request may have the slot. The reader gets a [`LostError`](super::LostError). With
-    /// [`OnLost::Continue`] it goes on, over the limit.
+    /// Like [`attach`](Self::attach), with a choice of what happens if the permit is lost first. With [`OnLost::Abort`] the
+    /// body is dropped at once then, whether or not it is read, and with it the call to the peer, since another request may
+    /// have the slot. The reader gets a [`LostError`](super::LostError). With [`OnLost::Continue`] it goes on, over the limit.
     ///
     /// A reqwest response converts to one of the crate `http`, and back again:
     ///

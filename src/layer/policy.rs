@@ -10,24 +10,26 @@ use crate::{
     limit::{Limit, check_together},
 };
 
-/// The limits that a request is under, each with the rule for its key. They are taken together, all or nothing: what a
-/// request would have taken of the others is untouched if one refuses.
+/// The scopes that apply to a request together, all or nothing.
 ///
-/// It is made from a limit, a scope, or a list of scopes:
+/// A request that one of them refuses is not counted by the others. See
+/// [several limits](crate::guide::keys#several-limits-on-one-request).
+///
+/// It is made from a limit or a scope, from a list of either (an array or a `Vec`), or from a tuple of up to 8 of both:
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_turnstile::{Limit, Limiter};
 ///
-/// static EACH: Limit = Limit::concurrent("chat-each", 5).wait_up_to(Duration::from_secs(2));
-/// static OPENS: Limit = Limit::rate("chat-opens", 60, Duration::from_secs(60)).burst(10);
-/// static ALL: Limit = Limit::concurrent("chat-all", 200);
+/// const EACH: Limit = Limit::concurrent("chat-each", 5).wait_up_to(Duration::from_secs(2));
+/// const OPENS: Limit = Limit::rate("chat-opens", 60, Duration::from_secs(60)).burst(10);
+/// const ALL: Limit = Limit::concurrent("chat-all", 200);
 ///
-/// let layer = Limiter::in_memory().layer([
-///     EACH.clone().by_header("x-api-key").values([("gold", 20)]),
-///     OPENS.clone().by_header("x-api-key"),
-///     ALL.clone().into(),
-/// ]);
+/// let layer = Limiter::in_memory().layer((
+///     EACH.by_header("x-api-key").values([("gold", 20)]),
+///     OPENS.by_header("x-api-key"),
+///     ALL,
+/// ));
 /// ```
 ///
 /// The order of the list says nothing. Slots are taken in the order of the limits' [classes](crate::Class), narrow
@@ -62,17 +64,44 @@ impl From<Scope> for Policy {
     }
 }
 
-impl From<Vec<Scope>> for Policy {
-    fn from(scopes: Vec<Scope>) -> Self {
-        Self(scopes)
+impl From<&Scope> for Policy {
+    fn from(scope: &Scope) -> Self {
+        Self(vec![scope.into()])
     }
 }
 
-impl<const N: usize> From<[Scope; N]> for Policy {
-    fn from(scopes: [Scope; N]) -> Self {
-        Self(scopes.into())
+impl<S: Into<Scope>> From<Vec<S>> for Policy {
+    fn from(scopes: Vec<S>) -> Self {
+        Self(scopes.into_iter().map(Into::into).collect())
     }
 }
+
+impl<S: Into<Scope>, const N: usize> From<[S; N]> for Policy {
+    fn from(scopes: [S; N]) -> Self {
+        Self(scopes.map(Into::into).into())
+    }
+}
+
+/// Limits and scopes may be mixed.
+macro_rules! from_tuples {
+    ($($scope:ident)*) => {
+        impl<$($scope: Into<Scope>),*> From<($($scope,)*)> for Policy {
+            fn from(scopes: ($($scope,)*)) -> Self {
+                #[allow(non_snake_case)]
+                let ($($scope,)*) = scopes;
+                Self(vec![$($scope.into()),*])
+            }
+        }
+    };
+}
+
+from_tuples!(A B);
+from_tuples!(A B C);
+from_tuples!(A B C D);
+from_tuples!(A B C D E);
+from_tuples!(A B C D E F);
+from_tuples!(A B C D E F G);
+from_tuples!(A B C D E F G H);
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

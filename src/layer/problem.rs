@@ -16,25 +16,26 @@ const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+
 const TYPES: &str = "https://iana.org/assignments/http-problem-types";
 
 impl Refusal {
-    /// The response that is sent to others than gRPC clients, unless
-    /// [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds another: problem details (RFC 9457) in JSON,
-    /// and `Retry-After` in whole seconds, rounded up. Of [`RefusalKind::BodyFailed`] only the status, since hardly ever
-    /// somebody is there to read it. Of [`RefusalKind::NoKey`] problem details of the type `about:blank`, with the status and
-    /// a detail only.
+    /// Builds the default response: problem details (RFC 9457) and `Retry-After`.
+    ///
+    /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
+    /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
+    /// hardly ever a client left to read more. [`RefusalKind::NoKey`] has problem details of the type `about:blank`, with the
+    /// status and a detail only, and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
     /// `#temporary-reduced-capacity`. Besides `type`, `title`, `status` and `detail` there are
     ///
-    /// | member | what it says | when it is there |
+    /// | member | value | present if |
     /// | --- | --- | --- |
-    /// | `violated-policies` | a list of the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
+    /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
     /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
     /// | `limit` | [`max`](Self::max) | the limit was reached |
-    /// | `in_use`, `waiting` | slots and waiters, across all replicas | the same, and it is no rate |
-    /// | `period` | in seconds | the same, and it is a rate |
-    /// | `place` | [`place`](Self::place) | it was in line |
-    /// | `waited` | in seconds | it waited |
+    /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is no rate |
+    /// | `period` | in seconds | the limit was reached, and is a rate |
+    /// | `place` | [`place`](Self::place) | the request queued |
+    /// | `waited` | in seconds | the request waited |
     ///
     /// [`RateLimit`]: super::LimitLayer::rate_limit_fields
     pub fn to_response(&self) -> Response<Bytes> {
@@ -46,11 +47,32 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        if self.kind() != RefusalKind::NoKey {
+        if self.is_worth_a_retry() {
             let seconds = whole_seconds(self.retry_after());
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
         response
+    }
+}
+
+impl Refusal {
+    /// Adds `Retry-After` to a refusal that a closure has built, unless it is there, or is no error in HTTP.
+    pub(super) fn complete<B>(&self, mut response: Response<B>) -> Response<B> {
+        let status = response.status();
+        let is_error = status.is_client_error() || status.is_server_error();
+        let is_known = response.headers().contains_key(header::RETRY_AFTER);
+        if is_error && !is_known && self.is_worth_a_retry() {
+            let seconds = whole_seconds(self.retry_after());
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+
+    /// Whether the same request may be admitted later.
+    fn is_worth_a_retry(&self) -> bool {
+        !matches!(self.kind(), RefusalKind::NoKey | RefusalKind::BodyFailed)
     }
 }
 
@@ -65,20 +87,23 @@ fn json(refusal: &Refusal) -> String {
 /// For people. Printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
     let max = refusal.max();
+    // While the store is down, or before it has answered, it is only known that there is no free slot.
+    let in_use = refusal.in_use().max(max);
     match refusal.kind() {
-        RefusalKind::Full => format!("all {max} slots are in use"),
-        RefusalKind::QueueFull => format!("all {max} slots are in use and the queue is full"),
+        RefusalKind::Full => format!("{in_use} of {max} slots in use"),
+        RefusalKind::QueueFull => format!("{in_use} of {max} slots in use, and the queue is full"),
         RefusalKind::TimedOut => {
-            format!("none of {max} slots came free in {:.1?}", refusal.waited())
+            let waited = refusal.waited();
+            format!("no slot became free within {waited:.1?}: {in_use} of {max} slots in use")
         }
         RefusalKind::TooSoon => {
             let period = refusal.limit().period().unwrap_or_default();
-            format!("no more than {max} requests in {period:?}")
+            format!("the rate of {max} requests in {period:?} is used up")
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
         RefusalKind::Unavailable | RefusalKind::Misconfigured => {
-            "slots cannot be given at the moment".into()
+            "the limit cannot be checked at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),

@@ -1,4 +1,4 @@
-//! A refusal: the answer to a request that got no slot.
+//! A refusal: the layer's answer to a request that got no slot.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::{
     status::Quota,
 };
 
-/// Time until a retry, if nothing is known. Never zero, which clients take for "at once".
+/// Time until a retry, if unknown. Never zero, which clients take for "at once".
 const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 
-/// Why a request was answered in place of the service.
+/// Reason and numbers of a request that the layer refused.
 ///
-/// It is in the extensions of every such response. There it tells an outer layer that the response is no answer of
-/// the service, and a client-side layer's caller that the request was never sent.
+/// It is in the extensions of every such response, so that an outer layer, or the caller of a layered client, can tell a
+/// refusal from a response of the service.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     limit: Limit,
@@ -38,30 +38,34 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RefusalKind {
-    /// All slots are taken, and the limit does not wait.
+    /// All slots are in use, and the limit does not wait.
     Full,
-    /// All slots are taken, and as many requests wait as may.
+    /// All slots are in use, and the queue is full.
     QueueFull,
-    /// No slot came free within the wait.
+    /// No slot became free within the wait.
     TimedOut,
-    /// The rate has given as many as it may, and would give the next one only after the wait.
+    /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
-    /// The slot was lost before the service answered. The call was cancelled; only with
-    /// [`OnLost::Abort`](super::OnLost::Abort).
+    /// The slot was lost before the service answered, and the call was cancelled.
+    ///
+    /// Only with [`OnLost::Abort`](super::OnLost::Abort).
     Lost,
-    /// The service did not answer for as long as [`LimitLayer::max_hold`](super::LimitLayer::max_hold) allows. The call
-    /// was cancelled.
+    /// The service did not answer within [`LimitLayer::max_hold`](super::LimitLayer::max_hold).
+    ///
+    /// The call was cancelled.
     HeldTooLong,
-    /// The store is down or too slow, and the limit's policy is to reject.
+    /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
-    /// The store refuses to work, or there is no Tokio runtime. The log says more.
+    /// The store refuses, or there is no Tokio runtime. The log has the details.
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
-    /// The request's body failed while it waited: its client left in the middle of it, or what it sent is no HTTP. The
-    /// status is 400. Only with [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
+    /// The request's body failed while it waited. The status is 400.
+    ///
+    /// The client disconnected in the middle of it, or sent something that is not HTTP. Only with
+    /// [`LimitLayer::read_ahead`](super::LimitLayer::read_ahead).
     BodyFailed,
 }
 
@@ -118,64 +122,63 @@ impl Refusal {
         self.own
     }
 
-    /// The reason.
+    /// Returns the reason.
     pub fn kind(&self) -> RefusalKind {
         self.kind
     }
 
-    /// The limit that refused.
+    /// Returns the limit that refused.
     pub fn limit(&self) -> &Limit {
         &self.limit
     }
 
-    /// The name of the limit that refused.
+    /// Returns the name of the limit that refused.
     pub fn limit_name(&self) -> &str {
         self.limit.name()
     }
 
-    /// The limit's value for this key, which may have one of its own.
+    /// Returns the limit's value for this key.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// The status that the layer's settings give to such a refusal.
+    /// Returns the status for this refusal, by the layer's settings.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Slots in use under the limit and key, across all replicas, when this process last heard; 0 if it did not ask.
+    /// Returns the slots in use for this limit and key, across all replicas, as last reported.
     pub fn in_use(&self) -> u32 {
         self.in_use
     }
 
-    /// Waiters under the limit and key, across all replicas, when this process last heard; 0 if it did not ask.
+    /// Returns the queued requests for this limit and key, across all replicas, as last reported.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
 
-    /// The request's place in line when its wait ended, as far as this process had heard: 1 at the head. `None` if it
-    /// was not in line.
+    /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
     pub fn place(&self) -> Option<u32> {
         self.place
     }
 
-    /// How long the request waited in line.
+    /// Returns how long the request waited.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// When the client should try again. Never zero.
+    /// Returns when the client should retry. Never zero.
     ///
-    /// For a rate it is exact: the next request is then in time, unless another one comes before. For slots it is an
-    /// estimate of at most 1 h, and up to a quarter more at random, so that clients that were refused together do
-    /// not come back together. If nobody knows, it is 1 s.
+    /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
+    /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
+    /// back together. If unknown, it is 1 s.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
 }
 
 impl RefusalKind {
-    /// Whether the limit was reached: no slot, no place in the line, none in time, or too soon for the rate.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
     pub fn is_limited(self) -> bool {
         matches!(
             self,
@@ -210,6 +213,7 @@ impl From<LostErrorKind> for RefusalKind {
     fn from(kind: LostErrorKind) -> Self {
         match kind {
             LostErrorKind::Lost => Self::Lost,
+            LostErrorKind::ShutDown => Self::ShutDown,
             // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
         }
@@ -286,7 +290,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": "none of 7 slots came free in 1.5s",
+            "detail": "no slot became free within 1.5s: 7 of 7 slots in use",
             "violated-policies": ["chat"],
             "limit": 7,
             "in_use": 7,
@@ -309,7 +313,7 @@ mod tests {
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
             "status": 429,
-            "detail": "no more than 60 requests in 90s",
+            "detail": "the rate of 60 requests in 90s is used up",
             "violated-policies": ["opens"],
             "limit": 60,
             "period": 90,
@@ -391,7 +395,7 @@ mod tests {
             let head = refusal.to_grpc_response().headers().clone();
             let status = Status::from_header_map(&head).unwrap();
             prop_assert_eq!(status.code(), Code::ResourceExhausted);
-            let detail = "no more than 60 requests in 3600s";
+            let detail = "the rate of 60 requests in 3600s is used up";
             prop_assert_eq!(status.message(), format!("{name}: {detail}"));
             let details = status.get_error_details();
             let delay = details.retry_info().unwrap().retry_delay;

@@ -216,7 +216,7 @@ impl<T> Cell<T> {
     /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this
     /// process ran for a while.
     fn over(&self, share: &Share) -> Option<LostErrorKind> {
-        share.over().filter(|kind| self.terms.ends(*kind))
+        share.over(|kind| self.terms.ends(kind))
     }
 
     /// Revokes the work if its slot is over, or else has `waker` woken when it may be.
@@ -256,7 +256,7 @@ impl<T> Cell<T> {
         };
         drop(ended);
         let limit = Some(&*self.terms.limit_name).filter(|name| !name.is_empty());
-        tracing::warn!(limit, ?kind, "a slot is over: its response is aborted");
+        tracing::warn!(limit, ?kind, "a slot has ended: its response is aborted");
         if let Some(meter) = &self.terms.meter {
             meter.aborted(kind);
         }
@@ -320,6 +320,7 @@ mod tests {
         let permit = acquired.now_or_never().expect("free").expect("free");
         let terms = Terms {
             on_lost: OnLost::Abort,
+            at_shutdown: None,
             bounds: Bounds::default(),
             limit_name: LIMIT.name().to_owned(),
             meter: None,

@@ -1,4 +1,4 @@
-//! A scope: a limit, and where the key of a request comes from.
+//! A scope: a limit and the source of its keys.
 //!
 //! Tests: `tests/layer/scopes.rs`.
 
@@ -18,12 +18,11 @@ use crate::{
     limit::Limit,
 };
 
-/// A [`Limit`] together with the rules that find a request's [`Key`], the limit's value for that key, and what the
-/// request costs.
+/// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
 ///
-/// It is made from a limit: by [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`] or
-/// [`Limit::by_key_async`]. A limit by itself is a scope too: all requests share one key. Several scopes make a
-/// [`Policy`](super::Policy).
+/// It is created from a limit: by [`Limit::by_header`], [`Limit::by_client_address`], [`Limit::by_key`],
+/// [`Limit::by_str`] or [`Limit::by_key_async`]. A limit by itself is a scope too: all requests share one key. Several
+/// scopes make a [`Policy`](super::Policy). See [Keys and policies](crate::guide::keys).
 #[derive(Clone)]
 pub struct Scope {
     limit: Limit,
@@ -49,11 +48,10 @@ type Find<K> = dyn Fn(&Parts) -> K + Send + Sync;
 type KeyFuture = BoxFuture<'static, Option<Key>>;
 
 impl Limit {
-    /// Counts each value of a request header by itself, such as an API key.
+    /// Limits each value of a request header separately, such as an API key.
     ///
-    /// Requests without the header share one key, the same as those whose header is empty, unless
-    /// [`Scope::require_key`] refuses them. If the header is repeated
-    /// its first value counts. Callers choose what they send: put the layer behind the one that checks the header, or
+    /// Requests without the header, or with an empty one, share one key, unless [`Scope::require_key`] refuses them. If the
+    /// header is repeated, its first value counts. Callers choose what they send: put the layer behind authentication, or
     /// a caller gets a new limit with each new value.
     ///
     /// ```
@@ -69,19 +67,24 @@ impl Limit {
     #[track_caller]
     pub fn by_header(self, name: impl TryInto<HeaderName>) -> Scope {
         let Ok(name) = name.try_into() else {
-            panic!("the key of limit `{}` is no valid header name", self.name());
+            panic!(
+                "the key of limit `{}` is not a valid header name",
+                self.name()
+            );
         };
         Scope::new(self, Keys::Header(name))
     }
 
-    /// Counts requests by a key that a closure finds in the request head: method, URI, headers and extensions.
+    /// Limits each key separately that a closure finds in the request head.
     ///
-    /// `None` lets the request pass without this limit: it is counted (`turnstile_unkeyed_total`) and logged at debug
-    /// level, and [`Scope::require_key`] refuses it instead. For requests that have nothing to tell them apart, return
-    /// [`Key::SHARED`] rather than `None`. The key is of any type that a [`Key`] is made of: a `String`, a number, an
-    /// address, 16 bytes; for a `&str` that is borrowed from the head there is [`by_str`](Self::by_str).
+    /// With `None` the request is not under this limit: it is counted (`turnstile_unkeyed_total`) and logged at debug
+    /// level. [`Scope::require_key`] refuses it instead. For requests that cannot be told apart, return [`Key::SHARED`]
+    /// rather than `None`.
     ///
-    /// By the peer's address, which axum leaves in the extensions (see `into_make_service_with_connect_info`):
+    /// The head has method, URI, headers and extensions. The key may have any type that converts into a [`Key`]: a
+    /// `String`, a number, an address, 16 bytes; for a `&str` borrowed from the head use [`by_str`](Self::by_str).
+    ///
+    /// By the peer's address, which axum puts into the extensions (see `into_make_service_with_connect_info`):
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -96,7 +99,7 @@ impl Limit {
     /// let layer = Limiter::in_memory().layer(per_peer);
     /// ```
     ///
-    /// By the route, which is known to layers inside an axum router (`Router::layer`, `Router::route_layer`):
+    /// By the route, which layers inside an axum router know (`Router::layer`, `Router::route_layer`):
     ///
     /// ```
     /// use axum::extract::MatchedPath;
@@ -106,8 +109,8 @@ impl Limit {
     ///     .by_key(|head| Some(head.extensions.get::<MatchedPath>()?.as_str().to_owned()));
     /// ```
     ///
-    /// Behind a proxy the peer is the proxy: see [`by_client_address`](Self::by_client_address), which also keeps a
-    /// client from having as many keys as it has IPv6 addresses.
+    /// Behind a proxy the peer is the proxy: see [`by_client_address`](Self::by_client_address), which also groups the IPv6
+    /// addresses of one client.
     pub fn by_key<K: Into<Key>>(
         self,
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
@@ -116,7 +119,9 @@ impl Limit {
         Scope::new(self, Keys::Head(Arc::new(find)))
     }
 
-    /// As [`by_key`](Self::by_key), by a text that is borrowed from the request head.
+    /// Limits each string separately that a closure borrows from the request head.
+    ///
+    /// Otherwise like [`by_key`](Self::by_key).
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -127,10 +132,10 @@ impl Limit {
         self.by_key(move |head| find(head).map(Key::from))
     }
 
-    /// As [`by_key`](Self::by_key), with a future: a tenant looked up in a database, for example.
+    /// Limits each key separately that a future looks up, such as a tenant in a database.
     ///
-    /// The closure runs when the service is called. Its future owns what it needs of the request head. It has no
-    /// time limit here; a slow one delays the request before it joins the line.
+    /// Otherwise like [`by_key`](Self::by_key). The closure runs when the service is called. Its future owns what it needs
+    /// of the request head. It has no timeout here; a slow one delays the request before it queues.
     ///
     /// ```
     /// use tower_turnstile::Limit;
@@ -150,9 +155,9 @@ impl Limit {
         Scope::new(self, Keys::Async(Arc::new(find)))
     }
 
-    /// Counts each client by itself, told apart by its address.
+    /// Limits each client address separately.
     ///
-    /// See [`ClientAddress`] for what that is behind proxies, and for requests without one.
+    /// See [`ClientAddress`] for addresses behind proxies, and for requests without one.
     ///
     /// ```
     /// use tower_turnstile::{ClientAddress, Limit, Limiter};
@@ -172,7 +177,7 @@ impl Limit {
         }
     }
 
-    /// As [`by_client_address`](Self::by_client_address), for values from a configuration.
+    /// Fallible version of [`by_client_address`](Self::by_client_address), for values from a configuration.
     ///
     /// # Errors
     ///
@@ -195,21 +200,21 @@ impl Scope {
         }
     }
 
-    /// Refuses requests without a key, with 400. Default: they pass without this limit, or share one key.
+    /// Refuses requests without a key, with 400.
     ///
-    /// A closure of [`Limit::by_key`] that returns `None` lets the request pass, and so opens the gate to all if, say, the
-    /// layer that it relies on is missing or stands further in. With this setting such a request is refused
-    /// ([`RefusalKind::NoKey`]), and so is one without the header ([`Limit::by_header`]), with an empty one, or without a
-    /// known address ([`Limit::by_client_address`]). Those that share a limit as a whole have a key always.
+    /// Default: they are not under this limit ([`Limit::by_key`]), or share one key ([`Limit::by_header`],
+    /// [`Limit::by_client_address`]). If the middleware that the key comes from is missing or runs later, no request has a
+    /// key, and the limit would be disabled without an error. With this setting these requests are refused
+    /// ([`RefusalKind::NoKey`]). A limit that all requests share always has a key.
     ///
     /// The status is 400, whatever [`limited_status`] and [`unavailable_status`] are, and there is no `Retry-After`: the same
-    /// request would be refused again. [`refuse_with`] can answer otherwise. A limit in [`Mode::Shadow`] or [`Mode::Off`]
+    /// request would be refused again. [`refuse_with`] can answer differently. A limit in [`Mode::Shadow`] or [`Mode::Off`]
     /// refuses nothing.
     ///
     /// ```
     /// use tower_turnstile::Limit;
     ///
-    /// /// Put there by the layer that authenticates.
+    /// /// Inserted by the authentication middleware.
     /// #[derive(Clone)]
     /// struct Tenant(String);
     ///
@@ -229,11 +234,14 @@ impl Scope {
         self
     }
 
-    /// The limit's own value for each of some keys. Others have the limit's. Comes before the other ways to find one.
+    /// Sets the limit's value for some keys, from a table.
     ///
-    /// A key with a value of 0 is refused always. Of a rate there is no such value: one in the table is an error when
-    /// the layer is made, one that is found [for a request](Self::values_by) counts as 1. The value goes with a key's
-    /// requests: if they differ, as while a value changes, the latest one counts. An IPv6 address is counted by its network
+    /// Other keys have the limit's own value. The table takes precedence over [`values_by`](Self::values_by) and
+    /// [`values_by_async`](Self::values_by_async).
+    ///
+    /// A key with a value of 0 is always refused. A rate has no such value: in the table it is an error when the layer is
+    /// created, found [for a request](Self::values_by) it counts as 1. If requests of a key have different values, as while
+    /// a value changes, the latest one applies. An IPv6 address is counted by its network
     /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
     ///
     /// ```
@@ -246,14 +254,14 @@ impl Scope {
         self
     }
 
-    /// The limit's own value for a key, found by a closure in the request head or the key. `None`: the limit's.
+    /// Sets the limit's value for a request, by a closure. `None`: the limit's own value.
     ///
-    /// What an outer layer knows comes in the request's extensions:
+    /// An outer layer can pass the value in the request's extensions:
     ///
     /// ```
     /// use tower_turnstile::Limit;
     ///
-    /// /// Put there by the layer that checks the API key.
+    /// /// Inserted by the layer that verifies the API key.
     /// #[derive(Clone)]
     /// struct Plan {
     ///     streams: u32,
@@ -271,12 +279,11 @@ impl Scope {
         self
     }
 
-    /// The limit's own value for a key, looked up by a future, such as a customer's plan in a database. `None`: the
-    /// limit's.
+    /// Sets the limit's value for a key, by a cached lookup. `None`: the limit's own value.
     ///
-    /// Answers, `None` too, are kept for `fresh`, of the `capacity` keys that are used most; a key that is not among them is looked
-    /// up once, however many requests wait for it. The future has no time limit here; a slow one delays requests
-    /// before they join the line.
+    /// For a customer's plan in a database, for example. Answers, also `None`, are cached for `fresh`, for the `capacity` most
+    /// used keys; concurrent requests of a key share one lookup. The future has no timeout here; a slow one delays requests
+    /// before they queue.
     ///
     /// ```
     /// use std::time::Duration;
@@ -300,8 +307,9 @@ impl Scope {
         self
     }
 
-    /// What a request costs at a rate. Default: 1. With 0 it is free; more than the burst counts as the burst, which
-    /// then is the most that it can cost. Slots are not affected: a request takes one.
+    /// Sets the cost of a request at a rate. Default: 1.
+    ///
+    /// With 0 it is free; more than the burst counts as the burst. Slots are not affected: a request takes one.
     ///
     /// ```
     /// use std::time::Duration;
@@ -316,7 +324,7 @@ impl Scope {
         self
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
     }
@@ -430,6 +438,12 @@ impl From<Limit> for Scope {
 impl From<&Limit> for Scope {
     fn from(limit: &Limit) -> Self {
         limit.clone().into()
+    }
+}
+
+impl From<&Scope> for Scope {
+    fn from(scope: &Scope) -> Self {
+        scope.clone()
     }
 }
 

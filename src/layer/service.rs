@@ -13,10 +13,10 @@ use tower_service::Service;
 
 use super::{body::ResponseBody, future::ResponseFuture, gates::Gates};
 
-/// A service whose requests are limited. Made by a [`LimitLayer`](super::LimitLayer).
+/// A service whose requests are limited. Created by a [`LimitLayer`](super::LimitLayer).
 ///
 /// The futures and response bodies of the wrapped service must be `Send + 'static`: see
-/// [the layer](super#what-the-service-must-be).
+/// [where the layer goes](crate::guide::keys#where-the-layer-goes).
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
@@ -28,17 +28,17 @@ impl<S> Limited<S> {
         Self { inner, gates }
     }
 
-    /// The service within.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service within. Calls made on it are not limited.
+    /// Returns a mutable reference to the inner service. Calls on it are not limited.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// Takes the limit off.
+    /// Returns the inner service, without the limit.
     pub fn into_inner(self) -> S {
         self.inner
     }

@@ -1,4 +1,4 @@
-//! The slot of a request, as its handler sees it.
+//! The slot of a request, as seen by its handler.
 //!
 //! Tests: `tests/layer/slots.rs`.
 
@@ -9,14 +9,13 @@ use http::Extensions;
 
 use crate::permit::{Share, WeakShare};
 
-/// The slot that a request runs in, found in the request's extensions.
+/// View of the slot of a request, in the request's extensions.
 ///
-/// It does not own the slot: keeping it, or a request that carries it, never delays the release. To use the slot for
-/// longer than the response, as a WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s
-/// it stands for all their slots at once.
+/// It does not own the slot: keeping it never delays the release. To use the slot for longer than the response, as a
+/// WebSocket does, take a [`Hold`]. Under several [`LimitLayer`](super::LimitLayer)s it represents all their slots.
 ///
-/// Every request that passes a layer has one. If no limit applies to the request, because of its key, its route or
-/// [`Mode::Off`](crate::Mode::Off), it stands for no slot: it is never lost, and a [`Hold`] of it holds nothing.
+/// Every request that passes a layer has one. If no limit applies, because of its key, its route or
+/// [`Mode::Off`](crate::Mode::Off), it represents no slot: it is never lost, and a [`Hold`] of it holds nothing.
 ///
 /// ```
 /// use axum::Extension;
@@ -25,7 +24,7 @@ use crate::permit::{Share, WeakShare};
 /// async fn report(Extension(slot): Extension<Slot>) -> &'static str {
 ///     tokio::select! {
 ///         answer = work() => answer,
-///         () = slot.lost() => "somebody else may run in our place: better to stop here",
+///         () = slot.lost() => "stopped: another request may run in our place",
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }
@@ -58,22 +57,24 @@ impl Slot {
         }
     }
 
-    /// Keeps the slot for as long as the returned [`Hold`] lives. `None` if it was given back already.
+    /// Keeps the slot for as long as the returned [`Hold`] lives. `None` if it was already released.
     ///
-    /// Any number of holds may be taken; the slot returns when the response and all holds are gone.
+    /// Any number of holds may be taken; the slot is released when the response and all holds are gone.
     pub fn hold(&self) -> Option<Hold> {
         let shares = self.shares().map(WeakShare::upgrade);
         shares.collect::<Option<_>>().map(Hold)
     }
 
-    /// Whether the slot was lost while it was held: its lease has ended in the store, or a bound of the layer was
-    /// reached ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and somebody else may
-    /// run in its place. Once over, it stays over.
+    /// Returns whether the slot was lost while it was held.
+    ///
+    /// Its lease has ended in the store, or a bound of the layer was reached
+    /// ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and another request may run in its
+    /// place. A lost slot stays lost.
     pub fn is_lost(&self) -> bool {
         self.shares().any(WeakShare::is_lost)
     }
 
-    /// Completes when the slot is lost. If it is given back first, never.
+    /// Completes when the slot is lost. If it is released first, it never completes.
     ///
     /// # Cancel safety
     ///
@@ -106,18 +107,18 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// Keeps a [`Slot`] after its response has ended. Dropping it gives the slot back, if the response is gone too.
+/// Keeps a [`Slot`] after its response has ended.
 ///
-/// Nothing ends a task that holds a lost slot: a long-lived holder should watch [`lost`](Self::lost). That completes too
-/// when the slot has been held for as long as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is given back
-/// then, whatever the task does.
+/// Dropping it releases the slot, once the response and other holds are gone too. A lost slot does not end the task that
+/// holds it, so a long-lived task should watch [`lost`](Self::lost). That also completes when the slot has been held as long
+/// as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is released then, whatever the task does.
 ///
 /// ```
 /// use axum::{Extension, extract::ws::WebSocketUpgrade, response::Response};
 /// use tower_turnstile::Slot;
 ///
 /// async fn socket(Extension(slot): Extension<Slot>, upgrade: WebSocketUpgrade) -> Response {
-///     // The response ends with its 101, the conversation does not.
+///     // The response ends with its 101; the conversation goes on.
 ///     let hold = slot.hold();
 ///     upgrade.on_upgrade(async move |mut socket| {
 ///         while let Some(Ok(message)) = socket.recv().await {
@@ -129,11 +130,11 @@ impl fmt::Debug for Slot {
 ///     })
 /// }
 /// ```
-#[must_use = "dropping a hold gives its slot back"]
+#[must_use = "dropping a hold releases its slot"]
 pub struct Hold(Vec<Share>);
 
 impl Hold {
-    /// As [`Slot::is_lost`].
+    /// Returns whether the slot was lost. See [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.0.iter().any(Share::is_lost)
     }

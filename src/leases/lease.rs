@@ -32,8 +32,10 @@ const LOST: u64 = 0;
 /// The lease is over: its permit was revoked at this bound.
 const HELD_TOO_LONG: u64 = 1;
 const IDLE: u64 = 2;
+/// The lease is over: the limiter was shut down.
+const SHUT_DOWN: u64 = 3;
 /// The lowest value that is a deadline.
-const EARLIEST: u64 = 3;
+const EARLIEST: u64 = 4;
 /// No deadline: the lease needs no renewal, or was given back.
 const FOREVER: u64 = u64::MAX;
 
@@ -149,13 +151,14 @@ impl Lease {
         })
     }
 
-    /// Ends it, whatever the deadline. One that is lost may still be ended by a bound, and that is final. Its watchers are
-    /// to be [woken](Self::tell) then.
+    /// Ends it, whatever the deadline. One that is lost may still be ended by a shutdown, or by a bound, which is final.
+    /// Its watchers are to be [woken](Self::tell) then.
     pub(crate) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
             LostErrorKind::HeldTooLong => HELD_TOO_LONG,
             LostErrorKind::Idle => IDLE,
+            LostErrorKind::ShutDown => SHUT_DOWN,
         };
         self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
     }
@@ -215,6 +218,7 @@ impl Lease {
         Some(match self.until_us.load(Ordering::Acquire) {
             HELD_TOO_LONG => LostErrorKind::HeldTooLong,
             IDLE => LostErrorKind::Idle,
+            SHUT_DOWN => LostErrorKind::ShutDown,
             _ => LostErrorKind::Lost,
         })
     }

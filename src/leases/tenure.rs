@@ -102,9 +102,10 @@ impl Leases {
         self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
     }
 
-    /// Whether one of them is over, and why.
-    pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        let over = self.all().iter().find_map(|lease| lease.over());
+    /// Whether one of them is over for a reason that `counts`.
+    pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
+        let over = self.all().iter().filter_map(|lease| lease.over());
+        let over = { over }.find(|kind| counts(*kind));
         over.filter(|_| self.are_current())
     }
 

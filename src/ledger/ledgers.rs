@@ -168,7 +168,7 @@ impl Ledgers {
                 });
             claiming.reply.standings[number] = standing;
             match standing {
-                Standing::Full | Standing::LineFull if ask.want != Want::IfFree => {
+                Standing::Full | Standing::QueueFull if ask.want != Want::IfFree => {
                     claiming.reply.standings.fill(Standing::Absent);
                     claiming.reply.standings[number] = standing;
                     return false;

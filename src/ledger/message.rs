@@ -25,7 +25,7 @@ pub(crate) struct Exchange {
     /// this much, not a whole lease.
     pub(crate) promote_ms: u64,
     /// How long this replica's waiters count as alive after the exchange.
-    pub(crate) alive_ms: u64,
+    pub(crate) heartbeat_ms: u64,
     /// Store time after which nothing is acquired or adopted, since the caller has given up by then.
     pub(crate) not_after_us: u64,
     /// At most one batch for each ledger.
@@ -186,7 +186,7 @@ pub(crate) enum Standing {
     /// Refused: no slot is free, and it does not wait.
     Full,
     /// Refused: no slot is free, and the queue is full.
-    LineFull,
+    QueueFull,
     /// Refused: the exchange ran after its `not_after_us`.
     Stale,
 }

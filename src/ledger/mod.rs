@@ -11,7 +11,7 @@
 //! | `renew` | extends leases, never shortens them; reports the tickets of waiters | `leases.rs` | `steps.lua` |
 //! | `adopt` | restores holders that the store has lost | `leases.rs` | `steps.lua` |
 //! | `expire` | removes holders whose lease has ended | `leases.rs` | `steps.lua` |
-//! | `promote` | grants free slots to the head of the queue | `queue.rs` | `steps.lua` |
+//! | `promote` | grants free slots to the head of the queue; passes over waiters whose replica has no connection | `queue.rs` | `steps.lua` |
 //! | `acquire` | gives newcomers a slot, a place in the queue, or a refusal | `queue.rs` | `queue.lua` |
 //!
 //! Then, over all ledgers and *rates*, whose arithmetic is in `rate.rs` and `rates.lua`:
@@ -54,7 +54,7 @@ pub(crate) use id::{PermitId, ReplicaId, Seq};
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]
 pub(crate) use machine::SWEEP_BUDGET;
-pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, One};
+pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, Operation};
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
     MAX_PERMITS, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/semaphore/main.rs`, `tests/config/faults.rs`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use super::{kinds::Fallback, limit::Limit};
 use crate::{
@@ -16,13 +16,13 @@ impl Limit {
         let name = &self.name;
         if self.wait > MAX_WAIT {
             return Err(ConfigError::value(format!(
-                "limit `{name}` waits {:?}: at most {MAX_WAIT:?}",
+                "the wait of limit `{name}` is {:?}: it must be at most {MAX_WAIT:?}",
                 self.wait
             )));
         }
         if self.max_waiters > MAX_WAITERS {
             return Err(ConfigError::value(format!(
-                "limit `{name}` has {} waiters: at most {MAX_WAITERS}",
+                "max_waiters of limit `{name}` is {}: it must be at most {MAX_WAITERS}",
                 self.max_waiters
             )));
         }
@@ -36,7 +36,7 @@ impl Limit {
         }
         match self.fallback {
             Fallback::Local(n) if n == 0 || n > MAX_LIMIT => Err(ConfigError::value(format!(
-                "limit `{name}` is {n} without its store: it must be 1 to {MAX_LIMIT}"
+                "the local fallback of limit `{name}` is {n}: it must be 1 to {MAX_LIMIT}"
             ))),
             _ => Ok(()),
         }
@@ -65,15 +65,36 @@ impl Limit {
     /// Whether this can become the other one while it is in use.
     pub(crate) fn may_become(&self, other: &Limit) -> Result<(), ConfigError> {
         let name = &self.name;
-        let what = if self.refill.is_some() != other.refill.is_some() {
-            "counts permits at once, or in a period"
+        let message = if self.refill.is_some() != other.refill.is_some() {
+            format!("limit `{name}` cannot change between concurrent and rate while it is in use")
         } else if self.class != other.class {
-            "is narrow or wide"
+            format!("the class of limit `{name}` cannot change while it is in use")
         } else {
             return Ok(());
         };
-        let message = format!("whether limit `{name}` {what} cannot change while it is in use");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
+    }
+
+    /// Each setting in which the other limit differs, with both values.
+    pub(crate) fn difference(&self, other: &Self) -> String {
+        fn differs<T: PartialEq + fmt::Debug>(name: &str, one: T, other: T) -> Option<String> {
+            (one != other).then(|| format!("{name} {one:?} and {other:?}"))
+        }
+        let refill = |limit: &Self| limit.refill;
+        let differences = [
+            differs("value", self.max, other.max),
+            differs("refill", refill(self), refill(other)),
+            differs("max_waiters", self.max_waiters, other.max_waiters),
+            differs("fallback", self.fallback, other.fallback),
+            differs("mode", self.mode, other.mode),
+            differs("class", self.class, other.class),
+            differs("reuse", self.reuse, other.reuse),
+        ];
+        differences
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Whether both have the same ledgers. The wait may differ between uses of a limit.
@@ -101,7 +122,7 @@ pub(crate) fn check_together<'a>(
     for limit in limits {
         if !names.insert(limit.name()) {
             return Err(ConfigError::value(format!(
-                "limit `{}` comes twice",
+                "limit `{}` is listed twice",
                 limit.name()
             )));
         }
@@ -109,7 +130,7 @@ pub(crate) fn check_together<'a>(
     match names.len() {
         1..=MAX_SCOPES => Ok(()),
         count => Err(ConfigError::value(format!(
-            "a request is under 1 to {MAX_SCOPES} limits, not {count}"
+            "a request can be under 1 to {MAX_SCOPES} limits, not {count}"
         ))),
     }
 }

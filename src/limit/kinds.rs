@@ -1,9 +1,9 @@
-//! Choices of a limit: how wide it is, whether it is enforced, and what it does without a store.
+//! Choices of a limit: its class, its mode, and its fallback without a store.
 
-/// How many callers share one key of a limit.
+/// States how many callers share one key of a limit.
 ///
-/// A request that needs slots under several limits takes them in this order, the narrow ones first, so that one which
-/// has to wait for its own caller's slot does not keep others from slots that all share. All replicas have to agree.
+/// A request under several limits acquires its slots in this order, narrow before wide: while it waits for its own
+/// caller's slot, it holds none that others share. All replicas have to agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "config",
@@ -22,7 +22,7 @@ pub enum Class {
     Global,
 }
 
-/// Whether a limit is enforced.
+/// States whether a limit is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "config",
@@ -31,22 +31,26 @@ pub enum Class {
 )]
 #[non_exhaustive]
 pub enum Mode {
-    /// It is.
+    /// The limit is enforced.
     #[default]
     Enforce,
-    /// It only looks on: it decides, counts and tells, and admits whoever it would have refused or made wait. These
-    /// take no slot, as if they had been refused. For trying a limit on real traffic.
+    /// The limit is evaluated, logged and counted, but admits every request.
+    ///
+    /// A request that it would have refused or queued takes no slot of it. For trying a limit on real traffic.
     Shadow,
-    /// It is not asked.
+    /// The limit is not evaluated.
     Off,
 }
 
-/// What a limit does while its store cannot be reached.
+/// Decides about requests while the store cannot be reached.
+///
+/// See [When the store fails](crate::guide::store_failures).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Each process keeps to this limit by itself, with the same fair line in memory. The default, with the limit's
-    /// own value. With N replicas up to N times as many permits may then be held in all.
+    /// Each process enforces this value by itself, with a fair queue in memory.
+    ///
+    /// The default, with the limit's own value. With N replicas up to N times as many permits may then be held in all.
     Local(u32),
     /// Every request is admitted.
     Allow,

@@ -15,28 +15,29 @@ use crate::{
 
 const MAX_NAME_LEN: usize = 128;
 
-/// A cap on how many permits of one name and key are held at once, or given in a period, across all replicas.
+/// Limits the permits of a key, at once or per period, across all replicas.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_turnstile::Limit;
 ///
-/// static CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2)).max_waiters(100);
+/// const CHAT: Limit = Limit::concurrent("chat", 5).wait_up_to(Duration::from_secs(2)).max_waiters(100);
 /// assert_eq!(CHAT.max(), 5);
 /// ```
 ///
-/// All replicas should use the same values. While they differ, as in a rollout, the largest limit holds. Within one
+/// All replicas should use the same values. While they differ, as in a rollout, the largest value applies. Within one
 /// process two limits of one name and different values are an error; only the wait may differ.
+/// [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.
 ///
 /// # Rates
 ///
-/// [`Limit::rate`] counts beginnings: so many in a period, and a [burst](Limit::burst) of them at once. It holds
-/// nothing. With a wait, a request that comes too soon reserves the next free time and goes on then.
+/// [`Limit::rate`] limits how often requests start, with a [burst](Limit::burst) of them at once. It holds nothing. With a
+/// wait, a request that comes too early reserves the next free time and goes on then.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # use tower_turnstile::Limit;
-/// static OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(10);
+/// const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(10);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -60,12 +61,12 @@ pub(super) struct Refill {
 }
 
 impl Limit {
-    /// At most `max` permits at once for each key.
+    /// Allows at most `max` concurrent permits for each key.
     ///
     /// # Panics
     ///
-    /// If the name is empty or too long (128 bytes), or `max` is 0 or above [`MAX_LIMIT`]; in a `const` or `static`
-    /// that is a compile error. For values from outside there is [`Limit::try_concurrent`].
+    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`]; in a `const` or `static` that is
+    /// a compile error. For values that are not constants use [`Limit::try_concurrent`].
     #[must_use]
     pub const fn concurrent(name: &'static str, max: u32) -> Self {
         assert!(!name.is_empty(), "a limit needs a name");
@@ -78,11 +79,11 @@ impl Limit {
         Self::new(Cow::Borrowed(name), max)
     }
 
-    /// As [`Limit::concurrent`], for values from a configuration.
+    /// Fallible version of [`Limit::concurrent`], for values from a configuration.
     ///
     /// # Errors
     ///
-    /// If the name is empty or too long (128 bytes), or `max` is 0 or above [`MAX_LIMIT`].
+    /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`].
     pub fn try_concurrent(
         name: impl Into<Cow<'static, str>>,
         max: u32,
@@ -102,16 +103,16 @@ impl Limit {
         Ok(Self::new(name, max))
     }
 
-    /// At most `count` permits in each `period` for each key, and a [burst](Self::burst) of as many at once.
+    /// Allows `count` permits per `period` for each key, with a [burst](Self::burst) of as many at once.
     ///
-    /// The algorithm is GCRA (a leaky bucket as a meter): over any time `t` at most `count x t / period + burst` are
-    /// given, on the store's clock, exact to the microsecond.
+    /// The algorithm is GCRA (a leaky bucket as a meter): in any window of length `t` at most
+    /// `count x t / period + burst` permits are granted, by the store's clock, exact to the microsecond.
     ///
     /// # Panics
     ///
-    /// If the name is empty or too long (128 bytes), `count` is 0 or above [`MAX_LIMIT`], or the period is shorter
-    /// than 1 ms or longer than [`MAX_PERIOD`]; in a `const` or `static` that is a compile error. For values from
-    /// outside there is [`Limit::try_rate`].
+    /// If the name is empty or longer than 128 bytes, `count` is 0 or above [`MAX_LIMIT`], or the period is shorter than
+    /// 1 ms or longer than [`MAX_PERIOD`]; in a `const` or `static` that is a compile error. For values that are not
+    /// constants use [`Limit::try_rate`].
     #[must_use]
     pub const fn rate(name: &'static str, count: u32, period: Duration) -> Self {
         assert!(
@@ -130,11 +131,11 @@ impl Limit {
         limit
     }
 
-    /// As [`Limit::rate`], for values from a configuration.
+    /// Fallible version of [`Limit::rate`], for values from a configuration.
     ///
     /// # Errors
     ///
-    /// If the name is empty or too long (128 bytes), or a value is out of range.
+    /// If the name is empty or longer than 128 bytes, or a value is out of range.
     pub fn try_rate(
         name: impl Into<Cow<'static, str>>,
         count: u32,
@@ -168,9 +169,9 @@ impl Limit {
         }
     }
 
-    /// How many a rate gives at once to a key that has been idle. Default: as many as in a period. At least 1.
+    /// Sets how many permits of a rate an idle key may get at once. Default: the count. At least 1.
     ///
-    /// Over a period after a pause that makes up to `count + burst`. With 1 they are spaced evenly.
+    /// In the first period after a pause that makes up to `count + burst`. With 1 they are spaced evenly.
     ///
     /// # Panics
     ///
@@ -184,7 +185,8 @@ impl Limit {
         self
     }
 
-    /// How many callers share a key of it, which says when its slots are taken by a request that needs several.
+    /// Sets how many callers share a key, which orders acquisition under several limits.
+    ///
     /// Default: [`Class::Caller`], and [`Class::Global`] for [`Key::SHARED`](crate::Key::SHARED).
     #[must_use]
     pub const fn class(mut self, class: Class) -> Self {
@@ -192,43 +194,41 @@ impl Limit {
         self
     }
 
-    /// Lets a slot that comes free serve the next request of the same process without asking the store. Default: no.
+    /// Sets the class, unless one was set.
+    #[cfg(feature = "axum")]
+    pub(crate) fn or_class(mut self, class: Class) -> Self {
+        self.class.get_or_insert(class);
+        self
+    }
+
+    /// Lets a released slot serve the next request of its process without a round trip. Default: off.
     ///
-    /// A process may do so while nobody waits for a slot of the key, by a right that the store gives for 100 ms at a time
-    /// and takes back with a message. Slots that are kept count as held, so the cap is as exact as ever. Fairness
-    /// is not: somebody who waits in another process may be overtaken until the message is there, or if it is lost
-    /// until the right ends. A request that does not wait may be refused while another process keeps a slot that it has
-    /// no use for; its refusal calls that back.
-    ///
-    /// This is for short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to), and for keys
-    /// that are in use all the time: the right is let go when no slot came or went for 50 ms. So a single task whose
-    /// requests take longer has nothing of it, and over thousands of keys that are each used now and then it costs more
-    /// than it saves. A request under several limits at once asks the store for all its slots; what this process keeps
-    /// idle goes back with it, so that it is not refused for that. Nothing is kept under a limit that is not
-    /// [enforced](Self::mode).
+    /// For many short requests under a limit that is rarely reached, with a [wait](Self::wait_up_to). The cap stays exact;
+    /// a request that waits in another process may be overtaken for the time of a message. [Reuse](crate::guide::reuse)
+    /// has the details, and when not to use it.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tower_turnstile::{Limit, Limiter};
     ///
-    /// static SEARCH: Limit = Limit::concurrent("search", 64).wait_up_to(Duration::from_secs(1)).reuse();
+    /// const SEARCH: Limit = Limit::concurrent("search", 64).wait_up_to(Duration::from_secs(1)).reuse();
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::in_memory();
     /// let semaphore = limiter.semaphore(&SEARCH, "acme");
     /// for _ in 0..1_000 {
-    ///     let permit = semaphore.acquire().await?; // from the second one on it is the same slot
+    ///     let permit = semaphore.acquire().await?; // the same slot from the second one on
     ///     drop(permit);
     /// }
-    /// assert_eq!(limiter.status().held, 0); // what is kept is nobody's
+    /// assert_eq!(limiter.status().held, 0); // a kept slot is not held
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Panics
     ///
-    /// If this is a rate, which has no slots.
+    /// If the limit is a rate, which has no slots.
     #[must_use]
     pub const fn reuse(mut self) -> Self {
         assert!(self.refill.is_none(), "a rate has no slots to be reused");
@@ -236,48 +236,53 @@ impl Limit {
         self
     }
 
-    /// Whether it is enforced. Default: [`Mode::Enforce`].
+    /// Sets whether the limit is enforced. Default: [`Mode::Enforce`].
     #[must_use]
     pub const fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// How long a request may wait in line for a slot. Default: zero, it is refused at once. At most [`MAX_WAIT`](crate::MAX_WAIT).
+    /// Sets how long a request may queue for a slot. Default: zero, it is refused at once.
     ///
-    /// Longer waits smooth bursts; waits longer than the callers' patience only fill the line.
+    /// Longer waits smooth bursts; waits longer than the callers' patience only fill the queue. At most
+    /// [`MAX_WAIT`](crate::MAX_WAIT).
     #[must_use]
     pub const fn wait_up_to(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// How many may wait in line for one key, across all replicas. Default: 1,000. At most [`MAX_WAITERS`](crate::MAX_WAITERS).
+    /// Sets the length of a key's queue, across all replicas. Default: 1,000.
+    ///
+    /// A request that finds the queue full is refused at once. At most [`MAX_WAITERS`](crate::MAX_WAITERS).
     #[must_use]
     pub const fn max_waiters(mut self, max_waiters: u32) -> Self {
         self.max_waiters = max_waiters;
         self
     }
 
-    /// What happens while the store is down or slower than the limiter's `store_timeout`. Default:
-    /// [`Fallback::Local`] with the limit's own value.
+    /// Sets how requests are decided while the store is down. Default: [`Fallback::Local`].
+    ///
+    /// It applies while the store is down or slower than the limiter's
+    /// [`store_timeout`](crate::LimiterBuilder::store_timeout). The default has the limit's own value.
     #[must_use]
     pub const fn fallback(mut self, policy: Fallback) -> Self {
         self.fallback = policy;
         self
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The most permits at once; of a rate, the most in a period.
+    /// Returns the most concurrent permits; of a rate, the count per period.
     pub fn max(&self) -> u32 {
         self.max
     }
 
-    /// The period of a rate.
+    /// Returns the period of a rate; `None` for other limits.
     pub fn period(&self) -> Option<Duration> {
         self.refill.map(|refill| refill.period)
     }

@@ -1,13 +1,15 @@
-//! Limits: how much, how long to wait, and what to do without a store.
+//! Limits: the value, the wait, and the fallback without a store.
 
 mod check;
 mod kinds;
 #[allow(clippy::module_inception)]
 mod limit;
+mod limits;
 
 pub(crate) use self::check::check_together;
 pub use self::{
     kinds::{Class, Fallback, Mode},
     limit::Limit,
+    limits::Limits,
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};

@@ -274,7 +274,7 @@ mod tests {
             replica: ReplicaId::from_bits(1),
             lease_ms: 1,
             promote_ms: 1,
-            alive_ms: 1,
+            heartbeat_ms: 1,
             not_after_us: 0,
             batches: vec![Batch::default(); ledgers],
             claims: Vec::new(),

@@ -288,7 +288,7 @@ fn standing(out: &mut fmt::Formatter<'_>, standing: &Standing) -> fmt::Result {
         Standing::Adopted { until_ms } => write!(out, r#"{{"adopted":{until_ms}}}"#),
         Standing::Waiting { ticket } => write!(out, r#"{{"waiting":{ticket}}}"#),
         Standing::Absent => out.write_str(r#""absent""#),
-        Standing::Full | Standing::LineFull => out.write_str(r#""full""#),
+        Standing::Full | Standing::QueueFull => out.write_str(r#""full""#),
         Standing::Stale => out.write_str(r#""stale""#),
     }
 }

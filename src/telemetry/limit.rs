@@ -45,6 +45,7 @@ pub(crate) struct LimitMeter {
     expired_max_hold: Counter,
     expired_idle: Counter,
     aborted_lost: Counter,
+    aborted_shut_down: Counter,
     aborted_max_hold: Counter,
     aborted_idle: Counter,
     /// Made once a layer is made whose requests may have no key.
@@ -97,6 +98,7 @@ impl LimitMeter {
             expired_max_hold: expired("max_hold"),
             expired_idle: expired("idle"),
             aborted_lost: aborted("lost"),
+            aborted_shut_down: aborted("shut_down"),
             aborted_max_hold: aborted("max_hold"),
             aborted_idle: aborted("idle"),
             unkeyed: OnceLock::new(),
@@ -157,7 +159,7 @@ impl LimitMeter {
         match kind {
             LostErrorKind::HeldTooLong => self.expired_max_hold.increment(1),
             LostErrorKind::Idle => self.expired_idle.increment(1),
-            LostErrorKind::Lost => {}
+            LostErrorKind::Lost | LostErrorKind::ShutDown => {}
         }
     }
 
@@ -165,6 +167,7 @@ impl LimitMeter {
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
         let aborted = match kind {
             LostErrorKind::Lost => &self.aborted_lost,
+            LostErrorKind::ShutDown => &self.aborted_shut_down,
             LostErrorKind::HeldTooLong => &self.aborted_max_hold,
             LostErrorKind::Idle => &self.aborted_idle,
         };

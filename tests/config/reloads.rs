@@ -158,11 +158,11 @@ async fn a_forbidden_change_is_reported_and_nothing_changes() {
         (
             "store.lease = '10s'\nlimits.a = { rate = 2, per = '1s' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
             "store: cannot change while it is in use: start the service anew
-limits.a: whether limit `a` counts permits at once, or in a period cannot change while it is in use",
+limits.a: limit `a` cannot change between concurrent and rate while it is in use",
         ),
         (
             "limits.a = { concurrent = 2, class = 'tenant' }\nroutes = [{ match = ['*'], limits = ['a'] }]",
-            "limits.a: whether limit `a` is narrow or wide cannot change while it is in use",
+            "limits.a: the class of limit `a` cannot change while it is in use",
         ),
         (
             "limits.a.concurrent = 2\nroutes = [{ match = ['*'], limits = ['b'] }]",
@@ -185,7 +185,7 @@ fn a_key_by_route_is_of_a_class_of_its_own() {
     };
     let live = live(&of("key = 'route'"));
     let error = live.reload(&of("key.header = 'x'")).unwrap_err();
-    assert!(error.to_string().contains("narrow or wide"), "{error}");
+    assert!(error.to_string().contains("the class of limit"), "{error}");
     live.reload(&of("key.header = 'x', class = 'route'"))
         .unwrap();
 }
@@ -198,7 +198,7 @@ async fn a_change_that_fails_half_way_is_taken_back() {
     let _first = send(&service, get("/")).await;
     let _theirs = live
         .limiter()
-        .semaphore(&Limit::concurrent("b", 1), Key::SHARED);
+        .semaphore(Limit::concurrent("b", 1), Key::SHARED);
     let text = "
         limits = { a = { concurrent = 2, wait = '10s' }, b.concurrent = 2 }
         routes = [{ match = ['/'], limits = ['a', 'b'] }]
@@ -206,7 +206,8 @@ async fn a_change_that_fails_half_way_is_taken_back() {
     let error = live.reload(&config(text)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "limits.b: two limits are named `b` and have different values"
+        "limits.b: two limits are named `b` and have different values: \
+         value 1 and 2, fallback Local(1) and Local(2)"
     );
     assert_eq!(live.limit("a").unwrap().max(), 1);
     assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
@@ -240,7 +241,7 @@ async fn the_named_limit_serves_without_http() {
     let live = live(&of(1));
     let permit = live
         .limiter()
-        .semaphore(&live.limit("a").unwrap(), Key::SHARED)
+        .semaphore(live.limit("a").unwrap(), Key::SHARED)
         .acquire()
         .await;
     let service = serving(&live);

@@ -389,6 +389,7 @@ fn a_limit_that_the_program_knows_otherwise_is_a_fault() {
     let error = LimitLayer::from_config(&config, &limiter).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "limits.a: two limits are named `a` and have different values"
+        "limits.a: two limits are named `a` and have different values: \
+         value 2 and 1, fallback Local(2) and Local(1)"
     );
 }

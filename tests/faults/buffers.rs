@@ -25,7 +25,7 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
     let giver = semaphore(&server.url(), &strict(1)).await;
     let builder = quick().poll_interval(POLL).waiter_ttl(3 * POLL);
     let limiter = builder.connect(&server.url()).await.expect("it is up");
-    let waits = limiter.semaphore(&strict(1).max_waiters(10_000), "key");
+    let waits = limiter.semaphore(strict(1).max_waiters(10_000), "key");
 
     // A wake-up comes at once.
     let handoff = async || {

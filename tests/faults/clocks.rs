@@ -269,7 +269,7 @@ async fn small_steps_cost_no_place_in_the_line() {
     let clock = Clock::new();
     let server = clock.server();
     let (one, other) = (replica(&server.url()).await, replica(&server.url()).await);
-    let [one, other] = [one, other].map(|limiter| limiter.semaphore(&strict(1), "key"));
+    let [one, other] = [one, other].map(|limiter| limiter.semaphore(strict(1), "key"));
     let held = soon(one.acquire()).await.expect("free");
     let first = queue(&one, 1).await;
     clock.step(&server, -3).await;

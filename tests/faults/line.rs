@@ -70,7 +70,7 @@ async fn a_wake_up_lost_with_its_connection_is_asked_for() {
     let poll = Duration::from_secs(4);
     let waits = quick().poll_interval(poll).waiter_ttl(3 * poll);
     let waits = waits.connect(&proxy.url()).await.expect("it is up");
-    let waits = waits.semaphore(&strict(1), "key");
+    let waits = waits.semaphore(strict(1), "key");
     for _ in 0..3 {
         let held = soon(giver.acquire()).await.expect("free");
         let waiter = queue(&waits, 1).await;

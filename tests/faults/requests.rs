@@ -58,7 +58,7 @@ async fn an_acquire_abandoned_in_flight_leaves_no_ghost() {
             .lease(3 * LEASE + SLACK)
             .store_timeout(store_timeout);
         let limiter = limiter.connect(&server.url()).await.expect("it is up");
-        let one = limiter.semaphore(&strict(1), "key");
+        let one = limiter.semaphore(strict(1), "key");
         drop(soon(one.acquire()).await.expect("free"));
         until_empty(&server).await;
 
@@ -91,7 +91,7 @@ async fn an_acquire_that_arrives_after_its_release_leaves_no_ghost() {
     let proxy = FaultProxy::start(server.port());
     let limiter = quick().lease(4 * LEASE).store_timeout(LEASE);
     let limiter = limiter.connect(&proxy.url()).await.expect("it is up");
-    let one = limiter.semaphore(&strict(1), "key");
+    let one = limiter.semaphore(strict(1), "key");
     drop(soon(one.acquire()).await.expect("free"));
     until_empty(&server).await;
 
@@ -222,11 +222,11 @@ async fn a_late_wake_up_is_not_used() {
     // They ask nothing while the wake-up is held back, or they would notice.
     let long = quick().lease(10 * LEASE);
     let giver = long.clone().connect(&server.url()).await.expect("it is up");
-    let giver = giver.semaphore(&strict(1), "key");
+    let giver = giver.semaphore(strict(1), "key");
     let rarely = long.poll_interval(4 * LEASE).waiter_ttl(12 * LEASE);
     let late = rarely.connect(&proxy.url()).await.expect("it is up");
-    let late = late.semaphore(&strict(1), "key");
-    let other = replica(&server.url()).await.semaphore(&strict(1), "key");
+    let late = late.semaphore(strict(1), "key");
+    let other = replica(&server.url()).await.semaphore(strict(1), "key");
 
     let held = holders.enter(soon(giver.acquire()).await.expect("free"));
     let first = queue(&late, 1).await;

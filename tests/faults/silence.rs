@@ -31,9 +31,9 @@ const LOCAL: Limit = Limit::concurrent("local", 2)
 /// While the fault lasts: each policy decides, in time. Holders keep their permits.
 async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
     let bound = STORE_TIMEOUT + SLACK;
-    let (kind, first) = refused(&limiter.semaphore(&strict(1), "key")).await;
+    let (kind, first) = refused(&limiter.semaphore(strict(1), "key")).await;
     assert_eq!(kind, AcquireErrorKind::Unavailable, "{fault}");
-    let (_, second) = refused(&limiter.semaphore(&strict(1), "key")).await;
+    let (_, second) = refused(&limiter.semaphore(strict(1), "key")).await;
     assert!(
         first < bound && second < bound,
         "G8: {fault}: {first:?}, {second:?}"
@@ -55,7 +55,7 @@ async fn is_decided_by_policy(fault: &str, limiter: &Limiter) {
 
 /// Then it is as if nothing had been. Returns how long that took.
 async fn recovers(fault: &str, limiter: &Limiter, server: &RedisServer) {
-    let took = until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    let took = until_granted(&limiter.semaphore(strict(1), "key")).await;
     let empty = until_empty(server).await;
     println!("{fault}: granted again after {took:?}, empty {empty:?} later");
     assert!(
@@ -70,7 +70,7 @@ async fn a_paused_server_is_an_outage() {
     let server = RedisServer::start();
     let limiter = replica(&server.url()).await;
     for mode in ["WRITE", "ALL"] {
-        until_granted(&limiter.semaphore(&strict(1), "key")).await;
+        until_granted(&limiter.semaphore(strict(1), "key")).await;
         // It ends by itself: a client that is paused cannot end it.
         server.cli(&["CLIENT", "PAUSE", "2500", mode]);
         is_decided_by_policy(mode, &limiter).await;
@@ -82,7 +82,7 @@ async fn a_paused_server_is_an_outage() {
 async fn a_sleeping_server_is_an_outage() {
     let server = debuggable(&[]);
     let limiter = replica(&server.url()).await;
-    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    until_granted(&limiter.semaphore(strict(1), "key")).await;
     let _asleep = put_to_sleep(&server, "2.5");
     is_decided_by_policy("DEBUG SLEEP", &limiter).await;
     recovers("DEBUG SLEEP", &limiter, &server).await;
@@ -113,7 +113,7 @@ async fn a_broken_network_is_an_outage() {
     let proxy = FaultProxy::start(server.port());
     let limiter = replica(&proxy.url()).await;
     for (fault, switch) in faults {
-        until_granted(&limiter.semaphore(&strict(1), "key")).await;
+        until_granted(&limiter.semaphore(strict(1), "key")).await;
         switch(&proxy, true);
         is_decided_by_policy(fault, &limiter).await;
         switch(&proxy, false);
@@ -233,7 +233,7 @@ async fn what_a_server_says_of_passing_trouble_is_an_outage() {
     for (says, options, begin, end) in cases {
         let server = RedisServer::start_with(options);
         let limiter = replica(&server.url()).await;
-        until_granted(&limiter.semaphore(&strict(1), "key")).await;
+        until_granted(&limiter.semaphore(strict(1), "key")).await;
         // A request that comes with a release has its memory.
         until_empty(&server).await;
         server.cli(&["CONFIG", "RESETSTAT"]);
@@ -259,7 +259,7 @@ async fn a_slot_without_a_node_is_an_outage() {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
     let limiter = replica(&server.url()).await;
     for _ in 0..2 {
-        let (kind, took) = refused(&limiter.semaphore(&strict(1), "key")).await;
+        let (kind, took) = refused(&limiter.semaphore(strict(1), "key")).await;
         assert_eq!(kind, AcquireErrorKind::Unavailable);
         assert!(took < STORE_TIMEOUT + SLACK, "G8: {took:?}");
     }
@@ -283,7 +283,7 @@ async fn a_slot_without_a_node_is_an_outage() {
 async fn a_busy_server_is_an_outage() {
     let server = RedisServer::start_with(&["--lua-time-limit", "20"]);
     let limiter = replica(&server.url()).await;
-    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    until_granted(&limiter.semaphore(strict(1), "key")).await;
     let port = server.port();
     let busy = std::thread::spawn(move || {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
@@ -315,7 +315,7 @@ fn is_busy(port: u16) -> bool {
 async fn a_loading_server_is_an_outage() {
     let server = debuggable(&["--loading-process-events-interval-bytes", "1024"]);
     let limiter = replica(&server.url()).await;
-    until_granted(&limiter.semaphore(&strict(1), "key")).await;
+    until_granted(&limiter.semaphore(strict(1), "key")).await;
     server.cli(&["DEBUG", "POPULATE", "30000"]);
     server.cli(&["CONFIG", "SET", "key-load-delay", "100"]);
     let port = server.port();

@@ -142,7 +142,7 @@ async fn without_memory_the_store_is_reported_once_and_asked_rarely() {
     let namespace = "without-memory";
     let (builder, url) = (quick().namespace(namespace), server.url());
     let limiter = builder.connect(&url).await.expect("up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("local", 3), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("local", 3), "key");
     let holder = semaphore.acquire().await.expect("free");
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let before = scripts(&server);

@@ -78,10 +78,10 @@ fn the_grpc_example_shows_what_it_says() {
         lines,
         [
             "server: a stream began",
-            "server: another one is refused: ResourceExhausted, \"calls: all 1 slots are in use\", to be tried again in 1s",
+            "server: another one is refused: ResourceExhausted, \"calls: 1 of 1 slots in use\", to be tried again in 1s",
             "server: a call with another key is served",
             "server: the stream has ended, and a call is served",
-            "client: a call beside a stream is refused: ResourceExhausted, \"own-calls: all 1 slots are in use\", to be tried again in 1s",
+            "client: a call beside a stream is refused: ResourceExhausted, \"own-calls: 1 of 1 slots in use\", to be tried again in 1s",
             "client: the stream was dropped, and a call is served",
         ]
     );

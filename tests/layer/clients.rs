@@ -25,7 +25,7 @@ use tower_turnstile::{
 
 use crate::{
     stacks::Nothing,
-    support::{ONE, SOON, freed, held, soon, take},
+    support::{ONE, SOON, Script, freed, held, soon, take},
 };
 
 /// One that never ends at `/endless`, one that does at `/short`, a refusal of its own at `/busy`, and a gRPC call of
@@ -199,4 +199,44 @@ async fn call_that_is_given_up_leaves_the_line() {
     drop(permit);
     let response = soon(patient).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
+}
+
+/// The recipe without the layer: the slot counts until the last chunk, the end or the drop.
+#[tokio::test]
+async fn permit_goes_with_the_stream() {
+    let limiter = Limiter::in_memory();
+    let mut chunks = take(&limiter).await.attach(stream::iter(["a", "b"]));
+    assert_eq!(futures_util::Stream::size_hint(&chunks), (2, Some(2)));
+    for chunk in ["a", "b"] {
+        assert_eq!(chunks.next().await, Some(chunk));
+        assert!(chunks.permit().is_some());
+        assert_eq!(held(&limiter), 1);
+    }
+    assert_eq!(chunks.next().await, None);
+    assert!(chunks.permit().is_none());
+    assert_eq!(held(&limiter), 0);
+
+    let unread = take(&limiter).await.attach(stream::iter(["a"]));
+    assert_eq!(held(&limiter), 1);
+    drop(unread);
+    assert_eq!(held(&limiter), 0);
+}
+
+#[tokio::test]
+async fn permit_goes_with_the_body() {
+    let limiter = Limiter::in_memory();
+    let script = Script::of(["a", "b"]);
+    for (body, frames) in [
+        (script.clone().tells_end(), 1),
+        (script.clone(), 2),
+        (script.then_fails(), 2),
+    ] {
+        let mut body = take(&limiter).await.attach(body);
+        for _ in 0..frames {
+            body.frame().await.unwrap().unwrap();
+            assert_eq!(held(&limiter), 1);
+        }
+        drop(body.frame().await);
+        assert_eq!(held(&limiter), 0);
+    }
 }

@@ -211,7 +211,7 @@ async fn a_lookup_that_is_left_goes_to_the_next() {
 async fn a_slot_that_is_over_is_not_one_of_a_rate() {
     let opens = Limit::rate("opens", 10, HOUR);
     let layer = Limiter::in_memory()
-        .layer([opens.into(), ONE.into()])
+        .layer([opens, ONE])
         .max_hold(Duration::from_secs(1));
     let never = tower::service_fn(|_: Request<()>| {
         std::future::pending::<Result<http::Response<Script>, std::convert::Infallible>>()

@@ -59,12 +59,12 @@ async fn full_is_resource_exhausted_until_the_stream_ends() {
         let streaming = client.watch(HealthCheckRequest::default()).await;
         for status in [unary, streaming.unwrap_err()] {
             assert_eq!(status.code(), Code::ResourceExhausted);
-            assert_eq!(status.message(), "one: all 1 slots are in use");
+            assert_eq!(status.message(), "one: 1 of 1 slots in use");
             assert_eq!(retry(&status), Duration::from_secs(1));
             let quota = status.get_details_quota_failure().unwrap();
             assert_eq!(quota.violations.len(), 1);
             assert_eq!(quota.violations[0].subject, "limit:one");
-            assert_eq!(quota.violations[0].description, "all 1 slots are in use");
+            assert_eq!(quota.violations[0].description, "1 of 1 slots in use");
         }
     }
     drop(stream);
@@ -122,7 +122,7 @@ async fn a_hostile_name_comes_through() {
     let semaphore = limiter.semaphore(&hostile, Key::SHARED);
     let _permit = semaphore.acquire().await.unwrap();
     let status = check(&mut client).await.unwrap_err();
-    let message = format!("{name}: all 1 slots are in use");
+    let message = format!("{name}: 1 of 1 slots in use");
     assert_eq!(status.message(), message);
     let quota = status.get_details_quota_failure().unwrap();
     assert_eq!(quota.violations[0].subject, format!("limit:{name}"));

@@ -15,9 +15,15 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limiter, OnLost, Refusal, RefusalKind, Slot, layer::LostError};
+use tower_turnstile::{
+    Limiter, OnLost, Refusal, RefusalKind, Slot,
+    layer::{LostError, LostErrorKind},
+};
 
-use crate::support::{ONE, Script, get, held, send, serve};
+use crate::{
+    common::redis_server::RedisServer,
+    support::{ONE, Script, get, held, send, serve, soon},
+};
 
 /// Marks what is held as lost.
 async fn lose_all(limiter: &Limiter) {
@@ -122,7 +128,7 @@ async fn abort_drops_the_handler_and_refuses() {
     assert!(dropped.load(Ordering::SeqCst));
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let refusal = response.extensions().get::<Refusal>().unwrap();
-    assert_eq!(refusal.kind(), RefusalKind::Lost);
+    assert_eq!(refusal.kind(), RefusalKind::ShutDown);
     assert_eq!(
         response.into_body().collect().await.unwrap().to_bytes(),
         "/slow"
@@ -142,4 +148,66 @@ async fn continue_lets_the_handler_finish() {
     }));
     let response = send(&service, get("/")).await;
     assert_eq!(response.collect().await.unwrap().to_bytes(), "done");
+}
+
+/// Why a response ended early.
+fn kind(error: &tower::BoxError) -> LostErrorKind {
+    error
+        .downcast_ref::<LostError>()
+        .expect("a lost slot")
+        .kind()
+}
+
+#[tokio::test]
+async fn a_shutdown_does_as_a_loss_unless_it_is_said() {
+    use OnLost::{Abort, Continue};
+    for (on_lost, at_shutdown, ends) in [
+        (Continue, None, false),
+        (Abort, None, true),
+        (Continue, Some(Abort), true),
+        (Abort, Some(Continue), false),
+    ] {
+        let limiter = Limiter::in_memory();
+        let layer = limiter.layer(ONE).on_lost(on_lost);
+        let layer = match at_shutdown {
+            Some(at_shutdown) => layer.at_shutdown(at_shutdown),
+            None => layer,
+        };
+        let service = layer.layer(serve(Script::of(["a"]).then_waits()));
+        let mut body = send(&service, get("/")).await.into_body();
+        limiter.shutdown(Duration::ZERO).await;
+        let frame = body.frame().await.unwrap();
+        assert_eq!(frame.is_err(), ends, "{on_lost:?}, {at_shutdown:?}");
+        if let Err(error) = frame {
+            assert_eq!(kind(&error), LostErrorKind::ShutDown);
+        }
+    }
+}
+
+/// An outage of the store that is longer than a lease.
+#[tokio::test]
+async fn an_outage_cuts_no_stream_that_a_shutdown_ends() {
+    let mut server = RedisServer::start();
+    let lease = Duration::from_millis(400);
+    let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    let layer = limiter.layer([ONE, tower_turnstile::Limit::concurrent("two", 2)]);
+    let layer = layer.at_shutdown(OnLost::Abort);
+    let echo = service_fn(|request: Request<()>| async move {
+        let mut response = Response::new(Script::of(["a"]).then_waits());
+        let slot = request.extensions().get::<Slot>().cloned();
+        response.extensions_mut().insert(slot.expect("a slot"));
+        Ok::<_, Infallible>(response)
+    });
+    let response = send(&layer.layer(echo), get("/")).await;
+    let slot = response.extensions().get::<Slot>().unwrap().clone();
+    let mut body = response.into_body();
+    server.stop();
+    soon(slot.lost()).await;
+    body.frame().await.unwrap().expect("it goes on");
+    let mut frame = task::spawn(body.frame());
+    assert_pending!(frame.poll());
+    limiter.shutdown(Duration::ZERO).await;
+    let error = soon(frame).await.unwrap().expect_err("it is over");
+    assert_eq!(kind(&error), LostErrorKind::ShutDown);
 }

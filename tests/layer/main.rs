@@ -2,6 +2,7 @@
 
 mod acquire_errors;
 mod addresses;
+mod axum;
 mod bounds;
 mod clients;
 #[path = "../support/mod.rs"]

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use http_body::Body;
 use http_body_util::{BodyExt, Full};
+use serde_json::json;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
 use tower_turnstile::{Key, Limit, LimitLayer, Limiter, Refusal, RefusalKind};
 
-use crate::support::{ONE, SOON, get, send, serve, take};
+use crate::support::{ONE, SOON, Script, get, send, serve, take};
 
 type Answer = Response<tower_turnstile::layer::ResponseBody<Full<Bytes>>>;
 
@@ -99,7 +101,10 @@ async fn a_timed_out_wait_is_reported() {
     assert!(refusal.waited() >= wait);
     assert_eq!((refusal.in_use(), refusal.limit_name()), (1, "one"));
     let problem = problem(answer).await;
-    assert_eq!(problem["detail"], "none of 1 slots came free in 1.5s");
+    assert_eq!(
+        problem["detail"],
+        "no slot became free within 1.5s: 1 of 1 slots in use"
+    );
     assert_eq!(problem["waited"], 1.5);
 }
 
@@ -165,6 +170,70 @@ async fn a_closure_builds_the_response() {
         answer.into_body().collect().await.unwrap().to_bytes(),
         "/path is busy"
     );
+}
+
+/// One of a framework, with a body of its own.
+#[tokio::test]
+async fn a_closure_returns_any_response() {
+    use axum::response::IntoResponse;
+
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let busy = |status: StatusCode| (status, axum::Json(json!({ "error": "busy" })));
+    let layer = limiter
+        .layer(ONE.by_header("x-key"))
+        .rate_limit_fields()
+        .refuse_with(move |refusal, _| busy(refusal.status()).into_response());
+    let answer = answer(layer).await;
+    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.headers()["content-type"], "application/json");
+    // The layer adds what it has not.
+    let retry_after = answer.headers()["retry-after"].to_str().unwrap();
+    assert!(retry_after.parse::<u64>().unwrap() >= 1);
+    assert!(answer.headers().contains_key("ratelimit-policy"));
+    assert!(answer.headers().contains_key("ratelimit"));
+    assert_eq!(kind(&answer), RefusalKind::Full);
+    let size = answer.body().size_hint().exact();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, r#"{"error":"busy"}"#);
+    assert_eq!(size, Some(body.len() as u64));
+}
+
+#[tokio::test]
+async fn what_a_closure_says_stays() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let with = |name: &'static str, value: &'static str| {
+        let layer = limiter.layer(ONE.by_header("x-key")).rate_limit_fields();
+        layer.refuse_with(move |refusal, _| {
+            let response = Response::builder().status(refusal.status());
+            response.header(name, value).body("").unwrap()
+        })
+    };
+    let told = answer(with("retry-after", "7")).await;
+    let values: Vec<_> = told.headers().get_all("retry-after").iter().collect();
+    assert_eq!(values, ["7"]);
+    assert!(told.body().is_end_stream());
+    // A status of gRPC has its own word for it.
+    let layer = limiter.layer(ONE);
+    let layer = layer.refuse_with(|refusal, _| refusal.to_grpc_response());
+    assert!(!answer(layer).await.headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn a_stream_may_refuse_too() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let layer = limiter
+        .layer(ONE)
+        .refuse_with(|_, _| Response::new(Script::of(["a", "b"]).trailers("x", "y")));
+    let body = answer(layer).await.into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["x"], "y");
+    assert_eq!(body.to_bytes(), "ab");
+    let layer = limiter.layer(ONE);
+    let layer = layer.refuse_with(|_, _| Response::new(Script::of(["a"]).then_fails()));
+    let failed = answer(layer).await.into_body().collect().await;
+    assert_eq!(failed.unwrap_err().to_string(), "the script fails");
 }
 
 #[tokio::test]

@@ -35,12 +35,15 @@ type Setting = fn(LimitLayer) -> LimitLayer;
 const ENDS: [(Setting, LostErrorKind); 3] = [
     (|layer| layer.idle(BOUND), LostErrorKind::Idle),
     (|layer| layer.max_hold(BOUND), LostErrorKind::HeldTooLong),
-    (|layer| layer.on_lost(OnLost::Abort), LostErrorKind::Lost),
+    (
+        |layer| layer.on_lost(OnLost::Abort),
+        LostErrorKind::ShutDown,
+    ),
 ];
 
 /// Has the slot end, unless its bound does that.
 async fn end(limiter: &Limiter, kind: LostErrorKind) {
-    if kind == LostErrorKind::Lost {
+    if kind == LostErrorKind::ShutDown {
         limiter.shutdown(Duration::ZERO).await;
     }
 }
@@ -83,7 +86,7 @@ async fn unread_body_is_dropped() {
 async fn call_that_nobody_polls_is_dropped() {
     for (setting, kind, refusal_kind) in [
         (ENDS[1].0, ENDS[1].1, RefusalKind::HeldTooLong),
-        (ENDS[2].0, ENDS[2].1, RefusalKind::Lost),
+        (ENDS[2].0, ENDS[2].1, RefusalKind::ShutDown),
     ] {
         let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());
         let counted = gauge.clone();
@@ -188,7 +191,7 @@ async fn body_may_end_its_own_slot() {
             assert_eq!(frame.into_data().unwrap(), "last");
             gauge.until(0).await;
         }
-        assert_eq!(lost_kind(soon(body.frame()).await), LostErrorKind::Lost);
+        assert_eq!(lost_kind(soon(body.frame()).await), LostErrorKind::ShutDown);
         assert_eq!(gauge.open(), 0);
     }
 }
@@ -260,7 +263,7 @@ async fn slot_that_ends_while_a_body_is_polled() {
     let (mut body, frame) = reader.join().unwrap();
     let last = frame.unwrap().unwrap().into_data().unwrap();
     assert_eq!(last, "last");
-    assert_eq!(lost_kind(body.frame().await), LostErrorKind::Lost);
+    assert_eq!(lost_kind(body.frame().await), LostErrorKind::ShutDown);
 }
 
 /// The response comes too late.
@@ -288,7 +291,7 @@ async fn slot_that_ends_while_a_call_is_polled() {
     gauge.until(0).await;
     let refused = caller.join().unwrap().unwrap();
     let refusal = refused.extensions().get::<Refusal>().expect("a refusal");
-    assert_eq!(refusal.kind(), RefusalKind::Lost);
+    assert_eq!(refusal.kind(), RefusalKind::ShutDown);
 }
 
 /// A reader on one thread, the end of the slot on another.
@@ -321,7 +324,7 @@ async fn reader_and_end_in_a_race() {
         });
         soon(reading).await.unwrap();
         limiter.shutdown(Duration::ZERO).await;
-        assert_eq!(soon(reader).await.unwrap(), LostErrorKind::Lost);
+        assert_eq!(soon(reader).await.unwrap(), LostErrorKind::ShutDown);
         gauge.until(0).await;
     }
 }

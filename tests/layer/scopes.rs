@@ -4,7 +4,7 @@ use http::{HeaderName, Request, StatusCode};
 use tokio::sync::oneshot;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt};
-use tower_turnstile::{Limiter, Policy};
+use tower_turnstile::{Limit, Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
@@ -65,7 +65,7 @@ async fn requests_without_the_header_share_one_key() {
 }
 
 #[test]
-#[should_panic(expected = "the key of limit `one` is no valid header name")]
+#[should_panic(expected = "the key of limit `one` is not a valid header name")]
 fn a_bad_header_name_panics() {
     let _ = ONE.by_header("x key");
 }
@@ -105,4 +105,38 @@ async fn request_takes_no_slot_before_its_key_is_known() {
     let response = call.await.unwrap();
     assert_eq!(held(&limiter), 1);
     drop(response);
+}
+
+/// Lists of limits, of references, of scopes, and tuples that mix them.
+#[tokio::test]
+async fn lists_are_taken_as_they_are() {
+    let (two, three) = (Limit::concurrent("two", 2), Limit::concurrent("three", 3));
+    let scope = two.clone().by_header("x-key");
+    let limiter = Limiter::in_memory();
+    let scopes_of = async |policy: Policy| {
+        let scopes = format!("{policy:?}").matches("Scope {").count();
+        let service = limiter
+            .layer(policy)
+            .layer(serve(Script::of([]).then_waits()));
+        let response = send(&service, with_key(b"a")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(held(&limiter), 1);
+        scopes
+    };
+    for policy in [
+        Policy::from([two.clone(), three.clone()]),
+        Policy::from([&two, &three]),
+        Policy::from(vec![&two, &three]),
+        Policy::from([scope.clone(), (&three).into()]),
+        Policy::from((&scope, three.clone())),
+        Policy::from((scope.clone(), &three)),
+        Policy::from((three.clone(), scope)),
+    ] {
+        assert_eq!(scopes_of(policy).await, 2);
+    }
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let [a, b, c, d, e, f] = names.map(|name| Limit::concurrent(name, 1));
+    assert_eq!(scopes_of((a, b, c, d, e, f, two, &three).into()).await, 8);
+    let none = limiter.try_layer(Vec::<Limit>::new()).unwrap_err();
+    assert!(none.to_string().contains("not 0"), "{none}");
 }

@@ -183,3 +183,184 @@ async fn tonic_server_and_channel() {
         drop(permit);
     }
 }
+
+/// Middleware of tower-http, in the orders that the documentation calls sensible.
+mod tower_http_layers {
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use http::{HeaderValue, Request, Response, StatusCode, header};
+    use tower::{Layer, Service, util::option_layer};
+    use tower_http::{
+        catch_panic::CatchPanicLayer, compression::CompressionLayer, cors::CorsLayer,
+        map_response_body::MapResponseBodyLayer, timeout::TimeoutLayer, trace::TraceLayer,
+    };
+    use tower_turnstile::{OnLost, layer::ResponseBody};
+
+    use super::*;
+    use crate::support::soon;
+
+    const LATE: Duration = Duration::from_millis(50);
+
+    fn app() -> Router {
+        Router::new()
+            .route("/", get(async || "x".repeat(1_000)))
+            .route("/panics", get(panics))
+            .route("/hangs", get(std::future::pending::<&str>))
+    }
+
+    async fn panics() -> &'static str {
+        panic!("a handler panics")
+    }
+
+    fn cors() -> CorsLayer {
+        CorsLayer::permissive()
+    }
+
+    fn timeout() -> TimeoutLayer {
+        TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LATE)
+    }
+
+    fn asking(path: &str) -> Request<Body> {
+        let request = Request::get(path)
+            .header(header::ORIGIN, "https://example.org")
+            .header(header::ACCEPT_ENCODING, "gzip");
+        request.body(Body::empty()).unwrap()
+    }
+
+    /// Sends requests through a stack: one that is served, one that panics, one that hangs, and one that is refused.
+    async fn check<S, B>(stack: S, limiter: &Limiter, compresses: bool)
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
+        B: http_body::Body<Error: std::fmt::Debug>,
+    {
+        for (path, expected) in [
+            ("/", StatusCode::OK),
+            ("/panics", StatusCode::INTERNAL_SERVER_ERROR),
+            ("/hangs", StatusCode::GATEWAY_TIMEOUT),
+        ] {
+            let response = soon(stack.clone().oneshot(asking(path))).await.unwrap();
+            assert_eq!(response.status(), expected, "{path}");
+            let origin = response.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN].clone();
+            assert_eq!(origin, "*", "{path}");
+            if path == "/" {
+                let encoding = response.headers().get(header::CONTENT_ENCODING);
+                let gzip = HeaderValue::from_static("gzip");
+                assert_eq!(encoding, compresses.then_some(&gzip), "{path}");
+                assert_eq!(held(limiter), 1, "{path}");
+            }
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(path == "/" && !compresses, body.len() == 1_000, "{path}");
+            assert_eq!(held(limiter), 0, "{path}");
+        }
+        let permit = take(limiter).await;
+        let refused = soon(stack.clone().oneshot(asking("/"))).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.extensions().get::<Refusal>().is_some());
+        let origin = refused.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN].clone();
+        assert_eq!(origin, "*");
+        drop(permit);
+    }
+
+    /// The order of the documentation, with compression outside and inside.
+    #[tokio::test]
+    async fn around_a_router() {
+        let limiter = Limiter::in_memory();
+        let layers = [
+            limiter.layer(ONE),
+            limiter.layer(ONE).on_lost(OnLost::Abort),
+            limiter.layer(ONE).max_hold(Duration::from_secs(60)),
+        ];
+        for layer in layers {
+            let outside = ServiceBuilder::new()
+                .layer(TraceLayer::new_for_http())
+                .layer(cors())
+                .layer(CompressionLayer::new())
+                .layer(layer.clone())
+                .layer(timeout())
+                .layer(CatchPanicLayer::new())
+                .service(app());
+            check(outside, &limiter, true).await;
+            let inside = ServiceBuilder::new()
+                .layer(TraceLayer::new_for_http())
+                .layer(cors())
+                .layer(layer.clone())
+                .layer(timeout())
+                .layer(CatchPanicLayer::new())
+                .layer(CompressionLayer::new())
+                .service(app());
+            check(inside, &limiter, true).await;
+            // A panic of the service passes the limit, and gives the slot back.
+            let catching_outside = ServiceBuilder::new()
+                .layer(TraceLayer::new_for_http())
+                .layer(cors())
+                .layer(CatchPanicLayer::new())
+                .layer(timeout())
+                .layer(layer)
+                .service(app());
+            check(catching_outside, &limiter, false).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn in_layers_of_a_router() {
+        let limiter = Limiter::in_memory();
+        let app = app()
+            .layer(CatchPanicLayer::new())
+            .layer(timeout())
+            .layer(limiter.layer(ONE))
+            .layer(CompressionLayer::new())
+            .layer(cors())
+            .layer(TraceLayer::new_for_http());
+        check(app, &limiter, true).await;
+        let routes = self::app()
+            .route_layer(CatchPanicLayer::new())
+            .route_layer(timeout())
+            .route_layer(limiter.layer(ONE))
+            .layer(cors())
+            .layer(TraceLayer::new_for_http());
+        check(routes, &limiter, false).await;
+        let at_once = self::app().layer(
+            ServiceBuilder::new()
+                .layer(TraceLayer::new_for_http())
+                .layer(cors())
+                .layer(limiter.layer(ONE))
+                .layer(timeout())
+                .layer(CatchPanicLayer::new()),
+        );
+        check(at_once, &limiter, false).await;
+    }
+
+    /// A limit that a setting turns off.
+    #[tokio::test]
+    async fn optional() {
+        let limiter = Limiter::in_memory();
+        for is_limited in [true, false] {
+            // Both alternatives need bodies of one type.
+            let boxed = MapResponseBodyLayer::new(Body::new);
+            let limit = is_limited.then(|| (boxed, limiter.layer(ONE)));
+            let app = Router::new()
+                .route("/", get(async || "served"))
+                .layer(option_layer(limit));
+            let response = app.oneshot(asking("/")).await.unwrap();
+            assert_eq!(held(&limiter), usize::from(is_limited));
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!((body, held(&limiter)), ("served".into(), 0));
+        }
+    }
+
+    /// Middleware that makes responses of its own has a body for them.
+    #[tokio::test]
+    async fn an_empty_body_is_there_for_the_asking() {
+        let empty = ResponseBody::<Body>::default();
+        assert!(http_body::Body::is_end_stream(&empty));
+        assert_eq!(http_body::Body::size_hint(&empty).exact(), Some(0));
+        assert!(empty.collect().await.unwrap().to_bytes().is_empty());
+        fn is_layer<L: Layer<S, Service = T>, S, T: Service<Request<Body>>>(_: &L, _: &S) {}
+        let timeout_outside = ServiceBuilder::new()
+            .layer(timeout())
+            .layer(Limiter::in_memory().layer(ONE))
+            .into_inner();
+        is_layer(&timeout_outside, &app());
+    }
+}

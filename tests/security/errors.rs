@@ -173,6 +173,14 @@ async fn limits_that_are_reached(scene: &mut Scene, limiter: &Limiter, content_t
             .debug(&limiter.semaphore(&limit, TOKEN).and(&CLOSED, "canary"));
         scene.read(first).await;
     }
+    // One that has no key, whatever else it has.
+    let keyed = Limit::concurrent("keyed", 1)
+        .by_header("x-key")
+        .require_key();
+    scene.output.debug(&keyed);
+    let keyed = limiter.layer(keyed).layer(service_fn(done));
+    let response = scene.send(keyed, request(content_type)).await;
+    scene.read(response).await;
     // By other keys, which nobody may see either.
     let addresses = [ClientAddress::forwarded_for(1), ClientAddress::forwarded(1)];
     for address in addresses
@@ -375,9 +383,9 @@ fn no_error_and_no_type_shows_a_secret() {
         .chain([C::Credentials, C::Permission, C::Store]);
     let reached = [R::Full, R::QueueFull, R::TimedOut, R::TooSoon];
     let broken = [R::Unavailable, R::Misconfigured, R::ShutDown];
-    let ended = [R::Lost, R::HeldTooLong, R::BodyFailed];
+    let ended = [R::NoKey, R::HeldTooLong, R::BodyFailed];
     let refusals = reached.into_iter().chain(broken).chain(ended);
-    let ends = [L::Lost, L::HeldTooLong, L::Idle].into_iter();
+    let ends = [L::ShutDown, L::HeldTooLong, L::Idle].into_iter();
     let expected: BTreeSet<_> = (acquires.map(|kind| format!("{kind:?}")))
         .chain(configs.map(|kind| format!("{kind:?}")))
         .chain(refusals.map(|kind| format!("{:?}", ("refusal", kind))))

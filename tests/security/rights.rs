@@ -23,14 +23,12 @@ const RATE: Limit = Limit::rate("rate", 10_000, Duration::from_secs(1)).fallback
 const RARELY: Duration = Duration::from_secs(60);
 const OFTEN: Duration = Duration::from_millis(50);
 
-/// The list of the documentation, for this namespace: `ACL SETUSER` and what comes after it.
+/// The list of the guide, for this namespace: `ACL SETUSER` and what comes after it.
 fn documented(namespace: &str) -> Vec<String> {
-    let text = include_str!("../../src/store/redis/mod.rs");
-    let (_, list) = text.split_once("//! ACL SETUSER").expect("the list");
-    let (list, _) = list.split_once("//! ```").expect("its end");
-    let list = list
-        .replace("//!", "")
-        .replace("turnstile:", &format!("{namespace}:"));
+    let text = include_str!("../../src/guide/redis.md");
+    let (_, list) = text.split_once("\nACL SETUSER").expect("the list");
+    let (list, _) = list.split_once("\n```").expect("its end");
+    let list = list.replace("turnstile:", &format!("{namespace}:"));
     list.split_whitespace().map(str::to_owned).collect()
 }
 

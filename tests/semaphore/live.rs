@@ -101,7 +101,7 @@ async fn a_raised_limit_admits_those_of_replicas_that_are_told_later(backend: Ba
 async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
     const WAITERS: u32 = 2_500;
     let limiter = backend.replica_that_rarely_asks().await;
-    let live = limiter.semaphore(&LIVE.max_waiters(WAITERS), "a");
+    let live = limiter.semaphore(LIVE.max_waiters(WAITERS), "a");
     let _holder = live.acquire().await.expect("free");
     let mut waiters = JoinSet::new();
     for _ in 0..WAITERS {
@@ -115,7 +115,7 @@ async fn a_raised_limit_admits_thousands_at_once(backend: Backend) {
 
 async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(&with(3), "a");
+    let live = limiter.semaphore(with(3), "a");
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(live.acquire().await.expect("free"));
@@ -138,7 +138,7 @@ async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
 async fn the_line_may_become_longer(backend: Backend) {
     let limiter = backend.replica().await;
     let short = with(1).max_waiters(1);
-    let live = limiter.semaphore(&short.wait_up_to(PATIENT), "a");
+    let live = limiter.semaphore(short.wait_up_to(PATIENT), "a");
     let _holder = live.acquire().await.expect("free");
     let _first = queue(&live, 1).await;
     let error = live.acquire().await.expect_err("no room");
@@ -161,7 +161,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
     let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
     update(&limiter, &quick);
     // What was charged before still counts, as much time as it took then.
-    let quick = limiter.semaphore(&quick.wait_up_to(PATIENT), "a");
+    let quick = limiter.semaphore(quick.wait_up_to(PATIENT), "a");
     let error = quick.try_acquire().await.expect_err("9 s of it are left");
     assert!(error.retry_after() < Some(Duration::from_secs(10)));
     drop(
@@ -175,7 +175,7 @@ async fn a_rate_may_become_faster(backend: Backend) {
 
 async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(&LIVE.mode(Mode::Shadow), "a");
+    let live = limiter.semaphore(LIVE.mode(Mode::Shadow), "a");
     let first = live.acquire().await.expect("free");
     assert_eq!(usage(&live).await, (1, 0));
     let mut others = Vec::new();
@@ -246,7 +246,7 @@ async fn a_shadow_rate_charges_only_what_it_would_allow(backend: Backend) {
 
 async fn a_limit_that_is_off_is_not_asked(backend: Backend) {
     let limiter = backend.replica().await;
-    let live = limiter.semaphore(&LIVE.mode(Mode::Off), "a");
+    let live = limiter.semaphore(LIVE.mode(Mode::Off), "a");
     let slow = SLOW.mode(Mode::Off);
     let jobs = live.clone().and(&slow, "a");
     let mut permits = Vec::new();
@@ -319,7 +319,7 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
 
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
     let limiter = backend.replica().await;
-    let slow = limiter.semaphore(&SLOW.wait_up_to(PATIENT), "a");
+    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
     // One that is enforced all the time, and lets one go on in half a second.
     let other = Limit::rate("other", 2, Duration::from_secs(1))
         .burst(1)
@@ -385,7 +385,7 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
     assert!(error.retry_after() > Some(5 * second));
     // One that is not known yet becomes known.
     update(&limiter, &Limit::concurrent("new", 2));
-    let conflict = limiter.try_semaphore(&Limit::concurrent("new", 3), "a");
+    let conflict = limiter.try_semaphore(Limit::concurrent("new", 3), "a");
     assert_eq!(
         conflict.expect_err("it is 2").kind(),
         ConfigErrorKind::Conflict

@@ -210,7 +210,7 @@ async fn a_grant_that_nobody_takes_returns(backend: Backend) {
 
 async fn an_unpolled_request_costs_nothing(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let request = semaphore.acquire();
     assert_eq!(request.place(), None);
     assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
@@ -246,30 +246,30 @@ async fn keys_do_not_share_slots(backend: Backend) {
 async fn limits_do_not_share_slots(backend: Backend) {
     let limiter = backend.replica().await;
     let _one = limiter
-        .semaphore(&Limit::concurrent("a", 1), "key")
+        .semaphore(Limit::concurrent("a", 1), "key")
         .try_acquire()
         .await
         .expect("free");
     let _other = limiter
-        .semaphore(&Limit::concurrent("b", 1), "key")
+        .semaphore(Limit::concurrent("b", 1), "key")
         .try_acquire()
         .await
         .expect("free");
     let conflict = limiter
-        .try_semaphore(&Limit::concurrent("a", 2), "key")
+        .try_semaphore(Limit::concurrent("a", 2), "key")
         .expect_err("there is another `a`");
     assert_eq!(conflict.kind(), ConfigErrorKind::Conflict);
 }
 
 async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1).wait_up_to(PATIENT), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1).wait_up_to(PATIENT), "key");
     let holder = semaphore.acquire().await.expect("free");
     let mut waiter = semaphore.acquire();
     start(&mut waiter);
     until_waiting(&semaphore, 1).await;
     let report = limiter.shutdown(Duration::ZERO).await;
-    assert_eq!((report.refused, report.returned, report.lost), (1, 0, 1));
+    assert_eq!((report.refused, report.released, report.lost), (1, 0, 1));
     assert_eq!(
         waiter.await.expect_err("closed").kind(),
         AcquireErrorKind::ShutDown
@@ -288,7 +288,7 @@ async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
 
 async fn shutdown_waits_for_holders(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let holder = semaphore.acquire().await.expect("free");
     let shutdown = tokio::spawn(async move { limiter.shutdown(PATIENT).await });
     let closed = async {
@@ -301,7 +301,7 @@ async fn shutdown_waits_for_holders(backend: Backend) {
     assert!(!holder.is_lost());
     drop(holder);
     let report = shutdown.await.expect("no panic");
-    assert_eq!((report.returned, report.lost), (1, 0));
+    assert_eq!((report.released, report.lost), (1, 0));
 }
 
 async fn dropping_a_permit_outside_a_runtime_is_fine(backend: Backend) {
@@ -401,7 +401,7 @@ fn a_question_does_not_outlive_the_runtime_with_the_task() {
     let server = RedisServer::start();
     let (first, second) = (current_thread(), current_thread());
     let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     drop(first.block_on(semaphore.acquire()).expect("free"));
     let ask = || semaphore.usage();
     let mut unsent = Box::pin(ask());
@@ -458,7 +458,7 @@ fn a_runtime_that_is_gone_is_an_error() {
             .connect(&server.url())
             .await
             .expect("up");
-        let semaphore = limiter.semaphore(&Limit::concurrent("a", 3), "key");
+        let semaphore = limiter.semaphore(Limit::concurrent("a", 3), "key");
         let error = tokio::time::timeout(PATIENT, semaphore.acquire())
             .await
             .expect("at once")
@@ -476,7 +476,7 @@ fn a_shutdown_on_another_runtime_gives_everything_back() {
     let server = RedisServer::start();
     let (first, second) = (current_thread(), current_thread());
     let limiter = first.block_on(Limiter::connect(&server.url())).expect("up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let permit = first.block_on(semaphore.acquire()).expect("free");
     drop(first);
     drop(permit);
@@ -493,7 +493,7 @@ fn a_loss_is_told_on_another_runtime() {
     let lease = Duration::from_millis(400);
     let builder = Limiter::builder().lease(lease).store_timeout(lease / 4);
     let limiter = first.block_on(builder.connect(&server.url())).expect("up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let permit = first.block_on(semaphore.acquire()).expect("free");
     drop(first);
     server.stop();
@@ -523,6 +523,74 @@ async fn a_limiter_that_starts_first_finds_its_store() {
     tokio::time::timeout(PATIENT, up).await.expect("noticed");
 }
 
+#[tokio::test]
+async fn a_required_store_has_to_be_there() {
+    let mut server = RedisServer::start();
+    let limiter = Limiter::connect_required(&server.url()).await.expect("up");
+    assert!(limiter.status().store_up);
+    Limiter::connect_required("memory:").await.expect("here");
+    server.stop();
+    let builder = Limiter::builder().store_timeout(Duration::from_millis(100));
+    let error = builder.connect_required(&server.url()).await;
+    let error = error.expect_err("it is down");
+    assert_eq!(error.kind(), ConfigErrorKind::Unreachable, "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("the store cannot be reached: "),
+        "{error}"
+    );
+}
+
+/// Its address may be wrong, and the first warning long forgotten.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_never_reached_is_in_the_log_each_minute() {
+    let log = support::log::log();
+    let mut server = RedisServer::start();
+    server.stop();
+    let builder = Limiter::builder().namespace("never-reached");
+    let _limiter = builder.connect(&server.url()).await.expect("no error");
+    tokio::time::sleep(Duration::from_secs(190)).await;
+    let warned = log.lines_with("has not been reached since the start");
+    let ours = warned.iter().filter(|line| line.contains("never-reached"));
+    assert_eq!(ours.count(), 3, "{warned:?}");
+}
+
+#[tokio::test]
+async fn an_error_names_its_limit_and_its_numbers() {
+    let limiter = Limiter::in_memory();
+    let short = Duration::from_millis(5);
+    let limit = Limit::concurrent("chat", 2)
+        .wait_up_to(short)
+        .max_waiters(1);
+    let semaphore = limiter.semaphore(&limit, "key");
+    let _permits = [semaphore.acquire().await, semaphore.acquire().await];
+    let error = semaphore.try_acquire().await.expect_err("full").to_string();
+    assert_eq!(error, "limit `chat` is full: 2 of 2 slots in use");
+    let mut waiter = semaphore.acquire();
+    start(&mut waiter);
+    let error = semaphore.acquire().await.expect_err("full").to_string();
+    let expected = "the queue of limit `chat` is full: 2 of 2 slots in use, 1 request waiting";
+    assert_eq!(error, expected);
+    let error = waiter.await.expect_err("full").to_string();
+    assert!(
+        error.starts_with("limit `chat` had no free slot within "),
+        "{error}"
+    );
+    let other = Limit::concurrent("chat", 3)
+        .wait_up_to(short)
+        .max_waiters(1);
+    let error = limiter
+        .try_semaphore(&other, "key")
+        .expect_err("a conflict");
+    assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    let text = error.to_string();
+    assert!(
+        text.ends_with("different values: value 2 and 3, fallback Local(2) and Local(3)"),
+        "{text}"
+    );
+}
+
 #[test]
 fn without_a_runtime_there_is_an_error_and_no_panic() {
     let server = RedisServer::start();
@@ -534,7 +602,7 @@ fn without_a_runtime_there_is_an_error_and_no_panic() {
         .block_on(Limiter::connect(&server.url()))
         .expect("up");
     drop(runtime);
-    let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let polled = pin!(semaphore.acquire()).poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Err(error)) = polled else {
         panic!("{polled:?}")
@@ -553,12 +621,12 @@ async fn bad_values_are_refused_with_a_reason() {
     let limiter = Limiter::in_memory();
     value(
         limiter
-            .try_semaphore(&Limit::concurrent("a", 1).max_waiters(u32::MAX), "k")
+            .try_semaphore(Limit::concurrent("a", 1).max_waiters(u32::MAX), "k")
             .expect_err("too many"),
     );
     value(
         limiter
-            .try_semaphore(&Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
+            .try_semaphore(Limit::concurrent("a", 1).wait_up_to(Duration::MAX), "k")
             .expect_err("too long"),
     );
     let nothing = Limit::concurrent("a", 1).fallback(Fallback::Local(0));

@@ -123,7 +123,7 @@ async fn those_who_wait_go_on_in_order(backend: Backend) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for number in 0..5 {
-        let semaphore = replicas[number % 2].semaphore(&QUICK.wait_up_to(PATIENT), "a");
+        let semaphore = replicas[number % 2].semaphore(QUICK.wait_up_to(PATIENT), "a");
         let before = backend.rate_states();
         let (order, request) = (order.clone(), semaphore.acquire());
         tasks.push(tokio::spawn(async move {
@@ -252,7 +252,7 @@ async fn a_wait_that_ends_is_refunded(backend: Backend) {
 
 async fn a_wait_for_the_time_that_is_given_up_is_refunded(backend: Backend) {
     let limiter = backend.replica().await;
-    let semaphore = limiter.semaphore(&SLOW.burst(1).wait_up_to(PATIENT), "a");
+    let semaphore = limiter.semaphore(SLOW.burst(1).wait_up_to(PATIENT), "a");
     let began = Instant::now();
     drop(semaphore.acquire().await.expect("in time"));
     for _ in 0..10 {
@@ -443,7 +443,7 @@ async fn times_are_exact_to_the_microsecond() {
 #[tokio::test(start_paused = true)]
 async fn waits_are_exact_too() {
     let limiter = Limiter::in_memory();
-    let patient = limiter.semaphore(&QUICK.wait_up_to(PATIENT), "a");
+    let patient = limiter.semaphore(QUICK.wait_up_to(PATIENT), "a");
     let began = Instant::now();
     let permits: Vec<Permit> =
         futures_util::future::try_join_all((0..4).map(|_| patient.acquire()))

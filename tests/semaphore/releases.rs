@@ -104,7 +104,7 @@ async fn a_store_that_does_not_answer_is_not_waited_for() {
     let store_timeout = Duration::from_millis(300);
     let builder = Limiter::builder().store_timeout(store_timeout);
     let limiter = builder.connect(&server.url()).await.expect("up");
-    let semaphore = limiter.semaphore(&Limit::concurrent("two", 2), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("two", 2), "key");
     let (one, other) = (acquired(&semaphore).await, acquired(&semaphore).await);
     server.pause();
     let begun = Instant::now();

@@ -218,7 +218,7 @@ async fn nothing_is_kept_after_a_shutdown(backend: Backend) {
     let shutdown = limiter.shutdown(PATIENT);
     let give_back = async { drop(held) };
     let (report, ()) = tokio::join!(shutdown, give_back);
-    assert_eq!((report.refused, report.returned, report.lost), (0, 1, 0));
+    assert_eq!((report.refused, report.released, report.lost), (0, 1, 0));
     let error = semaphore.acquire().await.expect_err("it is shut down");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
     assert!(backend.contents().is_empty());
@@ -300,7 +300,7 @@ async fn several_limits_get_their_share_beside_single_requests(backend: Backend)
 fn a_slot_that_changes_hands_is_counted_once() {
     const THREADS: usize = 4_000;
     let limiter = Limiter::in_memory();
-    let semaphore = limiter.semaphore(&Limit::concurrent("two", 2).reuse(), "key");
+    let semaphore = limiter.semaphore(Limit::concurrent("two", 2).reuse(), "key");
     let counts = || {
         let usage = semaphore.usage().now_or_never();
         let usage = usage.expect("it is in memory").expect("it is in memory");
@@ -338,7 +338,7 @@ fn a_rate_has_nothing_to_reuse() {
 async fn one_limit_is_reused_or_not() {
     let limiter = Limiter::in_memory();
     let _reused = limiter.semaphore(&ONE, "key");
-    let error = limiter.try_semaphore(&Limit::concurrent("one", 1), "key");
+    let error = limiter.try_semaphore(Limit::concurrent("one", 1), "key");
     assert_eq!(
         error.expect_err("they differ").kind(),
         ConfigErrorKind::Conflict

@@ -65,7 +65,7 @@ fn on_an_undriven_runtime(builder: LimiterBuilder, url: &str) -> (Runtime, Limit
 }
 
 fn waiting(limiter: &Limiter) -> Semaphore {
-    limiter.semaphore(&ONE.wait_up_to(PATIENT), "key")
+    limiter.semaphore(ONE.wait_up_to(PATIENT), "key")
 }
 
 /// G1, G8: a task that does not run is replaced, and the store is not taken to be down.
@@ -271,7 +271,7 @@ fn a_static_limiter_serves_many_short_runtimes() {
     static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
     static LIMITER: LazyLock<Limiter> =
         LazyLock::new(|| on(&current_thread(), Limiter::connect(&SERVER.url())).unwrap());
-    let semaphore = LIMITER.semaphore(&Limit::concurrent("many", 4), "key");
+    let semaphore = LIMITER.semaphore(Limit::concurrent("many", 4), "key");
     for round in 0..200 {
         let runtime = current_thread();
         match round % 3 {
@@ -313,7 +313,7 @@ fn a_runtime_that_lacks_something_is_an_error() {
     let server = RedisServer::start();
     let limiter = on(&current_thread(), builder().connect(&server.url())).unwrap();
     let semaphore = limiter.semaphore(&ONE, "key");
-    let memory = Limiter::in_memory().semaphore(&ONE.wait_up_to(PATIENT), "key");
+    let memory = Limiter::in_memory().semaphore(ONE.wait_up_to(PATIENT), "key");
     let held = on(&current_thread(), memory.acquire()).unwrap();
     let no_timer = Builder::new_current_thread().enable_io().build().unwrap();
     let no_io = Builder::new_current_thread().enable_time().build().unwrap();
@@ -348,7 +348,7 @@ fn a_runtime_that_lacks_something_is_an_error() {
 fn a_wait_ends_in_time_although_nobody_drives_the_runtime_with_the_task() {
     let memory = Limiter::in_memory();
     let undriven = current_thread();
-    let short = memory.semaphore(&ONE.wait_up_to(Duration::from_millis(50)), "key");
+    let short = memory.semaphore(ONE.wait_up_to(Duration::from_millis(50)), "key");
     let held = on(&undriven, short.acquire()).unwrap();
     assert!(on(&undriven, short.acquire()).is_err());
     let other = current_thread();

@@ -117,7 +117,7 @@ async fn limits_fall_back_while_the_store_is_down() {
     // What was admitted meanwhile counts.
     let other = replica(&store).await;
     let local_there = other.semaphore(
-        &Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
+        Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
         "key",
     );
     assert_eq!(kind(&local_there).await, AcquireErrorKind::Full);

@@ -29,6 +29,9 @@ const PATIENT_CALLER: Limit = CALLER.wait_up_to(PATIENT);
 const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
 
 conformance! {
+    a_permit_counts_once,
+    lists_have_one_key,
+    each_limit_tells_its_usage,
     a_permit_holds_a_slot_of_each_limit,
     a_refusal_by_any_leaves_nothing_in_the_others,
     a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line,
@@ -64,7 +67,7 @@ async fn a_permit_holds_a_slot_of_each_limit(backend: Backend) {
         let error = scope.try_acquire().await.expect_err("taken");
         assert_eq!(error.kind(), AcquireErrorKind::Full);
     }
-    assert_eq!(one.status().held, 2);
+    assert_eq!(one.status().held, 1);
     assert!(!permit.is_lost());
     drop(permit);
     for scope in [caller(&other, "a"), all(&other)] {
@@ -209,7 +212,7 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     }
     let jobs = caller(&limiter, "a").and(&wide, Key::SHARED);
     let _first = queue_under(
-        &limiter.semaphore(&wide.clone().wait_up_to(PATIENT), Key::SHARED),
+        &limiter.semaphore(wide.clone().wait_up_to(PATIENT), Key::SHARED),
         &alone,
         1,
     )
@@ -484,7 +487,7 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     let twice = caller(&limiter, "a").try_and(&PATIENT_CALLER, "b");
     let too_many = most.try_and(&limits[MAX_SCOPES], "k");
     for (error, words) in [
-        (twice.err(), "`caller` comes twice"),
+        (twice.err(), "`caller` is listed twice"),
         (too_many.err(), "not 17"),
     ] {
         let error = error.expect("refused");
@@ -493,15 +496,12 @@ async fn limits_that_do_not_go_together_are_refused_with_a_reason() {
     }
 
     let policies: [(Policy, &str); 3] = [
-        (Vec::new().into(), "not 0"),
+        (Vec::<Limit>::new().into(), "not 0"),
         (
-            [CALLER.into(), CALLER.by_header("x-key")].into(),
-            "`caller` comes twice",
+            (CALLER, CALLER.by_header("x-key")).into(),
+            "`caller` is listed twice",
         ),
-        (
-            limits.iter().map(Into::into).collect::<Vec<_>>().into(),
-            "not 17",
-        ),
+        (limits.iter().collect::<Vec<_>>().into(), "not 17"),
     ];
     for (policy, words) in policies {
         let error = limiter.try_layer(policy).expect_err("refused");
@@ -597,4 +597,91 @@ async fn an_admission_under_three_limits_is_one_exchange() {
     ];
     assert_eq!(calls(&server), times(TIMES, release));
     drop(first);
+}
+
+async fn lists_have_one_key(backend: Backend) {
+    let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 1));
+    let [a, b, c] = &limits;
+    let limiter = backend.replica().await;
+    let lists = [
+        limiter.semaphore(&limits[..], "key"),
+        limiter.semaphore(limits.clone(), "key"),
+        limiter.semaphore([a, b, c], "key"),
+        limiter.semaphore(vec![a, b, c], "key"),
+        limiter.semaphore(a, "key").and([b, c], "key"),
+        limiter.semaphore([a, b], "key").and(c.clone(), "key"),
+    ];
+    for semaphore in lists {
+        let permit = semaphore.try_acquire().await.expect("free");
+        for limit in &limits {
+            let other = limiter.semaphore(limit, "key");
+            let error = other.try_acquire().await.expect_err("taken");
+            assert_eq!(error.limit_name(), limit.name());
+        }
+        permit.release().await.expect("confirmed");
+    }
+    for limits in [vec![], vec![a.clone(), a.clone()]] {
+        limiter.try_semaphore(limits, "key").expect_err("no list");
+    }
+}
+
+/// Also while a request waits in another queue.
+async fn each_limit_tells_its_usage(backend: Backend) {
+    let own = Limit::concurrent("own", 1).wait_up_to(PATIENT);
+    let starts = Limit::rate("starts", 100, Duration::from_secs(1));
+    let all = Limit::concurrent("all", 5);
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore([&own, &starts], "key");
+    let semaphore = semaphore.and(&all, Key::SHARED);
+    let usages = async || {
+        let usages = semaphore.usages().await.expect("up");
+        let each = usages.into_iter();
+        let each = each.map(|(limit, usage)| {
+            (
+                limit.name().to_owned(),
+                (usage.in_use, usage.waiting, usage.max),
+            )
+        });
+        each.collect::<Vec<_>>()
+    };
+    let expect = |own, all| vec![("own".to_owned(), own), ("all".to_owned(), all)];
+    assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
+    let permit = semaphore.acquire().await.expect("free");
+    let waiter = queue(&semaphore, 1).await;
+    assert_eq!(usages().await, expect((1, 1, 1), (1, 0, 5)));
+    permit.release().await.expect("confirmed");
+    waiter
+        .await
+        .expect("no panic")
+        .release()
+        .await
+        .expect("confirmed");
+    assert_eq!(usages().await, expect((0, 0, 1), (0, 0, 5)));
+}
+
+/// Whatever the number of its limits: while it is held, when it is released, and at a shutdown.
+async fn a_permit_counts_once(backend: Backend) {
+    let limits = ["a", "b", "c"].map(|name| Limit::concurrent(name, 3));
+    let rate = Limit::rate("rate", 10, Duration::from_secs(1));
+    let limiter = backend.replica().await;
+    let semaphore = limiter.semaphore(limits, "key").and(&rate, "key");
+    let held = || limiter.status().held;
+    let mut permits = Vec::new();
+    for count in 1..=3 {
+        permits.push(semaphore.acquire().await.expect("free"));
+        assert_eq!(held(), count);
+    }
+    permits
+        .pop()
+        .expect("three")
+        .release()
+        .await
+        .expect("confirmed");
+    assert_eq!(held(), 2);
+    drop(permits.pop());
+    assert_eq!(held(), 1);
+    let report = limiter.shutdown(Duration::ZERO).await;
+    assert_eq!((report.released, report.lost, held()), (0, 1, 0));
+    drop(permits);
+    assert_eq!(held(), 0);
 }

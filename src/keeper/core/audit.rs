@@ -130,7 +130,8 @@ impl Core {
         );
         let (counts, seen) = (self.ctx.counts, books.counts);
         hold!(
-            (seen.held, seen.waiting) == (counts.held, counts.waiting),
+            (seen.held, seen.waiting, seen.companions)
+                == (counts.held, counts.waiting, counts.companions),
             "counts {counts:?}, not {seen:?}"
         );
         self.audit_claims()

@@ -269,10 +269,13 @@ impl Core {
             self.ctx.note_admission(fee.limit, waited);
         }
         let mut place = 0;
-        for lease in &claim.legs {
+        for (index, lease) in claim.legs.iter().enumerate() {
             let queue = &mut self.queues[lease.queue.0].queue;
             self.ctx.note_admission(queue.number(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
+            if index > 0 {
+                queue.set_companion(&mut self.ctx, lease.seq());
+            }
         }
         let has_notes = !claim.passed.is_empty() || !claim.fees.is_empty();
         let notes = Notes {

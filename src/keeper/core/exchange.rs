@@ -228,7 +228,7 @@ impl Core {
             replica: settings.replica,
             lease_ms: ms(settings.lease),
             promote_ms: ms(settings.lease.min(settings.waiter_ttl * 9 / 10)),
-            alive_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
+            heartbeat_ms: ms(settings.waiter_ttl + settings.poll_interval + settings.store_timeout),
             not_after_us: self.clock.map_or(0, |clock| clock.at(deadline)),
             batches,
             claims,

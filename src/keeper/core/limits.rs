@@ -59,7 +59,9 @@ impl Core {
             return Ok(Some(number));
         }
         let name = limit.name();
-        let message = format!("two limits are named `{name}` and have different values");
+        let difference = self.limits[number.0].difference(limit);
+        let message =
+            format!("two limits are named `{name}` and have different values: {difference}");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 

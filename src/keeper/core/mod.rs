@@ -99,6 +99,7 @@ pub(crate) struct Core {
     clock: Option<StoreClock>,
     breaker: Breaker,
     connection: Connection,
+    reach: Reach,
     /// When a key that cannot be used was last reported.
     complained: Option<Instant>,
     orphaned: bool,
@@ -184,6 +185,13 @@ struct Connection {
     is_wanted: bool,
 }
 
+/// Whether the store has ever answered, and when it was last reported that it does not.
+#[derive(Default)]
+struct Reach {
+    reached: bool,
+    reported: Option<Instant>,
+}
+
 /// Bounds that end a permit while its lease is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bounds {
@@ -238,6 +246,7 @@ impl Core {
             clock: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
+            reach: Reach::default(),
             complained: None,
             orphaned: false,
             was_shut_down: false,

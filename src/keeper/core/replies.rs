@@ -30,6 +30,8 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Pause between two connections: a server that ends every connection is not given a new one more often.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// Time between two reports that a store has never been reached.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A claim as it was sent; without a number if it is a request for a single slot.
 struct SentClaim<'a> {
@@ -276,13 +278,17 @@ impl Core {
         self.follow(change, was_well);
         match change {
             Change::Opened { .. } => {
+                self.reach.reported = Some(self.ctx.now);
                 let error = why.to_owned();
                 self.ctx.report(match failure {
                     Failure::Refused => Report::StoreRefuses { error },
                     Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
                 });
             }
-            Change::StaysOpen => self.each_queue(|queue, ctx| queue.forget_releases(ctx.now)),
+            Change::StaysOpen => {
+                self.each_queue(|queue, ctx| queue.forget_releases(ctx.now));
+                self.remind_of(why);
+            }
             _ => {}
         }
     }
@@ -308,7 +314,19 @@ impl Core {
         }
     }
 
+    /// Reports each minute that the store was never reached: its address may be wrong.
+    fn remind_of(&mut self, why: &str) {
+        let now = self.ctx.now;
+        let is_due = |at| now >= at + REMINDER_INTERVAL;
+        if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
+            self.reach.reported = Some(now);
+            let error = why.to_owned();
+            self.ctx.report(Report::StoreNeverReached { error });
+        }
+    }
+
     fn note_success(&mut self, work: Work) {
+        self.reach.reached = true;
         let was_well = self.breaker.is_well();
         let change = self.breaker.answered(work);
         self.follow(change, was_well);

@@ -209,6 +209,13 @@ impl Core {
         self.release(lease, now);
     }
 
+    /// A permit that was acquired limit by limit has this slot beside another one.
+    pub(in crate::keeper) fn set_companion(&mut self, lease: &Lease) {
+        if let Some(member) = self.queues.get_mut(lease.queue.0) {
+            member.queue.set_companion(&mut self.ctx, lease.seq());
+        }
+    }
+
     /// A slot is not used after all.
     pub(crate) fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
@@ -271,9 +278,10 @@ impl Core {
     pub(crate) fn status(&self) -> Status {
         let queues = self.queues.iter();
         let idle: usize = queues.map(|(_, member)| member.queue.idle()).sum();
+        let others = idle + self.ctx.counts.companions;
         Status {
             // One that was lost while it was idle is noticed there later.
-            held: self.ctx.counts.held.saturating_sub(idle),
+            held: self.ctx.counts.held.saturating_sub(others),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.breaker.is_well(),
         }
@@ -299,6 +307,7 @@ impl Core {
         self.ctx.now = now;
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
+        self.ctx.end_lost_leases();
         self.advance_moved();
         lost
     }

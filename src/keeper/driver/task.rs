@@ -73,7 +73,7 @@ impl Keeper {
     }
 
     /// Hears from the store for the first time. That it cannot be reached is no error: then the fallbacks apply.
-    pub(crate) async fn greet(self: &Arc<Self>) -> Result<(), ConnectError> {
+    pub(crate) async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
         match &self.runtime {
@@ -91,9 +91,9 @@ impl Keeper {
         }
     }
 
-    async fn greet_here(self: &Arc<Self>) -> Result<(), ConnectError> {
+    async fn greet_here(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let Some(store) = &self.store else {
-            return Ok(());
+            return Ok(None);
         };
         let mut in_flight = InFlight::new(Some(store.open()), self.store_meter.clone());
         in_flight.send(self.driver_step(|core, _, now| core.hello(now)));
@@ -104,15 +104,15 @@ impl Keeper {
                 News::Due => {}
             }
         };
-        self.with(|core, now| match outcome {
+        let unreached = self.with(|core, now| match outcome {
             Ok(reply) => {
                 core.on_reply(number, reply, now);
-                Ok(())
+                Ok(None)
             }
             Err((error, _)) if error.is_outage() => {
                 // No retry: no request waits for it, and the first request should not have to.
                 core.on_failure(number, &error, true, now);
-                Ok(())
+                Ok(Some(error.message.clone()))
             }
             Err((error, _)) => Err(ConnectError::Store(error)),
         })?;
@@ -124,7 +124,7 @@ impl Keeper {
         }
         // The caller may leave this runtime for good: what ran for a session that is not kept ends now.
         yield_now().await;
-        Ok(())
+        Ok(unreached)
     }
 
     /// Keeps a session for the driver, if that is likely to run where the session is.

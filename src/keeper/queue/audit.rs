@@ -103,7 +103,10 @@ impl Queue {
             not_after_us,
         } = entry.in_store;
         match state {
-            State::Held(_) => books.counts.held += 1,
+            State::Held(hold) => {
+                books.counts.held += 1;
+                books.counts.companions += usize::from(hold.holder == Holder::Companion);
+            }
             State::Listed { .. }
             | State::Sent { .. }
             | State::Waiting { .. }
@@ -148,7 +151,7 @@ impl Queue {
             State::Held(Hold {
                 look_at, holder, ..
             }) => {
-                let is_taken = matches!(holder, Holder::Permit | Holder::Part);
+                let is_taken = matches!(holder, Holder::Permit | Holder::Part | Holder::Companion);
                 hold!(!is_taken || claim.is_none(), "taken, and a leg");
                 if let Some(at) = look_at {
                     let young = seq >= self.young_from;

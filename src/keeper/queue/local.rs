@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, One, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing},
     limit::{Fallback, Limit, Mode},
     telemetry::Measure,
 };
@@ -55,7 +55,7 @@ impl Queue {
         let has_waited = !entry.wait.is_zero() && !ask.wait;
         // From now on the ledger that is about to decide grants the slots that come free.
         self.recall(ctx);
-        match self.run_here(ctx, One::Acquire(ask)) {
+        match self.run_here(ctx, Operation::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
                 if let Some(entry) = self.entries.get_mut(&seq) {
@@ -63,7 +63,7 @@ impl Queue {
                 }
                 self.wait_here(ctx, seq);
             }
-            Some(Standing::LineFull) => {
+            Some(Standing::QueueFull) => {
                 self.refused(ctx, seq, AcquireErrorKind::QueueFull);
             }
             _ if has_waited => self.refused(ctx, seq, AcquireErrorKind::TimedOut),
@@ -131,13 +131,20 @@ impl Queue {
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
     pub(super) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
+        self.lose_by(ctx, seq, LostErrorKind::Lost);
+    }
+
+    fn lose_by(&mut self, ctx: &mut Context, seq: Seq, kind: LostErrorKind) {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
         match entry.holder() {
-            Some(Holder::Permit | Holder::Part) => {
+            Some(Holder::Permit | Holder::Part | Holder::Companion) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
-                ctx.end_lease(&entry.lease, LostErrorKind::Lost);
+                ctx.end_lease(&entry.lease, kind);
+                if kind == LostErrorKind::Lost {
+                    ctx.note_lost_lease(&entry.lease);
+                }
                 ctx.counts.lost += 1;
                 ctx.measure(self.number, Measure::Lost);
                 self.give_up(ctx, seq);
@@ -150,13 +157,13 @@ impl Queue {
         }
     }
 
-    /// Loses all held slots. Returns how many.
+    /// Loses all held slots, at a shutdown. Returns how many permits that concerns.
     pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
-            if self.entries.get(&seq).is_some_and(Entry::is_held) {
-                self.lose(ctx, seq);
-                lost += 1;
+            if let Some(entry) = self.entries.get(&seq).filter(|entry| entry.is_held()) {
+                lost += usize::from(entry.holder() != Some(Holder::Companion));
+                self.lose_by(ctx, seq, LostErrorKind::ShutDown);
             }
         }
         lost
@@ -255,7 +262,7 @@ impl Queue {
     fn grow(&mut self, ctx: &mut Context) {
         self.touch |= self.has_waiters();
         if self.local.is_some() {
-            self.run_here(ctx, One::Nothing);
+            self.run_here(ctx, Operation::Nothing);
         }
     }
 }

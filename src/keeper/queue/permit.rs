@@ -16,7 +16,7 @@ use crate::{
         demand::{ClaimId, LimitId},
     },
     leases::Lease,
-    ledger::{Call, One, Seq, Standing},
+    ledger::{Call, Operation, Seq, Standing},
     telemetry::Measure,
 };
 
@@ -277,7 +277,7 @@ impl Queue {
         if !matches!(entry.state, State::Leaving) {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
-        if let Some(Holder::Permit | Holder::Part) = entry.holder()
+        if let Some(Holder::Permit | Holder::Part | Holder::Companion) = entry.holder()
             && was_used
         {
             ctx.note_hold(self.number, entry.lease.tenure_lasts(ctx.now));
@@ -297,26 +297,26 @@ impl Queue {
 
     pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq) {
         if self.local.is_some() {
-            self.run_here(ctx, One::Release(seq));
+            self.run_here(ctx, Operation::Release(seq));
         }
     }
 
     /// Runs a step of the ledger in this process, and admits those that it promotes. Its clock stands still, so that no
     /// lease ends there.
-    pub(super) fn run_here(&mut self, ctx: &mut Context, one: One) -> Option<Standing> {
+    pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
         let limit = self.local_limit(ctx);
         let ledger = self.local.as_mut()?;
         let mut call = Call::new(&ctx.local, 0);
         // One batch for all, or it would cost more to make and drop it than to run it.
         let batch = &mut ctx.local.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
-        batch.waits = matches!(one, One::Acquire(ask) if ask.wait);
+        batch.waits = matches!(operation, Operation::Acquire(ask) if ask.wait);
         let batch = &ctx.local.batches[0];
-        let (mut promoted, standing) = ledger.run_one(&mut call, batch, one);
+        let (mut promoted, standing) = ledger.run_one(&mut call, batch, operation);
         // A call does no more than the store's script would. A limit that was raised may admit more.
         while call.more {
             call = Call::new(&ctx.local, 0);
-            let (others, _) = ledger.run_one(&mut call, batch, One::Nothing);
+            let (others, _) = ledger.run_one(&mut call, batch, Operation::Nothing);
             promoted.extend(others);
         }
         self.read_local();
@@ -352,6 +352,16 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
 
 /// Counts an entry in this state, or counts it no more.
 fn count(ctx: &mut Context, number: LimitId, state: &State, is_in: bool) {
+    if let State::Held(Hold {
+        holder: Holder::Companion,
+        ..
+    }) = state
+    {
+        match is_in {
+            true => ctx.counts.companions += 1,
+            false => ctx.counts.companions -= 1,
+        }
+    }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
         State::Listed { .. }

@@ -204,7 +204,7 @@ impl Queue {
                 self.wait_in_store(ctx, seq, ticket, at);
             }
             Standing::Full => self.refused(ctx, seq, AcquireErrorKind::Full),
-            Standing::LineFull => self.refused(ctx, seq, AcquireErrorKind::QueueFull),
+            Standing::QueueFull => self.refused(ctx, seq, AcquireErrorKind::QueueFull),
             // It is not its turn, or its claim came too late.
             _ if entry.claim().is_some() => self.unsend_leg(ctx, seq),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {

@@ -16,7 +16,7 @@ use crate::{
         effects::{Effect, Inquiry, StoredWaker},
     },
     leases::{Lease, Leases, Tenure},
-    ledger::{One, Seq},
+    ledger::{Operation, Seq},
     limit::MAX_WAIT,
     status::{Quota, Usage},
 };
@@ -147,15 +147,26 @@ impl Queue {
 
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
     pub(in crate::keeper) fn set_apart(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && entry.holder() != Some(Holder::Companion)
+        {
             entry.hand_over(Holder::Part);
+        }
+    }
+
+    /// A permit has this slot beside another one, which counts for it.
+    pub(in crate::keeper) fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
+        let entry = self.entries.get_mut(&seq);
+        let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
+        if before.is_some_and(|before| before != Holder::Companion) {
+            ctx.counts.companions += 1;
         }
     }
 
     /// Answers how the ledger stands, if it is in this process; else the store is asked, if it is up.
     pub(in crate::keeper) fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if self.local.is_some() {
-            self.run_here(ctx, One::Nothing);
+            self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         } else if ctx.availability == Availability::Up {
             self.outbox().inquiries.push(inquiry);

@@ -204,8 +204,8 @@ impl World {
     ) {
         let mut unserved = BTreeSet::new();
         let has_none = |standing: &Standing| {
-            use Standing::{Full, LineFull, Waiting};
-            matches!(standing, Full | LineFull | Waiting { .. })
+            use Standing::{Full, QueueFull, Waiting};
+            matches!(standing, Full | QueueFull | Waiting { .. })
         };
         for (batch, answer) in run.batches.iter().zip(&reply.batches) {
             if answer

@@ -9,8 +9,9 @@
 //! | a replica is without the store, or a ledger of it, for ten leases, and gives up releases | G6 for these names in the ledgers then | the same |
 //! | an exchange from before a step back runs late | the same: its end is too late by the step | the same |
 //! | the clock is stepped back | adds its length to G4, G5, G6 | |
+//! | a replica that subscribes to its wake-ups has no connection, as the store can see | G3, G4 for its waiters: they may be passed over | it is connected |
 //!
-//! All others are never excused, and nothing excuses G3: who stands in line is what the ledger says.
+//! All others are never excused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

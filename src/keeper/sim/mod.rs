@@ -5,9 +5,9 @@
 //!
 //! - **G1** never more holders than the limit;
 //! - **G2** what a process believes to hold, the ledger holds;
-//! - **G3** no slot is given past a live waiter with a lower ticket; one that is kept serves its process past those who
-//!   wait elsewhere for no longer than the right lasts;
-//! - **G4** no slot is free after an exchange while a live waiter stands in line; requests for several slots never wait
+//! - **G3** no slot is given past a live waiter with a lower ticket whose replica has a connection, or polls; one that is
+//!   kept serves its process past waiters elsewhere for no longer than the right lasts;
+//! - **G4** no slot is free after an exchange while such a waiter is in the queue; requests for several slots never wait
 //!   for each other; and in the end everybody was served;
 //! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers; no name is in a ledger that its keeper
 //!   does not know;

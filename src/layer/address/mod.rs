@@ -18,17 +18,17 @@ use crate::{
     key::Key,
 };
 
-/// The most proxies in front of a service that can be counted.
+/// Most trusted proxies in front of a service: 32.
 pub const MAX_PROXIES: u8 = 32;
 /// What one customer of a provider usually has.
 const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Finds the address of a request's client, for [`Limit::by_client_address`].
+/// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).
 ///
-/// Behind proxies the peer is the nearest proxy, and a header tells the rest: each proxy adds the address that it was
-/// called from at the right. A caller can send such a header too, so only the entries of proxies that you run can be
-/// believed, and nothing to the left of them. Say how many there are:
+/// Behind proxies the peer is the nearest proxy, and a header has the rest: each proxy appends the address that it was
+/// called from. A caller can send such a header too, so only the entries of proxies that you run can be trusted, and
+/// nothing to the left of them. Configure how many there are:
 ///
 /// | | |
 /// | --- | --- |
@@ -39,28 +39,27 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// With one proxy the client is the entry at the right, with two the one before it, and so on: the address that the
 /// outermost of your proxies was called from.
 ///
-/// - Say the header that *all* of them write. One which a proxy does not write it passes on as the caller sent it.
-/// - Say no more proxies than there are on every way to the service, and let nobody reach it on another way: with one
-///   more, callers choose their addresses. With too few, all callers have the address of a proxy.
-/// - A proxy that replaces the header rather than adding to it is the outermost: count from there.
+/// - Choose the header that *all* of them write. A proxy passes on the other one as the caller sent it.
+/// - Count no more proxies than there are on every path to the service, and allow no path around them: with one too many,
+///   callers choose their addresses. With too few, all callers have the address of a proxy.
+/// - A proxy that replaces the header rather than appending to it is the outermost: count from there.
 ///
-/// Requests whose client's address cannot be found, since the header is missing, has too few entries, or has no address
-/// at that place (as `unknown`, or a name such as `_hidden`), share one key, [`Key::SHARED`]. So nobody gets a new key
-/// by sending rubbish.
+/// Requests whose client's address cannot be found, because the header is missing, has too few entries, or has no address
+/// at that place (such as `unknown`, or a name like `_hidden`), share one key, [`Key::SHARED`], unless
+/// [`require_key`](crate::Scope::require_key) refuses them. So no caller gets a new key by sending garbage.
 ///
-/// Of an IPv6 address the first 64 bits count ([`ipv6_prefix`](Self::ipv6_prefix)), since a client has as many
-/// addresses behind them as it likes. An IPv4 address that is written as IPv6 (`::ffff:192.0.2.1`) is one of IPv4.
-/// Ports do not count.
+/// Of an IPv6 address the first 64 bits count ([`ipv6_prefix`](Self::ipv6_prefix)), because a client can use any address
+/// behind them. An IPv4 address written as IPv6 (`::ffff:192.0.2.1`) counts as IPv4. Ports do not count.
 ///
 /// ```
 /// use tower_turnstile::{ClientAddress, Limit, Limiter};
 ///
-/// // Behind a load balancer and a proxy of one's own.
+/// // Behind a load balancer and a proxy of your own.
 /// let per_client = Limit::concurrent("per-client", 10).by_client_address(ClientAddress::forwarded_for(2));
 /// let layer = Limiter::in_memory().layer(per_client);
 /// ```
 #[derive(Clone)]
-#[must_use = "it does nothing until it is made a scope"]
+#[must_use = "it does nothing until it is used in a scope"]
 pub struct ClientAddress {
     proxies: Proxies,
     ipv6_prefix: u8,
@@ -75,9 +74,9 @@ enum Proxies {
 
 type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 
-/// The peer of a connection, as [`ClientAddress::peer`] finds it in the extensions of a request.
+/// Request extension with the peer of a connection, for [`ClientAddress::peer`].
 ///
-/// For servers that have no extension of their own, such as hyper: put it there for each request of a connection.
+/// For servers without an extension of their own, such as hyper: insert it into each request of a connection.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -86,7 +85,7 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 /// use tower::{Service, ServiceBuilder};
 /// use tower_turnstile::PeerAddress;
 ///
-/// /// The service for one connection, from the one for all and what the listener told.
+/// /// The service for one connection, from the shared service and the peer of the connection.
 /// fn for_connection<Q, S: Service<Request<Q>>>(
 ///     service: S,
 ///     peer: SocketAddr,
@@ -103,20 +102,23 @@ type FindPeer = dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync;
 pub struct PeerAddress(pub SocketAddr);
 
 impl ClientAddress {
-    /// The peer's address: for services without proxies. It is found in the extensions as [`PeerAddress`], or by a
-    /// closure ([`peer_by`](Self::peer_by)).
+    /// Uses the peer's address: for services without proxies.
+    ///
+    /// It is found in the extensions as [`PeerAddress`], or by a closure ([`peer_by`](Self::peer_by)).
     pub fn peer() -> Self {
         Self::forwarded_for(0)
     }
 
-    /// The address that the outermost of so many trusted proxies has put into `X-Forwarded-For`. At most 32
-    /// ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    /// Uses `X-Forwarded-For`, as written by this number of trusted proxies.
+    ///
+    /// At most 32 ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded_for(proxies: u8) -> Self {
         Self::behind(Proxies::ForwardedFor(proxies))
     }
 
-    /// The address that the outermost of so many trusted proxies has put into `Forwarded` (RFC 7239). At most 32
-    /// ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
+    /// Uses `Forwarded` (RFC 7239), as written by this number of trusted proxies.
+    ///
+    /// At most 32 ([`MAX_PROXIES`](crate::layer::MAX_PROXIES)); 0 is [`peer`](Self::peer).
     pub fn forwarded(proxies: u8) -> Self {
         Self::behind(Proxies::Forwarded(proxies))
     }
@@ -129,16 +131,17 @@ impl ClientAddress {
         }
     }
 
-    /// How many bits of an IPv6 address tell clients apart, 1 to 128. Default: 64.
+    /// Sets the length of the IPv6 prefix that identifies a client, 1 to 128. Default: 64.
     ///
-    /// Fewer hold those together who have a larger network, such as a /56 or /48 of their provider.
+    /// A shorter one groups clients with a larger network, such as a /56 or /48 of their provider.
     pub fn ipv6_prefix(mut self, bits: u8) -> Self {
         self.ipv6_prefix = bits;
         self
     }
 
-    /// Finds the peer's address where the server has put it. Default: [`PeerAddress`] in the extensions. Behind proxies
-    /// it is not asked for.
+    /// Sets how the peer's address is found. Default: [`PeerAddress`] in the extensions.
+    ///
+    /// Behind proxies it is not used.
     ///
     /// With axum:
     ///
@@ -165,7 +168,7 @@ impl ClientAddress {
         self
     }
 
-    /// The client's address, whole. `None` if it is not known.
+    /// Returns the client's whole address. `None` if it is unknown.
     ///
     /// ```
     /// use http::Request;
@@ -192,9 +195,9 @@ impl ClientAddress {
         Some(address.to_canonical())
     }
 
-    /// The key of the client: its address, or the network that it is in. [`Key::SHARED`] if it is not known.
+    /// Returns the client's key: its address or network; [`Key::SHARED`] if it is unknown.
     ///
-    /// For keys that are made of more than an address, use [`find`](Self::find).
+    /// For keys that contain more than an address, use [`find`](Self::find).
     pub fn key(&self, head: &Parts) -> Key {
         self.find(head)
             .map_or(Key::SHARED, |address| self.key_of(address))

@@ -16,8 +16,9 @@ use pin_project_lite::pin_project;
 const FRAMES_A_POLL: usize = 32;
 
 pin_project! {
-    /// Request body of a [`ReadAhead`](super::ReadAhead) service: what was read while the request waited, as one frame
-    /// of data, then the rest.
+    /// Request body of a [`ReadAhead`](super::ReadAhead) service: the data that was read ahead, then the rest.
+    ///
+    /// The data that was read while the request waited is one frame.
     pub struct ReadAheadBody<B> {
         // Copied: many tiny frames, each of which keeps its server's buffer, would take far more memory than they hold.
         data: Vec<u8>,

@@ -20,14 +20,14 @@ use tower_service::Service;
 use super::ReadAheadBody;
 use crate::layer::{RefusalKind, ResponseBody, ResponseFuture};
 
-/// Longer than the store takes to answer: who waits for so long stands in line. A request that is let in or refused
-/// at once reads nothing.
+/// Longer than the store takes to answer, so that a request that waits for it is in the queue. A request that is admitted
+/// or refused at once reads nothing.
 const READ_AFTER: Duration = Duration::from_millis(20);
 
 pin_project! {
     /// Response future of a [`ReadAhead`](super::ReadAhead) service.
     ///
-    /// Dropping it gives up the place in the line, or the slot.
+    /// Dropping it gives up the queue position, or releases the slot.
     pub struct ReadAheadFuture<S, Q>
     where
         S: Service<Request<ReadAheadBody<Q>>>,

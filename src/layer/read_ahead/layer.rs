@@ -13,13 +13,14 @@ use tower_service::Service;
 use super::{ReadAheadBody, ReadAheadFuture};
 use crate::layer::{LimitLayer, Limited, ResponseBody};
 
-/// How much of a request's body is read while it waits, unless told otherwise: 64 KiB.
+/// Default for how much of a waiting request's body is read: 64 KiB.
 pub const READ_AHEAD: usize = 64 * 1024;
-/// The most that may be read ahead: 16 MiB.
+/// Most that may be read ahead: 16 MiB.
 pub const MAX_READ_AHEAD: usize = 16 * 1024 * 1024;
 
-/// A [`LimitLayer`] that reads a waiting request's body ahead, to notice at once that its client left. Made by
-/// [`LimitLayer::read_ahead`].
+/// A [`LimitLayer`] that reads ahead in the bodies of waiting requests.
+///
+/// It notices HTTP/1 clients that disconnect while they queue. Created by [`LimitLayer::read_ahead`].
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct ReadAheadLayer {
@@ -28,33 +29,32 @@ pub struct ReadAheadLayer {
 }
 
 impl LimitLayer {
-    /// Reads the bodies of waiting requests ahead, so that an HTTP/1 client which leaves is noticed at once.
+    /// Reads ahead in the bodies of waiting requests, to notice disconnected HTTP/1 clients.
     ///
-    /// hyper's HTTP/1 server sees that a client is gone when it reads, and it stops reading when nobody takes the body.
-    /// With this layer a request that has waited for 20 ms takes the first 64 KiB ([`READ_AHEAD`]) of its body
-    /// itself, and goes on with it when it has its slot: the service gets the data, the trailers and the rest of the
-    /// body in order. A request that gets its slot before reads nothing ahead.
+    /// hyper's HTTP/1 server notices a disconnect when it reads, and it stops reading while the body is not consumed. With
+    /// this layer a request that has waited for 20 ms reads the first 64 KiB ([`READ_AHEAD`]) of its body, and replays it
+    /// once it has its slot: the service gets the data, the trailers and the rest of the body in order. A request that gets
+    /// its slot earlier reads nothing ahead.
     ///
-    /// When the client leaves, the place in line is given up at once if all that it has sent of its body could be read
-    /// ahead: a whole body of up to 64 KiB, or the first part of a longer one, with a length or chunked. A client that
-    /// has sent more is not noticed, for beyond that hyper stops reading, as it does without this layer: such a request
-    /// keeps its place until it is admitted or has waited long enough. [`up_to`](ReadAheadLayer::up_to) moves the bound.
-    /// Nor is one that has sent the beginning of another request behind this one (pipelining). Over HTTP/2 every client
-    /// that leaves is noticed, with this layer or without.
+    /// When the client disconnects, the queue position is given up at once if everything that it has sent of its body
+    /// could be read ahead: a whole body of up to 64 KiB, or the first part of a longer one, with a length or chunked.
+    /// Otherwise hyper stops reading, as without this layer, and the request keeps its position until it is admitted or its
+    /// wait is over; [`up_to`](ReadAheadLayer::up_to) moves the bound. The same goes for a client that has sent the start of
+    /// another request behind this one (pipelining). Over HTTP/2 every disconnect is noticed, with or without this layer.
     ///
-    /// What else it changes:
+    /// Other effects:
     ///
-    /// - The service is called with another type of body, [`ReadAheadBody`]. axum and other services that take any
-    ///   body do not mind. The body has to be [`Unpin`], as hyper's and axum's are.
-    /// - What was read comes as one frame.
-    /// - A client that sent `Expect: 100-continue` is told to continue while it waits.
-    /// - A body that fails while the request waits, as it does when the client leaves in the middle of it, refuses the
-    ///   request: [`RefusalKind::BodyFailed`], with 400 and no body. The service does not see it. A layer that limits the
-    ///   length of bodies fails them too: inside of this layer it answers in its own way.
+    /// - The service is called with another type of body, [`ReadAheadBody`]. axum and other services that are generic over
+    ///   the body accept it. The body has to be [`Unpin`], as hyper's and axum's are.
+    /// - The data that was read arrives as one frame.
+    /// - A client that sent `Expect: 100-continue` gets its `100 Continue` while it waits.
+    /// - A body that fails while the request waits, as when the client disconnects in the middle of it, refuses the request:
+    ///   [`RefusalKind::BodyFailed`], with 400 and no body. The service does not see it. A layer that limits the length of
+    ///   bodies makes them fail too: put it inside this one to answer in its own way.
     /// - Memory: each waiting request takes up to 64 KiB and one frame (hyper's are up to about 400 KiB) more.
-    ///   [`Limit::max_waiters`](crate::Limit::max_waiters) bounds the line of a key.
+    ///   [`Limit::max_waiters`](crate::Limit::max_waiters) bounds the queue of a key.
     ///
-    /// The Tokio runtime that polls the requests needs its timer.
+    /// The Tokio runtime that polls the requests needs timers.
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,10 +80,10 @@ impl LimitLayer {
 }
 
 impl ReadAheadLayer {
-    /// How many bytes of a body are read ahead. Default: 64 KiB ([`READ_AHEAD`]).
+    /// Sets how many bytes of a body are read ahead. Default: 64 KiB ([`READ_AHEAD`]).
     ///
-    /// With more than the longest body, every HTTP/1 client that leaves is noticed. Each waiting request may take as
-    /// much memory.
+    /// With more than the longest body, every disconnect over HTTP/1 is noticed. Each waiting request may take as much
+    /// memory.
     ///
     /// # Panics
     ///
@@ -110,7 +110,9 @@ impl<S> Layer<S> for ReadAheadLayer {
     }
 }
 
-/// A service whose requests are limited, and read their bodies ahead while they wait. Made by a [`ReadAheadLayer`].
+/// A service whose requests are limited and read ahead while they wait.
+///
+/// Created by a [`ReadAheadLayer`].
 #[derive(Clone, Debug)]
 pub struct ReadAhead<S> {
     limited: Limited<S>,
@@ -118,17 +120,17 @@ pub struct ReadAhead<S> {
 }
 
 impl<S> ReadAhead<S> {
-    /// The service within.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         self.limited.get_ref()
     }
 
-    /// The service within. Calls made on it are not limited.
+    /// Returns a mutable reference to the inner service. Calls on it are not limited.
     pub fn get_mut(&mut self) -> &mut S {
         self.limited.get_mut()
     }
 
-    /// Takes the limit off.
+    /// Returns the inner service, without the limit.
     pub fn into_inner(self) -> S {
         self.limited.into_inner()
     }

@@ -62,7 +62,7 @@ enum Place {
 
 /// The only operation of a batch: see [`Ledger::run_one`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum One {
+pub(crate) enum Operation {
     Nothing,
     Release(Seq),
     Acquire(Ask),
@@ -81,9 +81,9 @@ impl Ledger {
         &mut self,
         call: &mut Call,
         batch: &Batch,
-        one: One,
+        operation: Operation,
     ) -> (Vec<Promotion>, Option<Standing>) {
-        if let One::Release(seq) = one {
+        if let Operation::Release(seq) = operation {
             self.remove(call.own(seq));
         }
         self.expire(call, batch);
@@ -92,9 +92,9 @@ impl Ledger {
             true => Vec::new(),
             false => self.promote(call, batch),
         };
-        let standing = match one {
-            One::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
-            One::Nothing | One::Release(_) => None,
+        let standing = match operation {
+            Operation::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
+            Operation::Nothing | Operation::Release(_) => None,
         };
         self.end(call, batch);
         (promoted, standing)
@@ -190,7 +190,7 @@ mod tests {
             replica: ReplicaId::from_bits(7),
             lease_ms: 1_000,
             promote_ms: 500,
-            alive_ms: 100,
+            heartbeat_ms: 100,
             not_after_us: 0,
             batches: Vec::new(),
             claims: Vec::new(),
@@ -215,7 +215,10 @@ mod tests {
             ticket: FIRST_TICKET + place,
         };
         let (acquired, ..) = run(&[], &[1, 2, 3, 4]);
-        assert_eq!(acquired, [held, waiting(0), waiting(1), Standing::LineFull]);
+        assert_eq!(
+            acquired,
+            [held, waiting(0), waiting(1), Standing::QueueFull]
+        );
         assert_eq!(run(&[1], &[]), (vec![], vec![2], false));
         assert_eq!(run(&[3], &[]), (vec![], vec![], false));
         assert_eq!(run(&[2], &[]), (vec![], vec![], true));

@@ -141,7 +141,7 @@ impl Ledger {
         }
         if self.queue.len() >= room {
             self.refused = true;
-            return Prospect::Refusal(Standing::LineFull);
+            return Prospect::Refusal(Standing::QueueFull);
         }
         Prospect::Place
     }
@@ -190,7 +190,7 @@ impl Ledger {
             return;
         }
         // In the store the lowest bit of the time says whether it listens.
-        let until_ms = call.now_ms + call.alive_ms;
+        let until_ms = call.now_ms + call.heartbeat_ms;
         let until_ms = until_ms - (until_ms + u64::from(call.listens)) % 2;
         let heartbeat = Heartbeat {
             until_ms,

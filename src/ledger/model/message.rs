@@ -67,7 +67,7 @@ impl Message {
             lease_ms: LEASE as u64 * STEP_MS,
             promote_ms: PROMOTED as u64 * STEP_MS,
             // The heartbeats of replicas that listen are odd.
-            alive_ms: ALIVE as u64 * STEP_MS + 1,
+            heartbeat_ms: ALIVE as u64 * STEP_MS + 1,
             not_after_us: time_ms(bounds.not_after - self.age) * 1_000,
             batches: vec![batch],
             claims: Vec::new(),

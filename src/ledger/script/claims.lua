@@ -3,7 +3,7 @@
 
 local ABSENT = 0
 local FULL = 1
-local LINE_FULL = 2
+local QUEUE_FULL = 2
 local STALE = 3
 local CLAIM_ARGS = 2
 local CHARGE_ARGS = 7
@@ -31,7 +31,7 @@ local function take_slots(ask, asks)
     else
       standing = standing or want == WAIT and admit(ledger, id, true) or FULL
       ledger.refused = ledger.refused or standing == FULL
-      if (standing == FULL or standing == LINE_FULL) and want ~= IF_FREE then
+      if (standing == FULL or standing == QUEUE_FULL) and want ~= IF_FREE then
         standings = fill(asks, ABSENT)
         standings[i] = standing
         return standings, true

@@ -26,7 +26,7 @@
 -- ====
 -- A RECORD is seven packed numbers. Capitals are the constants below: how many arguments there are for one thing.
 --
---   ARGV[1]  of the exchange      RECORD: lease_ms, promote_ms, alive_ms, not_after_us,
+--   ARGV[1]  of the exchange      RECORD: lease_ms, promote_ms, heartbeat_ms, not_after_us,
 --                                         how many ledgers, refunds and claims
 --            for each ledger      RECORD: limit, max_waiters, options,
 --                                         how many permits to release, renew, adopt and acquire
@@ -61,14 +61,14 @@
 -- The number in place of a ledger's list means: no waiters, nothing was adopted, and all permits renewed or acquired
 -- hold for a lease from now.
 --
--- A standing is a ticket, a deadline, or one of ABSENT, FULL, LINE_FULL, STALE. That of an adopted permit which was
+-- A standing is a ticket, a deadline, or one of ABSENT, FULL, QUEUE_FULL, STALE. That of an adopted permit which was
 -- missing is its deadline with a minus.
 --
 -- Wake-ups
 -- ========
--- 'granted_us until_ms numbers key' is published to another replica whose waiters are promoted. Without numbers it
--- recalls the slots that the replica keeps. If nobody receives it, though the replica subscribes to its wake-ups, the
--- replica is not connected: its waiters are not promoted but passed over, and keep their places.
+-- 'granted_us until_ms numbers key' is published to another replica whose waiters were promoted. Without numbers it
+-- recalls the slots that the replica keeps. If nobody would receive it at this server, though the replica subscribes to
+-- its wake-ups, the replica is not connected: its waiters are not promoted but passed over, and keep their places.
 --
 -- Speed
 -- =====
@@ -93,7 +93,7 @@ local LONG_NAME = '.............................................................
 local call = redis.call
 
 local packed = ARGV[1]
-local lease_ms, promote_ms, alive_ms, not_after_us, ledger_count, refund_count, claim_count, first_record =
+local lease_ms, promote_ms, heartbeat_ms, not_after_us, ledger_count, refund_count, claim_count, first_record =
   struct.unpack(RECORD, packed)
 
 local time = redis.call('TIME')
@@ -105,7 +105,7 @@ local stale = now_us > not_after_us
 
 -- A key must last for the leases and the heartbeat of this call. It gets a lease more, so that its TTL is set once a
 -- lease only.
-local ttl_ms = lease_ms + alive_ms
+local ttl_ms = lease_ms + heartbeat_ms
 
 local lease_end_text, too_late_text -- made when needed
 local may_write = false -- even at maxmemory, from the first write of the call on

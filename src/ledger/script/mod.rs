@@ -41,5 +41,5 @@ pub(crate) const WAIT: usize = 1;
 pub(crate) const IF_FREE: usize = 2;
 pub(crate) const ABSENT: i64 = 0;
 pub(crate) const FULL: i64 = 1;
-pub(crate) const LINE_FULL: i64 = 2;
+pub(crate) const QUEUE_FULL: i64 = 2;
 pub(crate) const STALE: i64 = 3;

@@ -61,7 +61,7 @@ end
 -- Returns the standing of a newcomer. A slot or a place is written by `enter`.
 local function admit(ledger, id, waits)
   local FULL = 1
-  local LINE_FULL = 2
+  local QUEUE_FULL = 2
   local STALE = 3
   local waiting = ledger.waiting
   if stale then
@@ -101,7 +101,7 @@ local function admit(ledger, id, waits)
   end
   if waiting >= ledger.max_waiters then
     ledger.refused = true
-    return LINE_FULL
+    return QUEUE_FULL
   end
   -- Tickets never go back, so a ticket below that of the head is known to have left the queue.
   local ticket, text = ledger.ticket and ledger.ticket + 1, nil

@@ -69,10 +69,11 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   end
   replies[2] = (ended > expired or far > 0) and 1 or replies[2]
 
-  -- `promote`, from the head of the queue on. A waiter whose replica does not receive the wake-up is passed over: it
-  -- keeps its place, and a later one gets the slot.
+  -- `promote`, from the head of the queue on. A waiter whose replica should receive wake-ups, and does not, is passed
+  -- over: it keeps its place, and a later one gets the slot. Whether it does is asked before: `PUBLISH` counts those at
+  -- this server only, while its message may reach others, who would take it for a grant.
   local MAX_PASSED = 1000
-  local alive, own, absent, promotions, passed, window = {}, nil, nil, 0, 0, limit - in_use
+  local alive, subscribers, promoted, promotions, passed, window = {}, {}, {}, 0, 0, limit - in_use
   local until_text = window > 0 and waiting > 0 and text_of(promoted_end_ms)
   while in_use < limit and passed < waiting and passed < MAX_PASSED do
     window = math.min(window, waiting - passed, MAX_PASSED - passed, budget)
@@ -81,72 +82,56 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       break
     end
     local first_rank, last_rank = passed == 0 and '0' or passed .. '', string.format('%d', passed + window - 1)
-    local list, promoted, dead, skipped = {}, {}, nil, nil
+    local list, dead, skipped = {}, nil, nil
     for _, id in ipairs(call('ZRANGE', key, first_rank, last_rank)) do
       if in_use == limit then
         break
       end
       local owner = sub(id, 1, REPLICA_CHARS)
-      if absent and absent[owner] then
+      local heartbeat = is_alive(key, alive, owner)
+      if heartbeat and owner ~= replica and heartbeat % 2 == 1 and not subscribers[owner] then
+        -- By pcall: an ACL may forbid it.
+        subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
+      end
+      if not heartbeat then
+        dead, budget = dead or {}, budget - 1
+        dead[#dead + 1] = id
+      elseif subscribers[owner] == 0 then
         skipped = skipped or {}
         skipped[#skipped + 1] = id
-      elseif is_alive(key, alive, owner) then
-        in_use, budget = in_use + 1, budget - 1
+      else
+        in_use, promotions, budget = in_use + 1, promotions + 1, budget - 1
         push(list, until_text, id)
         local numbers = promoted[owner] or {}
         numbers[#numbers + 1], promoted[owner] = sub(id, REPLICA_CHARS + 1), numbers
-      else
-        dead, budget = dead or {}, budget - 1
-        dead[#dead + 1] = id
-      end
-    end
-    for owner, numbers in pairs(promoted) do
-      if owner ~= replica then
-        if not may_write then -- nothing may fail behind the message: see the short way
-          call('ZREM', key, '')
-          may_write = true
-        end
-        local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
-        -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
-        if redis.pcall('PUBLISH', wake_channel .. owner, wake) == 0 and alive[owner] % 2 == 1 then
-          absent = absent or {}
-          absent[owner], in_use, budget = true, in_use - #numbers, budget + #numbers
-          skipped = skipped or {}
-          for _, number in ipairs(numbers) do
-            skipped[#skipped + 1] = owner .. number
-          end
-        end
-      elseif own then
-        for _, number in ipairs(numbers) do
-          own[#own + 1] = number
-        end
-      else
-        own = numbers
       end
     end
     if skipped then
-      local reached, marks = {}, {}
-      for i = 2, #list, 2 do
-        if not absent[sub(list[i], 1, REPLICA_CHARS)] then
-          push(reached, until_text, list[i])
-        end
-      end
+      local marks = {}
       for i, ticket in ipairs(scores_of(key, unpack(skipped))) do
         if ticket % 1 == 0 then
           push(marks, string.format('%.1f', ticket + 0.5), skipped[i])
         end
       end
       on_all('ZADD', key, marks)
-      list, passed = reached, passed + #skipped
+      passed = passed + #skipped
     end
     on_all('ZADD', key, list)
-    promotions, waiting = promotions + #list / 2, waiting - #list / 2
+    waiting = waiting - #list / 2
     if dead then
       call('ZREM', key, unpack(dead))
       waiting = waiting - #dead
     end
     window = 8 * window -- some were dead or passed over, so many may be
   end
+  for owner, numbers in pairs(promoted) do
+    if owner ~= replica then
+      local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
+      -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
+      redis.pcall('PUBLISH', wake_channel .. owner, wake)
+    end
+  end
+  local own = promoted[replica]
 
   -- `acquire`
   ledger.in_use, ledger.waiting, ledger.promoted, ledger.passed = in_use, waiting, promotions, passed

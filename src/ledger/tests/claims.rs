@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::twins::{A, ALIVE_MS, B, C, TTL_SPARE_MS, Twins, refunds_of};
+use super::twins::{A, B, C, HEARTBEAT_MS, TTL_SPARE_MS, Twins, refunds_of};
 use crate::ledger::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
     Rate, Seq, Standing, Want,
@@ -182,7 +182,7 @@ fn a_claim_is_refused_by_a_full_queue_and_takes_nothing() {
     twins.all(B, acquired(2, [1, 2, 3]), Vec::new());
     let full = charged([charge(0)], claim([Want::Wait; 2], 1));
     let reply = twins.claim(A, 2, full);
-    assert_eq!(reply.standings, [ABSENT, Standing::LineFull]);
+    assert_eq!(reply.standings, [ABSENT, Standing::QueueFull]);
     assert_eq!(reply.charged, [Charged::Not]);
     assert_eq!(
         (twins.in_use(), &*twins.charged()),
@@ -195,7 +195,7 @@ fn dead_waiters_are_evicted_from_a_full_queue_for_a_claim() {
     let mut twins = Twins::start();
     twins.all(A, acquired(2, [1]), Vec::new());
     twins.all(B, acquired(2, [1, 2]), Vec::new());
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     let claims = [2, 3, 4]
         .map(|seq| claim([Want::IfFree, Want::Wait], seq))
         .into();
@@ -204,7 +204,7 @@ fn dead_waiters_are_evicted_from_a_full_queue_for_a_claim() {
     let (first, next) = (twins.waiting(0), twins.waiting(1));
     assert_eq!(
         replies.iter().map(second).collect::<Vec<_>>(),
-        [first, next, Standing::LineFull]
+        [first, next, Standing::QueueFull]
     );
 }
 
@@ -254,7 +254,7 @@ fn claims_see_what_those_before_them_took() {
     let (held, first, next) = (twins.held(), twins.waiting(0), twins.waiting(1));
     assert_eq!(
         standings,
-        [&held, &ABSENT, &first, &next, &Standing::LineFull, &next]
+        [&held, &ABSENT, &first, &next, &Standing::QueueFull, &next]
     );
     let start_us = twins.now_us + 1_000_000;
     assert_eq!(replies[1].charged, [Charged::TooSoon { start_us }]);
@@ -275,7 +275,7 @@ fn a_claim_that_waits_leaves_a_heartbeat() {
     let mut twins = Twins::start();
     twins.all(A, acquired(1, [1]), Vec::new());
     twins.claim(B, 1, claim([Want::Wait], 1));
-    twins.pass_ms(ALIVE_MS);
+    twins.pass_ms(HEARTBEAT_MS);
     twins.all(A, released(1, 1), Vec::new());
     assert_eq!(twins.woken, [(B, 1)]);
 }

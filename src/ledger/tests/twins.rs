@@ -24,7 +24,7 @@ const WAKE_PREFIX: &str = "t:wake:";
 pub(super) const LEASE_MS: u64 = 30_000;
 pub(super) const PROMOTE_MS: u64 = 5_000;
 /// Odd, as the heartbeats of replicas that listen are.
-pub(super) const ALIVE_MS: u64 = 6_501;
+pub(super) const HEARTBEAT_MS: u64 = 6_501;
 /// How much longer than its state the key of a rate lives, in the script of these tests.
 pub(super) const TTL_SPARE_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_763_600_000_000;
@@ -130,7 +130,7 @@ impl Twins {
             replica: ReplicaId::from_bits(replica),
             lease_ms: self.lease_ms,
             promote_ms: PROMOTE_MS,
-            alive_ms: ALIVE_MS,
+            heartbeat_ms: HEARTBEAT_MS,
             not_after_us: self.not_after_us,
             batches,
             claims: Vec::new(),
@@ -346,7 +346,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     const ENDS_MS: [u64; 6] = [
         RIGHT_MS,
         PROMOTE_MS,
-        ALIVE_MS,
+        HEARTBEAT_MS,
         LEASE_MS,
         2 * LEASE_MS,
         MAX_LEASE_MS,

@@ -7,7 +7,7 @@ use crate::ledger::{
     rate::{MAX_EXACT, MAX_WAIT_US},
     script::{
         ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
-        LINE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+        QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
     },
 };
 
@@ -38,7 +38,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("LEDGER_REPLY", LEDGER_REPLY as u64),
         ("ABSENT", ABSENT as u64),
         ("FULL", FULL as u64),
-        ("LINE_FULL", LINE_FULL as u64),
+        ("QUEUE_FULL", QUEUE_FULL as u64),
         ("STALE", STALE as u64),
         ("REPLICA_CHARS", (ID_CHARS - SEQ_CHARS) as u64),
         ("MAX_LEASE_MS", MAX_LEASE_MS),

@@ -141,12 +141,12 @@ impl Connector {
         Ok(Link::new(connection, client, state))
     }
 
-    /// Whether `PUBLISH` tells of this subscription. It may be forbidden, or a proxy may stand between.
+    /// Whether the server counts this subscription. That may be forbidden, or a proxy may stand between.
     async fn is_counted(&self, connection: &mut MultiplexedConnection) -> RedisResult<bool> {
-        let mut publish = cmd("PUBLISH");
-        publish.arg(&self.known.channel).arg("");
-        match publish.query_async::<u64>(connection).await {
-            Ok(receivers) => Ok(receivers > 0),
+        let mut count = cmd("PUBSUB");
+        count.arg("NUMSUB").arg(&self.known.channel);
+        match count.query_async::<(String, u64)>(connection).await {
+            Ok((_, subscribers)) => Ok(subscribers > 0),
             Err(error) if error.is_io_error() => Err(error),
             Err(_) => Ok(false),
         }

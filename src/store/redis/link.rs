@@ -29,7 +29,7 @@ pub(super) struct Link {
 
 pub(super) struct LinkState {
     pub(super) is_subscribed: bool,
-    /// `PUBLISH` counts its subscription, so that a count of zero means that it has ended.
+    /// The server counts its subscription, so that a count of zero means that it has ended.
     pub(super) is_counted: AtomicBool,
     /// The keeper knows of it, so its end is reported.
     pub(super) in_use: AtomicBool,

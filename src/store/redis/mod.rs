@@ -17,21 +17,8 @@
 //! | `codec` | exchanges, replies and wake-ups on the wire |
 //! | `error`, `socket`, `known`, `locked` | errors, streams, names and what is known of the server, locks |
 //!
-//! # Permissions
-//!
-//! A user of the store needs no more than this (here for the namespace `turnstile`):
-//!
-//! ```text
-//! ACL SETUSER turnstile on >password resetkeys resetchannels -@all
-//!     ~turnstile:* &turnstile:wake:*
-//!     +subscribe +publish +evalsha +eval +time
-//!     +zadd +zrem +zrange +zcard +zcount +zscore +zmscore +zremrangebyrank +zremrangebyscore
-//!     +pttl +pexpire +get +set
-//! ```
-//!
-//! Without `publish`, waiters learn of their slots when they ask, once a poll interval, and kept slots are not called back
-//! before the right ends. With `config|get` a `maxmemory-policy` that may evict permits is noticed at the start.
-//! `script|load` is not used. In a cluster `asking` is needed while keys move from node to node.
+//! The permissions that a user of the store needs are listed in `src/guide/redis.md`, which tests read. `script|load` is not
+//! used. In a cluster `asking` is needed while keys move from node to node.
 
 #[cfg(feature = "cluster")]
 mod cluster;

@@ -27,7 +27,7 @@ const KEY: &str = "turnstile:{one}";
 const OTHER_KEY: &str = "turnstile:{two}";
 const RATE_KEY: &str = "turnstile:{rate}";
 const LEASE_MS: u64 = 30_000;
-const ALIVE_MS: u64 = 5_000;
+const HEARTBEAT_MS: u64 = 5_000;
 
 /// One process: the session of its driver, and the events that it reported.
 struct Replica {
@@ -71,7 +71,7 @@ impl Replica {
             replica: self.id,
             lease_ms: self.lease_ms,
             promote_ms: self.lease_ms,
-            alive_ms: ALIVE_MS,
+            heartbeat_ms: HEARTBEAT_MS,
             not_after_us: u64::MAX,
             batches,
             claims,
@@ -251,7 +251,7 @@ async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
     let ttl_ms = || server.cli(&["PTTL", KEY]).parse::<u64>().unwrap();
     one.lease_ms = 600_000;
     one.run(acquire(1)).await;
-    let long = 600_000 + ALIVE_MS;
+    let long = 600_000 + HEARTBEAT_MS;
     assert!((long - 1_000..=2 * long).contains(&ttl_ms()));
     other.lease_ms = 1_000;
     other.run(acquire(1)).await;
@@ -259,7 +259,7 @@ async fn a_key_outlives_the_longest_lease_in_it_and_no_longer() {
 
     server.cli(&["PERSIST", KEY]);
     other.run(renew(1)).await;
-    let short = 1_000 + ALIVE_MS;
+    let short = 1_000 + HEARTBEAT_MS;
     assert!((short - 1_000..=2 * short).contains(&ttl_ms()));
 }
 
@@ -512,13 +512,17 @@ async fn a_server_that_became_a_replica_is_an_outage() {
     replica.is_connected().await;
 }
 
+/// The list of the guide: `ACL SETUSER` and what comes after it.
+fn documented_permissions<'a>() -> impl Iterator<Item = &'a str> {
+    let guide = include_str!("../../guide/redis.md");
+    let (_, list) = guide.split_once("\nACL SETUSER").unwrap();
+    list.split_once("\n```").unwrap().0.split_whitespace()
+}
+
 /// The user `turnstile` of the documented list, with changes.
 fn user(server: &RedisServer, changes: &[&str]) -> String {
-    let text = include_str!("mod.rs");
-    let text = text.split_once("//! ACL SETUSER").unwrap().1;
-    let text = text.split_once("//! ```").unwrap().0.replace("//!", "");
     let mut command = vec!["ACL", "SETUSER"];
-    command.extend(text.split_whitespace());
+    command.extend(documented_permissions());
     command.extend(changes);
     server.cli(&command);
     server.url().replace("://", "://turnstile:password@")
@@ -570,13 +574,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
         }
     }
     let used = server.cli(&["INFO", "commandstats"]);
-    let list = include_str!("mod.rs")
-        .split("//! Without `publish`")
-        .next()
-        .unwrap();
-    let listed = list
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix('+'));
+    let listed = documented_permissions().filter_map(|word| word.strip_prefix('+'));
     let unused: Vec<_> = listed
         .filter(|command| !used.contains(&format!("cmdstat_{command}:")))
         .collect();

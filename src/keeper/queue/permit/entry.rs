@@ -102,6 +102,8 @@ pub(in crate::keeper::queue) enum Holder {
     Permit,
     /// A permit with several slots.
     Part,
+    /// The same, beside another slot that counts for the permit.
+    Companion,
 }
 
 /// Presence of a name in the store's ledger. Every combination occurs: answers are late, come in any order, or do not

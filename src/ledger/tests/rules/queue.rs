@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
     Batch, BatchReply, MAX_LEASE_MS, Promotion, SWEEP_BUDGET, Seq, Standing,
-    tests::twins::{A, ALIVE_MS, B, C, LEASE_MS, PROMOTE_MS, Twins},
+    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, PROMOTE_MS, Twins},
 };
 
 #[test]
@@ -65,7 +65,7 @@ fn a_dead_head_is_evicted_when_a_slot_is_free() {
     twins.run(A, acquire(1, [1]));
     twins.run(B, acquire(1, [1]));
     twins.run(C, acquire(1, [1]));
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     twins.run(C, renew(1, [1]));
     twins.run(A, release(1, [1]));
     assert_eq!(twins.woken, [(C, 1)]);
@@ -132,7 +132,7 @@ fn a_waiter_without_a_connection_is_evicted_in_time() {
     twins.absent.insert(B);
     twins.run(A, release(1, [1]));
     twins.run(C, acquire(1, [1]));
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     let reply = twins.run(C, release(1, [1]));
     assert_eq!((reply.in_use, reply.waiting), (0, 0));
     assert_eq!(twins.run(B, renew(1, [1])).renewed, [Standing::Absent]);
@@ -238,7 +238,7 @@ fn many_dead_heads_are_evicted_within_the_budget() {
     twins.run(A, acquire(1, [1]));
     twins.run(B, acquire(1, 1..=budget));
     twins.run(C, acquire(1, [1]));
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     twins.run(C, renew(1, [1]));
     let reply = twins.run(A, release(1, [1]));
     assert_eq!((reply.in_use, reply.waiting, twins.more), (0, 1, true));
@@ -274,13 +274,13 @@ fn a_full_queue_refuses() {
         ..acquire(1, seqs.iter().copied())
     };
     let reply = twins.run(A, two(&[1, 2, 3, 4]));
-    assert_eq!(reply.acquired[3], Standing::LineFull);
-    assert_eq!(twins.run(B, two(&[1])).acquired, [Standing::LineFull]);
+    assert_eq!(reply.acquired[3], Standing::QueueFull);
+    assert_eq!(twins.run(B, two(&[1])).acquired, [Standing::QueueFull]);
     let none = Batch {
         max_waiters: 0,
         ..acquire(1, [2])
     };
-    assert_eq!(twins.run(B, none).acquired, [Standing::LineFull]);
+    assert_eq!(twins.run(B, none).acquired, [Standing::QueueFull]);
 }
 
 #[test]
@@ -292,10 +292,10 @@ fn dead_waiters_are_evicted_from_a_full_queue() {
     };
     twins.run(A, three(&[1, 2]));
     twins.run(B, three(&[1, 2]));
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     // In one exchange some are enqueued and some find the queue full.
     let reply = twins.run(A, three(&[3, 4, 5]));
-    assert_eq!(reply.acquired[2], Standing::LineFull);
+    assert_eq!(reply.acquired[2], Standing::QueueFull);
     assert_eq!((reply.in_use, reply.waiting), (1, 3));
     assert_eq!(
         twins.run(B, renew(1, [1, 2])).renewed,
@@ -318,16 +318,16 @@ fn a_queue_beyond_the_budget_is_swept_in_part() {
     };
     twins.run(A, ten(1..=6));
     twins.run(B, ten(1..=5));
-    twins.pass_ms(ALIVE_MS + 1);
+    twins.pass_ms(HEARTBEAT_MS + 1);
     twins.run(A, renew(1, [1]));
     window_at(&mut twins, 6);
     assert_eq!(twins.run(C, ten(1..=1)).waiting, 10 - 4 + 1);
     twins.run(A, ten(7..=9));
     // There are no dead waiters in this window, so the heartbeat goes: the last dead waiter is evicted at the head.
     window_at(&mut twins, 0);
-    assert_eq!(twins.run(C, ten(2..=2)).acquired, [Standing::LineFull]);
+    assert_eq!(twins.run(C, ten(2..=2)).acquired, [Standing::QueueFull]);
     window_at(&mut twins, 5);
-    assert_eq!(twins.run(C, ten(2..=2)).acquired, [Standing::LineFull]);
+    assert_eq!(twins.run(C, ten(2..=2)).acquired, [Standing::QueueFull]);
     twins.run(A, release(1, 1..=6));
     assert_eq!(twins.woken, [(C, 1)]);
 }

@@ -6,7 +6,7 @@ use crate::{
     ledger::{
         Batch, BatchReply, Charge, Charged, Claim, ClaimReply, Exchange, LedgerError, Promotion,
         Reply, SEQ_CHARS, Seq, Standing, Tat, Wake, parse_seq,
-        script::{ABSENT, CHARGED_REPLY, FULL, LEDGER_REPLY, LINE_FULL, STALE},
+        script::{ABSENT, CHARGED_REPLY, FULL, LEDGER_REPLY, QUEUE_FULL, STALE},
     },
     store::{StoreError, StoreErrorKind},
 };
@@ -133,7 +133,7 @@ fn standing(value: Option<Value>) -> Option<Standing> {
     Some(match integer(value)? {
         ABSENT => Standing::Absent,
         FULL => Standing::Full,
-        LINE_FULL => Standing::LineFull,
+        QUEUE_FULL => Standing::QueueFull,
         STALE => Standing::Stale,
         ticket @ ..0 => Standing::Waiting { ticket },
         until_ms => Standing::Held {

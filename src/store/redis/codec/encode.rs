@@ -69,7 +69,7 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
         [
             exchange.lease_ms,
             exchange.promote_ms,
-            exchange.alive_ms,
+            exchange.heartbeat_ms,
             exchange.not_after_us,
             exchange.batches.len() as u64,
             exchange.refunds.len() as u64,

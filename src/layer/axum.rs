@@ -1,0 +1,125 @@
+//! What axum's handlers and routes need: the slot as an extractor, the refusal as a response, the route as a key.
+//!
+//! Tests: `tests/layer/axum.rs`, `acquire_errors.rs`.
+
+use std::{convert::Infallible, error::Error, fmt};
+
+use axum::{
+    body::Body,
+    extract::{FromRequestParts, MatchedPath, OptionalFromRequestParts},
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, request::Parts};
+
+use super::{refusal::Refusal, scope::Scope, slot::Slot};
+use crate::{
+    error::AcquireError,
+    limit::{Class, Limit},
+};
+
+/// Extracts the slot of the request. `Option<Slot>` is for routes that may have no layer.
+///
+/// ```
+/// use tower_turnstile::Slot;
+///
+/// async fn report(slot: Slot) -> &'static str {
+///     tokio::select! {
+///         answer = work() => answer,
+///         () = slot.lost() => "another request may run in its place: better to stop here",
+///     }
+/// }
+/// # async fn work() -> &'static str { "done" }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::get(report));
+/// ```
+impl<S: Send + Sync> FromRequestParts<S> for Slot {
+    type Rejection = NoSlot;
+
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Self, NoSlot> {
+        head.extensions.get::<Self>().cloned().ok_or(NoSlot(()))
+    }
+}
+
+impl<S: Send + Sync> OptionalFromRequestParts<S> for Slot {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(head: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(head.extensions.get::<Self>().cloned())
+    }
+}
+
+/// Rejection of a [`Slot`] on a route without a [`LimitLayer`](super::LimitLayer): 500.
+#[derive(Clone, Debug)]
+pub struct NoSlot(());
+
+impl fmt::Display for NoSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the route has no `LimitLayer`, so its requests have no `Slot`")
+    }
+}
+
+impl Error for NoSlot {}
+
+impl IntoResponse for NoSlot {
+    fn into_response(self) -> Response {
+        tracing::error!("a handler extracts a slot on a route without a limit layer");
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+/// Converts like [`Refusal::to_response`], with the refusal in the extensions.
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = self.to_response().map(Body::from);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Converts into the response that a layer would refuse with: `limit.acquire().await?` in a handler that returns
+/// `Result<_, AcquireError>`.
+///
+/// Problem details, the status and `Retry-After` are those of [`Refusal::to_response`]. The [`Refusal`] is in the extensions.
+///
+/// ```
+/// use axum::{Router, extract::State, routing::post};
+/// use tower_turnstile::{AcquireError, Limit, Limiter};
+///
+/// const EXPORT: Limit = Limit::concurrent("export", 1);
+///
+/// async fn export(State(limiter): State<Limiter>) -> Result<&'static str, AcquireError> {
+///     let _permit = limiter.semaphore(&EXPORT, "acme").acquire().await?;
+///     Ok("a long report")
+/// }
+///
+/// let app: Router = Router::new()
+///     .route("/export", post(export))
+///     .with_state(Limiter::in_memory());
+/// ```
+impl IntoResponse for AcquireError {
+    fn into_response(self) -> Response {
+        Refusal::from(&self).into_response()
+    }
+}
+
+impl Limit {
+    /// Limits each axum route separately, by its matched path (`/users/{id}`).
+    ///
+    /// Needs the feature `axum`. The path is known to layers inside a router (`Router::layer`, `Router::route_layer`). A
+    /// request without one, such as one that no route matches, has no key: see [`Scope::require_key`]. The limit's
+    /// [class](Self::class) is [`Class::Route`], unless it was set.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// const EACH: Limit = Limit::concurrent("each-route", 100);
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/users/{id}", get(async || "a user"))
+    ///     .route_layer(Limiter::in_memory().layer(EACH.by_matched_path()));
+    /// ```
+    pub fn by_matched_path(self) -> Scope {
+        self.or_class(Class::Route)
+            .by_str(|head| Some(head.extensions.get::<MatchedPath>()?.as_str()))
+    }
+}

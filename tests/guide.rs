@@ -1,0 +1,65 @@
+//! The pages of the guide lead on in the repository as they do on docs.rs, where `links.md` has their links.
+
+use std::{fs, path::Path};
+
+const DOCS: &str = "https://docs.rs/tower-turnstile/latest/tower_turnstile/";
+const MODULE: &str = "crate::guide::";
+
+/// Labels and targets of `links.md`.
+fn links(folder: &Path) -> Vec<(String, String)> {
+    let text = fs::read_to_string(folder.join("links.md")).unwrap();
+    let links = text.lines().filter(|line| !line.is_empty());
+    let link = |line: &str| {
+        let (label, target) = line.split_once("]: ").expect("a link");
+        (label[1..].to_owned(), target.to_owned())
+    };
+    links.map(link).collect()
+}
+
+/// Where a link leads in the repository: to another page, or to an item on docs.rs.
+fn in_the_repository(target: &str) -> String {
+    match target.strip_prefix(MODULE) {
+        Some(page) => format!("{page}.md"),
+        None => {
+            let item = target.trim_start_matches("crate::");
+            format!("{DOCS}?search={item}&go_to_first=true")
+        }
+    }
+}
+
+#[test]
+fn each_page_ends_with_the_links_that_it_uses() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let links = links(&folder);
+    let mut pages = 0;
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name == "links.md" || !name.ends_with(".md") {
+            continue;
+        }
+        pages += 1;
+        let text = fs::read_to_string(&path).unwrap();
+        let is_link = |line: &&str| line.starts_with('[') && line.contains("]: ");
+        let found: Vec<_> = text.lines().filter(is_link).collect();
+        let body = text.lines().take_while(|line| !is_link(line));
+        let body = body.collect::<Vec<_>>().join("\n");
+        let used = links
+            .iter()
+            .filter(|(label, _)| body.contains(&format!("[{label}]")));
+        let expected: Vec<_> = used
+            .map(|(label, target)| format!("[{label}]: {}", in_the_repository(target)))
+            .collect();
+        assert_eq!(
+            found,
+            expected,
+            "{name} should end with\n\n{}\n",
+            expected.join("\n")
+        );
+        for link in found.iter().filter(|link| link.ends_with(".md")) {
+            let (_, page) = link.split_once("]: ").unwrap();
+            assert!(folder.join(page).exists(), "{name}: {page}");
+        }
+    }
+    assert!(pages > 10, "{pages}");
+}
