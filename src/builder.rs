@@ -8,6 +8,8 @@ use std::{fmt, time::Duration};
 
 use tokio::runtime::Handle;
 
+#[cfg(feature = "redis")]
+use crate::store::redis::{RedisStore, Target};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     home::{Home, Place},
@@ -16,14 +18,8 @@ use crate::{
     limiter::Limiter,
     part::Part,
 };
-#[cfg(feature = "redis")]
-use crate::{
-    keeper::ConnectError,
-    store::{
-        StoreErrorKind,
-        redis::{RedisStore, Target},
-    },
-};
+#[cfg(any(feature = "redis", feature = "test-util"))]
+use crate::{keeper::ConnectError, store::StoreErrorKind};
 
 const MAX_LEASE: Duration = Duration::from_millis(MAX_LEASE_MS);
 /// The URL of the store in this process.
@@ -315,7 +311,7 @@ impl LimiterBuilder {
         Ok((Limiter::new(Keepers::new(keepers)), unreached))
     }
 
-    fn home(&self) -> Result<Home, ConfigError> {
+    pub(crate) fn home(&self) -> Result<Home, ConfigError> {
         self.place.open().map_err(|error| {
             let message = format!("the thread of the limiter cannot be started: {error}");
             ConfigError::new(ConfigErrorKind::Runtime, message)
@@ -366,7 +362,7 @@ impl LimiterBuilder {
         faults
     }
 
-    fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
+    pub(crate) fn settings(&self, part: Option<Part>) -> Result<Settings, ConfigError> {
         let fail = |message: String| Err(ConfigError::value(message));
         if let Some((_, fault)) = self.faults().into_iter().next() {
             return fail(fault);
@@ -420,8 +416,8 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
 }
 
 /// The error of a store that refused the first exchange, or of a missing runtime.
-#[cfg(feature = "redis")]
-fn refused(error: ConnectError) -> ConfigError {
+#[cfg(any(feature = "redis", feature = "test-util"))]
+pub(crate) fn refused(error: ConnectError) -> ConfigError {
     let error = match error {
         ConnectError::Store(error) => error,
         ConnectError::NoRuntime => {

@@ -69,6 +69,10 @@ impl Error for ConfigError {}
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
     pub(crate) limit_name: Cow<'static, str>,
+    /// Of a rate.
+    pub(crate) period: Option<Duration>,
+    /// All callers share the limit: it is not the caller's own.
+    pub(crate) is_shared: bool,
     pub(crate) max: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,

@@ -201,6 +201,8 @@ mod status;
 mod store;
 mod sync;
 mod telemetry;
+#[cfg(feature = "test-util")]
+pub mod test_util;
 
 // To begin with.
 pub use builder::LimiterBuilder;

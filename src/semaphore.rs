@@ -320,6 +320,14 @@ impl Inner {
         iter::once(&self.first).chain(&self.others)
     }
 
+    /// Adds whether the limit that has refused is shared by all callers.
+    fn complete(&self, mut error: AcquireError) -> AcquireError {
+        let mut all = self.all();
+        let refused = all.find(|bound| bound.limit.name() == error.limit_name());
+        error.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
+        error
+    }
+
     async fn usage_of(&self, bound: &Bound) -> Result<Usage, AcquireError> {
         let usage = self.keepers.usage(bound.number, bound.key.clone()).await;
         usage.map_err(|kind| bound.limit.acquire_error(kind))
@@ -366,7 +374,7 @@ pub struct Acquire(Stage);
 enum Stage {
     /// Not polled yet. Whether it may queue.
     New(Arc<Inner>, bool),
-    Requested(Request),
+    Requested(Request, Arc<Inner>),
 }
 
 impl Acquire {
@@ -374,7 +382,7 @@ impl Acquire {
     pub fn place(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,
-            Stage::Requested(request) => request.place(),
+            Stage::Requested(request, _) => request.place(),
         }
     }
 }
@@ -384,8 +392,11 @@ impl Future for Acquire {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            let request = match &mut self.0 {
-                Stage::Requested(request) => return request.poll(cx).map_ok(Permit::new),
+            self.0 = match &mut self.0 {
+                Stage::Requested(request, semaphore) => {
+                    let answer = request.poll(cx).map_ok(Permit::new);
+                    return answer.map_err(|error| semaphore.complete(error));
+                }
                 Stage::New(semaphore, waits) => {
                     let Inner { keepers, first, .. } = &**semaphore;
                     if let Some(pool) = &first.pool
@@ -395,10 +406,10 @@ impl Future for Acquire {
                         pool.record_take();
                         return Poll::Ready(Ok(permit));
                     }
-                    Request::new(keepers.clone(), semaphore.demand(*waits))
+                    let request = Request::new(keepers.clone(), semaphore.demand(*waits));
+                    Stage::Requested(request, semaphore.clone())
                 }
             };
-            self.0 = Stage::Requested(request);
         }
     }
 }

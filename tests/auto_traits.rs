@@ -12,8 +12,8 @@ use tower_turnstile::{
     Hold, Key, Limit, LimitLayer, Limiter, OnLost, PeerAddress, Permit, ReadAheadLayer, Refusal,
     RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
     layer::{
-        Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody, ReadAheadFuture, ResponseBody,
-        ResponseFuture,
+        HttpClient, HttpClientFuture, Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody,
+        ReadAheadFuture, ResponseBody, ResponseFuture,
     },
 };
 
@@ -79,6 +79,11 @@ assert_not_impl_any!(ResponseBody<Rc<()>>: Send, Sync);
 assert_impl_all!(Limited<Plain<()>>: tower::Service<Request<()>>);
 assert_not_impl_any!(Limited<Local>: tower::Service<Request<()>>);
 
+/// What a client's types are does not matter.
+type Client = HttpClient<Plain<()>, Rc<()>, Rc<()>>;
+assert_impl_all!(Client: Send, Sync, Unpin, Clone, std::fmt::Debug);
+assert_impl_all!(HttpClientFuture<Ready<()>, (), Rc<()>>: Send, Sync, Unpin, std::fmt::Debug);
+
 assert_impl_all!(ReadAhead<Plain<()>>: Send, Sync, Unpin, Clone, std::fmt::Debug);
 assert_impl_all!(ReadAheadFuture<Plain<ReadAheadBody<()>>, ()>: Send, Unpin, std::fmt::Debug);
 assert_not_impl_any!(ReadAheadFuture<Plain<ReadAheadBody<Rc<()>>>, Rc<()>>: Send);
@@ -112,6 +117,9 @@ fn layered_services_can_be_boxed() {
     let layer = Limiter::in_memory().layer(Limit::concurrent("one", 1));
     let _: BoxCloneService<Request<()>, _, Infallible> = BoxCloneService::new(layer.layer(plain));
 }
+
+#[cfg(feature = "test-util")]
+assert_values!(tower_turnstile::test_util::TestStore);
 
 #[cfg(feature = "config")]
 mod config {

@@ -46,6 +46,9 @@ fn is_test(attributes: &[Attribute]) -> bool {
             syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
             _ => return attribute.path().is_ident("test"),
         };
+        if text.contains("\"test-util\"") {
+            return false;
+        }
         let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric()).collect();
         words.contains(&"test") && !words.contains(&"not")
     })
@@ -431,6 +434,7 @@ const LAYERS: [&[&str]; 8] = [
         "limiter.rs",
         "semaphore.rs",
         "permit.rs",
+        "test_util",
     ],
     &["keeper"],
     &["store", "telemetry", "leases"],

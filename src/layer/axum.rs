@@ -1,6 +1,6 @@
 //! What axum's handlers and routes need: the slot as an extractor, the refusal as a response, the route as a key.
 //!
-//! Tests: `tests/layer/axum.rs`.
+//! Tests: `tests/layer/axum.rs`, `acquire_errors.rs`.
 
 use std::{convert::Infallible, error::Error, fmt};
 
@@ -12,7 +12,10 @@ use axum::{
 use http::{StatusCode, request::Parts};
 
 use super::{refusal::Refusal, scope::Scope, slot::Slot};
-use crate::limit::{Class, Limit};
+use crate::{
+    error::AcquireError,
+    limit::{Class, Limit},
+};
 
 /// Extracts the slot of the request. `Option<Slot>` is for routes that may have no layer.
 ///
@@ -69,6 +72,32 @@ impl IntoResponse for Refusal {
         let mut response = self.to_response().map(Body::from);
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+/// Converts into the response that a layer would refuse with: `limit.acquire().await?` in a handler that returns
+/// `Result<_, AcquireError>`.
+///
+/// Problem details, the status and `Retry-After` are those of [`Refusal::to_response`]. The [`Refusal`] is in the extensions.
+///
+/// ```
+/// use axum::{Router, extract::State, routing::post};
+/// use tower_turnstile::{AcquireError, Limit, Limiter};
+///
+/// const EXPORT: Limit = Limit::concurrent("export", 1);
+///
+/// async fn export(State(limiter): State<Limiter>) -> Result<&'static str, AcquireError> {
+///     let _permit = limiter.semaphore(&EXPORT, "acme").acquire().await?;
+///     Ok("a long report")
+/// }
+///
+/// let app: Router = Router::new()
+///     .route("/export", post(export))
+///     .with_state(Limiter::in_memory());
+/// ```
+impl IntoResponse for AcquireError {
+    fn into_response(self) -> Response {
+        Refusal::from(&self).into_response()
     }
 }
 

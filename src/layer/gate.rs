@@ -234,11 +234,10 @@ impl Gate {
     fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
         let status = match kind {
             RefusalKind::BodyFailed | RefusalKind::NoKey => StatusCode::BAD_REQUEST,
-            _ if kind.is_limited() => self.limited_status.unwrap_or(if scope.is_shared() {
-                StatusCode::SERVICE_UNAVAILABLE
-            } else {
-                StatusCode::TOO_MANY_REQUESTS
-            }),
+            _ if kind.is_limited() => {
+                let default = RefusalKind::limited_status(scope.is_shared());
+                self.limited_status.unwrap_or(default)
+            }
             _ => self.unavailable_status,
         };
         Refusal::new(scope.limit(), !scope.is_shared(), kind, status)

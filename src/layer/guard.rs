@@ -28,13 +28,14 @@ pub(super) struct Tie {
 /// Completes when the slot is over for a reason that ends the response.
 pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
 
-/// When the responses of a layer end with their slots, and under which limit's name that is reported.
-#[derive(Clone)]
+/// When the responses of a layer end with their slots, and under which limit's name that is reported. The default is never.
+#[derive(Clone, Default)]
 pub(super) struct Terms {
     pub(super) on_lost: OnLost,
     /// `None`: as when it is lost.
     pub(super) at_shutdown: Option<OnLost>,
     pub(super) bounds: Bounds,
+    /// Empty: of a permit that a client has acquired by itself.
     pub(super) limit_name: String,
     /// `None`: the layer has no limit.
     pub(super) meter: Option<Arc<LimitMeter>>,

@@ -88,11 +88,15 @@
 // | `bounds` | settings for responses that do not end |
 // | `body` | ends the slot with the response, and the response after its slot |
 // | `axum` | the slot as an extractor, and the route as a key |
+// | `permit_body` | a body that holds a permit, without a layer |
+// | `http_client` | a client with types of its own, as a service |
 // | `slot` | the slot as the handler sees it |
 // | `refusal` | the answer to a request that got no slot |
+// | `acquire_error` | the same for an error of a handler that acquires by itself |
 // | `problem`, `grpc`, `refusal_body` | how it is written |
 // | `fields` | how the limits stand, in the response head |
 
+mod acquire_error;
 mod address;
 #[cfg(feature = "axum")]
 mod axum;
@@ -104,9 +108,11 @@ mod gate;
 mod gates;
 mod grpc;
 mod guard;
+mod http_client;
 #[allow(clippy::module_inception)]
 mod layer;
 mod options;
+mod permit_body;
 mod policy;
 mod problem;
 mod read_ahead;
@@ -124,6 +130,7 @@ pub use axum::NoSlot;
 pub use body::{LostError, ResponseBody};
 pub use bounds::MAX_HOLD;
 pub use future::ResponseFuture;
+pub use http_client::{HttpClient, HttpClientFuture};
 pub use layer::LimitLayer;
 pub use options::{OnLost, ReleaseAt};
 pub use policy::Policy;

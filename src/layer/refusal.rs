@@ -185,6 +185,14 @@ impl RefusalKind {
             Self::Full | Self::QueueFull | Self::TimedOut | Self::TooSoon
         )
     }
+
+    /// The status of a limit that was reached, unless it is set: whether all callers share it decides.
+    pub(super) fn limited_status(is_shared: bool) -> StatusCode {
+        match is_shared {
+            true => StatusCode::SERVICE_UNAVAILABLE,
+            false => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
 }
 
 impl From<AcquireErrorKind> for RefusalKind {

@@ -255,7 +255,7 @@ impl<T> Cell<T> {
             return;
         };
         drop(ended);
-        let limit = &*self.terms.limit_name;
+        let limit = Some(&*self.terms.limit_name).filter(|name| !name.is_empty());
         tracing::warn!(limit, ?kind, "a slot has ended: its response is aborted");
         if let Some(meter) = &self.terms.meter {
             meter.aborted(kind);

@@ -18,8 +18,8 @@
 //!
 //! | step | what it does | machine | script |
 //! | --- | --- | --- | --- |
-//! | `refund` | takes back charges of requests that were refused | `tests/ledgers.rs` | `rates.lua` |
-//! | `claim` | gives newcomers slots in several ledgers and starts at rates, as far as they go, or a refusal | `tests/ledgers.rs` | `claims.lua` |
+//! | `refund` | takes back charges of requests that were refused | `ledgers.rs` | `rates.lua` |
+//! | `claim` | gives newcomers slots in several ledgers and starts at rates, as far as they go, or a refusal | `ledgers.rs` | `claims.lua` |
 //!
 //! And for each ledger at the end:
 //!
@@ -35,6 +35,8 @@
 //! Tests are in `tests/`: the rules one by one, on both sides. `model/` explores them to the end.
 
 mod id;
+#[cfg(any(test, feature = "test-util"))]
+mod ledgers;
 mod machine;
 mod message;
 #[cfg(test)]
@@ -48,6 +50,8 @@ mod tests;
 #[cfg(feature = "redis")]
 pub(crate) use id::{ID_CHARS, SEQ_CHARS, parse_seq, seq_text};
 pub(crate) use id::{PermitId, ReplicaId, Seq};
+#[cfg(any(test, feature = "test-util"))]
+pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]
 pub(crate) use machine::SWEEP_BUDGET;
 pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, Operation};
@@ -58,5 +62,3 @@ pub(crate) use message::{
 pub(crate) use rate::{Charged, Rate, Tat};
 #[cfg(feature = "redis")]
 pub(crate) use script::EXCHANGE_LUA;
-#[cfg(test)]
-pub(crate) use tests::ledgers::{Audience, Ledgers};

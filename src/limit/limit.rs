@@ -337,6 +337,8 @@ impl Limit {
         AcquireError {
             kind,
             limit_name: self.name.clone(),
+            period: self.period(),
+            is_shared: false,
             max: self.max,
             in_use: 0,
             waiting: 0,

@@ -17,8 +17,11 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::net::TcpListener;
 use tonic::{Code, client::Grpc, transport::Endpoint};
 use tonic_types::StatusExt;
-use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_turnstile::{Limiter, Refusal, RefusalKind, layer::ResponseBody};
+use tower::{Layer, Service, ServiceExt};
+use tower_turnstile::{
+    Limiter, Refusal, RefusalKind,
+    layer::{HttpClient, Limited, ResponseBody},
+};
 
 use crate::{
     stacks::Nothing,
@@ -27,7 +30,7 @@ use crate::{
 
 /// One that never ends at `/endless`, one that does at `/short`, a refusal of its own at `/busy`, and a gRPC call of
 /// one message that never ends.
-async fn peer() -> SocketAddr {
+pub(crate) async fn peer() -> SocketAddr {
     let endless = async || Body::from_stream(first_then_nothing("data"));
     let grpc = async || {
         let message = first_then_nothing("\0\0\0\0\0").map(|data| data.map(Frame::data));
@@ -101,11 +104,12 @@ async fn hyper_util_client() {
     .await;
 }
 
-/// reqwest's client is a service of its own types, which convert from and to those of the crate `http`.
+type ReqwestService = HttpClient<reqwest::Client, reqwest::Request, reqwest::Body>;
+
 #[tokio::test]
 async fn reqwest_client() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);
-    let client = limiter.layer(ONE).layer(reqwest_service());
+    let client: Limited<ReqwestService> = limiter.layer(ONE).layer(reqwest_service());
     caps_calls(limiter, client, |path| {
         let request = Request::get(format!("http://{peer}{path}"));
         request.body(reqwest::Body::default()).unwrap()
@@ -113,17 +117,19 @@ async fn reqwest_client() {
     .await;
 }
 
-fn reqwest_service() -> impl Service<
-    Request<reqwest::Body>,
-    Response = Response<reqwest::Body>,
-    Error = reqwest::Error,
-    Future: Send,
-> + Clone {
-    let client = reqwest::Client::new();
-    service_fn(move |request: Request<reqwest::Body>| {
-        let client = client.clone();
-        async move { client.execute(request.try_into()?).await.map(Into::into) }
-    })
+/// The client cannot have such a request: its error comes through, and no slot stays behind.
+#[tokio::test]
+async fn request_that_does_not_convert_fails() {
+    let limiter = Limiter::in_memory();
+    let client = limiter.layer(ONE).layer(reqwest_service());
+    let request = Request::get("/no/host").body(reqwest::Body::default());
+    let error = client.oneshot(request.unwrap()).await.unwrap_err();
+    assert!(error.is_builder(), "{error:?}");
+    assert_eq!(held(&limiter), 0);
+}
+
+fn reqwest_service() -> ReqwestService {
+    HttpClient::new(reqwest::Client::new())
 }
 
 /// The limited response turns into reqwest's again, with its slot, and what a refusal is can still be seen.

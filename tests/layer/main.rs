@@ -1,5 +1,6 @@
 //! The layer, by what can end a response and what can go wrong on the way. Nothing here sleeps: tests wait for events.
 
+mod acquire_errors;
 mod addresses;
 mod axum;
 mod bounds;
@@ -11,6 +12,7 @@ mod grpc;
 mod keys;
 mod logs;
 mod lost;
+mod permit_bodies;
 mod policies;
 mod read_ahead;
 mod refusals;

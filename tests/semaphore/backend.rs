@@ -13,6 +13,8 @@ use std::{
 };
 
 use tokio::task::JoinHandle;
+#[cfg(feature = "test-util")]
+use tower_turnstile::test_util::TestStore;
 use tower_turnstile::{Acquire, Limit, Limiter, LimiterBuilder, Permit, Semaphore};
 
 #[cfg(feature = "cluster")]
@@ -25,6 +27,8 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 pub(crate) enum Backend {
     Memory(Limiter),
     Redis(RedisServer),
+    #[cfg(feature = "test-util")]
+    Test(TestStore),
     #[cfg(feature = "cluster")]
     Cluster(Arc<RedisCluster>, String),
 }
@@ -57,6 +61,11 @@ impl Backend {
         Self::Redis(RedisServer::start())
     }
 
+    #[cfg(feature = "test-util")]
+    pub(crate) fn test_store() -> Self {
+        Self::Test(TestStore::new())
+    }
+
     #[cfg(feature = "cluster")]
     pub(crate) fn cluster() -> Self {
         static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
@@ -82,6 +91,8 @@ impl Backend {
         let connected = match self {
             Self::Memory(limiter) => return limiter.clone(),
             Self::Redis(server) => builder.connect(&server.url()).await,
+            #[cfg(feature = "test-util")]
+            Self::Test(store) => builder.connect_to(store).await,
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster, namespace) => {
                 builder.namespace(namespace).connect(&cluster.url()).await
@@ -101,10 +112,13 @@ impl Backend {
 
     /// There limits are asked one after the other, and what a refusal took of the others is given back.
     pub(crate) fn is_a_cluster(&self) -> bool {
-        !matches!(self, Self::Memory(_) | Self::Redis(_))
+        #[cfg(feature = "cluster")]
+        return matches!(self, Self::Cluster(..));
+        #[cfg(not(feature = "cluster"))]
+        return false;
     }
 
-    /// All keys of the store with what is in them; in memory nothing.
+    /// All keys of the store with what is in them; in this process nothing.
     pub(crate) fn contents(&self) -> Vec<String> {
         let content = |server: &RedisServer, key: &str| match server.cli(&["TYPE", key]).as_str() {
             "zset" => server.cli(&["ZRANGE", key, "0", "-1", "WITHSCORES"]),
@@ -125,6 +139,8 @@ impl Backend {
     fn each_key<T>(&self, pattern: &str, look: impl Fn(&RedisServer, &str) -> T) -> Vec<T> {
         let (servers, pattern): (Vec<&RedisServer>, _) = match self {
             Self::Memory(_) => return Vec::new(),
+            #[cfg(feature = "test-util")]
+            Self::Test(_) => return Vec::new(),
             Self::Redis(server) => (vec![server], pattern.to_owned()),
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster, namespace) => {

@@ -11,6 +11,8 @@ mod rates;
 mod releases;
 mod reuse;
 mod runtimes;
+#[cfg(feature = "test-util")]
+mod test_store;
 mod together;
 
 use std::{

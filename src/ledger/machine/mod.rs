@@ -7,16 +7,14 @@ mod call;
 #[cfg(any(test, fuzzing))]
 mod inspect;
 mod leases;
-mod queue;
+pub(super) mod queue;
 mod reuse;
 
 use std::collections::BTreeMap;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
 pub(crate) use self::call::{Call, MAX_LEASE_MS};
-#[cfg(test)]
-pub(super) use self::queue::Prospect;
 use super::{Ask, Batch, BatchReply, PermitId, Promotion, ReplicaId, Seq, Standing};
 use crate::small_map::SmallMap;
 

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "redis")]
 mod claims;
-pub(crate) mod ledgers;
 mod rates;
 #[cfg(feature = "redis")]
 mod reuse;

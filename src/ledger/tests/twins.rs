@@ -10,12 +10,11 @@ use std::{
 use proptest::{prelude::*, sample::subsequence};
 use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, Value};
 
-use super::ledgers::Content;
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
         EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want,
+        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},

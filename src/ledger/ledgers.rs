@@ -1,14 +1,16 @@
-//! A store in this process, for tests: all ledgers and rates, and what the script would do to them.
+//! A store in this process: all ledgers and rates, and what the script would do to them. For tests, also those of users.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ledger::{
+use super::{
     Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
-    ReplicaId, Reply, SWEEP_BUDGET, Standing, Tat, Wake, Want, machine::Prospect,
+    ReplicaId, Reply, Standing, Tat, Wake, Want,
+    machine::{SWEEP_BUDGET, queue::Prospect},
 };
 
 /// Ledgers and the states of rates, by key.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledgers {
     ledgers: BTreeMap<String, Ledger>,
     rates: BTreeMap<String, Tat>,
@@ -26,6 +28,7 @@ pub(crate) struct Audience {
 }
 
 /// Everything that is stored, in the form that Redis would have.
+#[cfg(test)]
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Content {
     /// Members and scores of each sorted set.
@@ -191,7 +194,10 @@ impl Ledgers {
         self.ledgers.clear();
         self.rates.clear();
     }
+}
 
+#[cfg(test)]
+impl Ledgers {
     pub(crate) fn get(&self, key: &str) -> Option<&Ledger> {
         self.ledgers.get(key)
     }

@@ -1,0 +1,142 @@
+//! A client with request and response types of its own, such as reqwest's, as a service that can be layered.
+//!
+//! Tests: `tests/layer/clients.rs`.
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+/// Makes a service of the crate `http`'s types from a client that has types of its own.
+///
+/// `Q` is the client's type of requests, and `B` the body of its responses. The layered client has a type that can be named,
+/// so that it can be kept in a struct:
+///
+/// ```
+/// use tower::Layer;
+/// use tower_turnstile::{Limit, Limiter, layer::{HttpClient, Limited}};
+///
+/// type PartnerClient = Limited<HttpClient<reqwest::Client, reqwest::Request, reqwest::Body>>;
+///
+/// struct Partner {
+///     client: PartnerClient,
+/// }
+///
+/// let layer = Limiter::in_memory().layer(Limit::concurrent("partner", 20));
+/// let partner = Partner {
+///     client: layer.layer(HttpClient::new(reqwest::Client::new())),
+/// };
+/// # drop(partner.client);
+/// ```
+pub struct HttpClient<C, Q, B> {
+    client: C,
+    types: PhantomData<fn(Q) -> B>,
+}
+
+impl<C, Q, B> HttpClient<C, Q, B> {
+    /// A service that sends its requests by this client.
+    pub fn new(client: C) -> Self {
+        Self {
+            client,
+            types: PhantomData,
+        }
+    }
+
+    /// The client.
+    pub fn get_ref(&self) -> &C {
+        &self.client
+    }
+}
+
+impl<C: Clone, Q, B> Clone for HttpClient<C, Q, B> {
+    fn clone(&self) -> Self {
+        Self::new(self.client.clone())
+    }
+}
+
+impl<C: fmt::Debug, Q, B> fmt::Debug for HttpClient<C, Q, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HttpClient").field(&self.client).finish()
+    }
+}
+
+impl<C, Q, B, P> Service<Request<P>> for HttpClient<C, Q, B>
+where
+    C: Service<Q>,
+    C::Response: Into<Response<B>>,
+    Q: TryFrom<Request<P>>,
+    Q::Error: Into<C::Error>,
+{
+    type Response = Response<B>;
+    type Error = C::Error;
+    type Future = HttpClientFuture<C::Future, C::Error, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
+        self.client.poll_ready(cx)
+    }
+
+    /// A request that the client cannot have, such as one without a host, fails with the client's error.
+    fn call(&mut self, request: Request<P>) -> Self::Future {
+        let state = match Q::try_from(request) {
+            Ok(request) => State::Sent {
+                future: self.client.call(request),
+            },
+            Err(error) => State::Failed {
+                error: Some(error.into()),
+            },
+        };
+        let body = PhantomData;
+        HttpClientFuture { state, body }
+    }
+}
+
+pin_project! {
+    /// Future of an [`HttpClient`].
+    pub struct HttpClientFuture<F, E, B> {
+        #[pin]
+        state: State<F, E>,
+        body: PhantomData<fn() -> B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<F, E> {
+        Sent {
+            #[pin]
+            future: F,
+        },
+        /// `None`: the error was returned.
+        Failed { error: Option<E> },
+    }
+}
+
+impl<F, R, E, B> Future for HttpClientFuture<F, E, B>
+where
+    F: Future<Output = Result<R, E>>,
+    R: Into<Response<B>>,
+{
+    type Output = Result<Response<B>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProj::Sent { future } => Poll::Ready(ready!(future.poll(cx)).map(Into::into)),
+            StateProj::Failed { error } => {
+                Poll::Ready(Err(error.take().expect("not polled after completion")))
+            }
+        }
+    }
+}
+
+impl<F, E, B> fmt::Debug for HttpClientFuture<F, E, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpClientFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,235 @@
+//! The store: ledgers, a clock, connections, and exchanges that have not arrived.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::ledger::{Audience, Exchange, Ledgers, ReplicaId, Reply, Wake};
+
+/// Store time when the store was made.
+const EPOCH_US: u64 = 1_700_000_000_000_000;
+/// Longest delay: more than any test lasts, and an `Instant` can be that far ahead.
+const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// The number of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectionId(u64);
+
+/// Wake-ups of one connection, each with the time when it arrives. It is closed with the connection.
+pub(super) type Inbox = mpsc::UnboundedReceiver<(Instant, Wake)>;
+
+type Outbox = mpsc::UnboundedSender<(Instant, Wake)>;
+
+pub(super) struct Server {
+    start: Instant,
+    state: Mutex<State>,
+}
+
+/// Channels wake tasks, which is foreign code: what was taken out of the state is sent or dropped without the lock.
+#[derive(Default)]
+struct State {
+    ledgers: Ledgers,
+    is_down: bool,
+    delay: Duration,
+    /// Store time of the last exchange.
+    last_us: u64,
+    /// Of the last connection or exchange.
+    last_number: u64,
+    /// All replicas that have ever connected. `None`: it has no connection now.
+    replicas: BTreeMap<ReplicaId, Option<Connection>>,
+    /// Exchanges that have not arrived, by the time when they do and in the order in which they were sent.
+    under_way: BTreeMap<(Instant, u64), UnderWay>,
+}
+
+struct Connection {
+    id: ConnectionId,
+    wakes: Outbox,
+    /// When the last exchange on it arrives: none overtakes another.
+    last_arrival: Option<Instant>,
+}
+
+struct UnderWay {
+    exchange: Arc<Exchange>,
+    /// How long the reply takes to get back.
+    back: Duration,
+    reply: oneshot::Sender<Reply>,
+}
+
+/// An exchange that was sent.
+pub(super) struct Sent {
+    pub(super) arrives: Instant,
+    /// When the reply is there.
+    pub(super) answered: Instant,
+    /// Closed if the exchange is lost on its way.
+    pub(super) reply: oneshot::Receiver<Reply>,
+}
+
+/// What exchanges have left to be delivered.
+#[derive(Default)]
+struct Delivery {
+    replies: Vec<(oneshot::Sender<Reply>, Reply)>,
+    wakes: Vec<(Outbox, Instant, Wake)>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            state: Mutex::default(),
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn go_down(&self) {
+        let mut state = self.lock();
+        state.is_down = true;
+        let lost = mem::take(&mut state.under_way);
+        let cut: Vec<_> = state.replicas.values_mut().map(Option::take).collect();
+        drop(state);
+        drop((lost, cut));
+    }
+
+    pub(super) fn come_back(&self) {
+        self.lock().is_down = false;
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.lock().is_down
+    }
+
+    pub(super) fn respond_after(&self, delay: Duration) {
+        self.lock().delay = delay.min(MAX_DELAY);
+    }
+
+    pub(super) fn forget(&self) {
+        self.lock().ledgers.clear();
+    }
+
+    /// A new connection, in place of an older one. `None`: the store is down.
+    pub(super) fn connect(&self, replica: ReplicaId) -> Option<(ConnectionId, Inbox)> {
+        let (wakes, inbox) = mpsc::unbounded_channel();
+        let mut state = self.lock();
+        if state.is_down {
+            return None;
+        }
+        let id = ConnectionId(state.next_number());
+        let connection = Connection {
+            id,
+            wakes,
+            last_arrival: None,
+        };
+        let old = state.replicas.insert(replica, Some(connection));
+        drop(state);
+        drop(old);
+        Some((id, inbox))
+    }
+
+    /// Closes a connection from the replica's side. What was sent on it arrives.
+    pub(super) fn disconnect(&self, replica: ReplicaId, id: ConnectionId) {
+        let mut state = self.lock();
+        let connection = state.replicas.get_mut(&replica);
+        let closed = connection.and_then(|open| open.take_if(|open| open.id == id));
+        drop(state);
+        drop(closed);
+    }
+
+    pub(super) fn is_open(&self, replica: ReplicaId, id: ConnectionId) -> bool {
+        self.lock().connection(replica, id).is_some()
+    }
+
+    /// Sends an exchange. `None`: the connection was cut.
+    pub(super) fn send(&self, id: ConnectionId, exchange: Arc<Exchange>) -> Option<Sent> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let half = state.delay / 2;
+        let connection = state.connection(exchange.replica, id)?;
+        let arrives = connection.last_arrival.max(Some(now + half))?;
+        connection.last_arrival = Some(arrives);
+        let (reply, receiver) = oneshot::channel();
+        let under_way = UnderWay {
+            exchange,
+            back: half,
+            reply,
+        };
+        let number = state.next_number();
+        state.under_way.insert((arrives, number), under_way);
+        Some(Sent {
+            arrives,
+            answered: arrives + half,
+            reply: receiver,
+        })
+    }
+
+    /// Runs what has arrived, each exchange by the time of its arrival.
+    pub(super) fn run_arrived(&self) {
+        let (now, mut delivery) = (Instant::now(), Delivery::default());
+        let mut state = self.lock();
+        while let Some(first) = state.under_way.first_entry()
+            && first.key().0 <= now
+        {
+            let ((arrived, _), under_way) = first.remove_entry();
+            let now_us = EPOCH_US + (arrived - self.start).as_micros() as u64;
+            state.run(under_way, arrived, now_us, &mut delivery);
+        }
+        drop(state);
+        delivery.deliver();
+    }
+
+    /// It is whole after a panic, too: nothing of a user runs under it.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    fn connection(&mut self, replica: ReplicaId, id: ConnectionId) -> Option<&mut Connection> {
+        let connection = self.replicas.get_mut(&replica)?.as_mut();
+        connection.filter(|open| open.id == id)
+    }
+
+    fn run(&mut self, sent: UnderWay, arrived: Instant, now_us: u64, delivery: &mut Delivery) {
+        // No two exchanges have the same time, though the clock may be paused: the shortest takes some microseconds.
+        self.last_us = now_us.max(self.last_us + 1);
+        let is_absent =
+            |(replica, open): (&ReplicaId, &Option<Connection>)| open.is_none().then_some(*replica);
+        let absent: BTreeSet<_> = self.replicas.iter().filter_map(is_absent).collect();
+        self.ledgers.audience = Audience {
+            listens: true,
+            absent,
+        };
+        let (reply, wakes) = self.ledgers.exchange(&sent.exchange, self.last_us);
+        delivery.replies.push((sent.reply, reply));
+        for (replica, wake) in wakes {
+            if let Some(Some(open)) = self.replicas.get(&replica) {
+                let wakes = open.wakes.clone();
+                delivery.wakes.push((wakes, arrived + sent.back, wake));
+            }
+        }
+    }
+}
+
+impl Delivery {
+    /// To those who are still there.
+    fn deliver(self) {
+        for (receiver, arrives, wake) in self.wakes {
+            let _ = receiver.send((arrives, wake));
+        }
+        for (receiver, reply) in self.replies {
+            let _ = receiver.send(reply);
+        }
+    }
+}

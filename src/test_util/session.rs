@@ -1,0 +1,166 @@
+//! A replica's connection to a store of a test.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::server::{ConnectionId, Inbox, Server};
+use crate::{
+    ledger::{Exchange, ReplicaId, Reply, Wake},
+    store::{Event, Session, Store, StoreError, StoreErrorKind},
+};
+
+/// The way of one limiter to its store.
+#[derive(Clone)]
+pub(super) struct Replica {
+    server: Arc<Server>,
+    id: ReplicaId,
+}
+
+impl Replica {
+    pub(super) fn new(server: Arc<Server>, id: ReplicaId) -> Self {
+        Self { server, id }
+    }
+}
+
+impl Store for Replica {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(TestSession {
+            replica: self.clone(),
+            connection: None,
+            events: VecDeque::new(),
+        })
+    }
+}
+
+struct TestSession {
+    replica: Replica,
+    connection: Option<Connection>,
+    /// Beginnings and ends of connections that the driver has not seen.
+    events: VecDeque<Event>,
+}
+
+struct Connection {
+    id: ConnectionId,
+    inbox: Inbox,
+    /// A wake-up under way.
+    next: Option<(Pin<Box<Sleep>>, Wake)>,
+}
+
+impl TestSession {
+    /// The connection, made anew if it was cut. `None`: the store is down.
+    fn connect(&mut self) -> Option<ConnectionId> {
+        let Replica { server, id } = &self.replica;
+        if let Some(open) = &self.connection {
+            if server.is_open(*id, open.id) {
+                return Some(open.id);
+            }
+            self.connection = None;
+            self.events.push_back(Event::Disconnected);
+        }
+        let (connection, inbox) = server.connect(*id)?;
+        self.connection = Some(Connection {
+            id: connection,
+            inbox,
+            next: None,
+        });
+        self.events.push_back(Event::Connected);
+        Some(connection)
+    }
+}
+
+impl Session for TestSession {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let (replica, connection) = (self.replica.clone(), self.connect());
+        async move {
+            let reply = match connection {
+                Some(connection) => replica.exchange(connection, exchange).await,
+                None => None,
+            };
+            reply.ok_or_else(|| StoreError {
+                kind: StoreErrorKind::Outage,
+                message: "the store of the test is down".to_owned(),
+            })
+        }
+        .boxed()
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        if let Some(event) = self.events.pop_front() {
+            return Poll::Ready(event);
+        }
+        let Some(connection) = &mut self.connection else {
+            // An exchange that makes one is polled by the same task.
+            return Poll::Pending;
+        };
+        match ready!(connection.poll_wake(cx)) {
+            Some(wake) => Poll::Ready(Event::Wake(wake)),
+            None => {
+                self.connection = None;
+                Poll::Ready(Event::Disconnected)
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if let Some(open) = &self.connection {
+            self.replica.server.disconnect(self.replica.id, open.id);
+        }
+    }
+}
+
+impl Drop for TestSession {
+    fn drop(&mut self) {
+        self.disconnect();
+    }
+}
+
+impl Connection {
+    /// `None`: it has ended.
+    fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<Option<Wake>> {
+        loop {
+            if let Some((arrives, _)) = &mut self.next {
+                ready!(arrives.as_mut().poll(cx));
+                return Poll::Ready(self.next.take().map(|(_, wake)| wake));
+            }
+            match ready!(self.inbox.poll_recv(cx)) {
+                Some((arrives, wake)) if arrives > Instant::now() => {
+                    self.next = Some((Box::pin(sleep_until(arrives)), wake));
+                }
+                arrived => return Poll::Ready(arrived.map(|(_, wake)| wake)),
+            }
+        }
+    }
+}
+
+impl Replica {
+    /// Sends an exchange when it is first polled. `None`: the connection was cut before the reply was there.
+    async fn exchange(self, connection: ConnectionId, exchange: Arc<Exchange>) -> Option<Reply> {
+        let Self { server, id } = self;
+        let sent = server.send(connection, exchange)?;
+        if sent.arrives > Instant::now() {
+            // It arrives also if the reply is not waited for.
+            let server = server.clone();
+            tokio::spawn(async move {
+                sleep_until(sent.arrives).await;
+                server.run_arrived();
+            });
+        } else {
+            server.run_arrived();
+        }
+        let reply = sent.reply.await.ok()?;
+        if sent.answered > Instant::now() {
+            sleep_until(sent.answered).await;
+        }
+        server.is_open(id, connection).then_some(reply)
+    }
+}

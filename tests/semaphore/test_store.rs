@@ -1,0 +1,301 @@
+//! The store for tests of outages: it keeps the promises of the store in Redis, and fails as it is told to.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, advance, sleep};
+use tower_turnstile::{
+    AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Semaphore, test_util::TestStore,
+};
+
+use crate::backend::{Backend, queue, soon, start, until_free, until_waiting, usage};
+
+const ONE: Limit = Limit::concurrent("one", 1).wait_up_to(Duration::from_secs(60));
+/// Nothing is admitted without the store.
+const STRICT: Limit = ONE.fallback(Fallback::Reject);
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_secs(30);
+
+macro_rules! promises {
+    ($($case:ident),* $(,)?) => {
+        $(#[tokio::test] async fn $case() { crate::$case(Backend::test_store()).await })*
+    };
+}
+
+promises! {
+    a_free_slot_is_granted_at_once,
+    the_cap_holds_under_load,
+    waiters_are_served_in_order_across_replicas,
+    a_newcomer_never_overtakes,
+    a_request_that_does_not_wait_is_refused,
+    a_full_line_refuses,
+    a_wait_ends_in_time,
+    a_cancelled_waiter_leaves_the_line,
+    a_cancelled_head_makes_way,
+    a_grant_that_nobody_takes_returns,
+    an_unpolled_request_costs_nothing,
+    keys_do_not_share_slots,
+    limits_do_not_share_slots,
+    shutdown_refuses_waiters_and_takes_back_permits,
+    shutdown_waits_for_holders,
+    dropping_a_permit_outside_a_runtime_is_fine,
+    a_panicking_holder_gives_its_slot_back,
+}
+
+async fn connect(builder: LimiterBuilder, store: &TestStore) -> Limiter {
+    builder.connect_to(store).await.expect("valid settings")
+}
+
+async fn replica(store: &TestStore) -> Limiter {
+    connect(Limiter::builder(), store).await
+}
+
+async fn semaphore(store: &TestStore, limit: &Limit) -> Semaphore {
+    replica(store).await.semaphore(limit, "key")
+}
+
+async fn kind(semaphore: &Semaphore) -> AcquireErrorKind {
+    let error = semaphore.try_acquire().await.expect_err("refused");
+    error.kind()
+}
+
+/// Waits until the limiter has noticed that the store is back.
+async fn until_up(limiter: &Limiter) {
+    soon(async {
+        while !limiter.status().store_up {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiters_of_one_store_share_the_cap() {
+    let (store, other_store) = (TestStore::new(), TestStore::new());
+    let (here, there) = (semaphore(&store, &ONE).await, semaphore(&store, &ONE).await);
+    let elsewhere = semaphore(&other_store, &ONE).await;
+    let permit = here.acquire().await.expect("free");
+    assert_eq!(kind(&there).await, AcquireErrorKind::Full);
+    assert!(elsewhere.try_acquire().await.is_ok(), "another store");
+    let waiter = queue(&there, 1).await;
+    // The waiter is woken by a message, long before it would ask.
+    let released = Instant::now();
+    permit.release().await.expect("the store is up");
+    let permit = waiter.await.expect("no panic");
+    assert!(released.elapsed() < Duration::from_millis(10));
+    drop(permit);
+    until_free(&here).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_fall_back_while_the_store_is_down() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let on = |name, fallback| {
+        let limit = Limit::concurrent(name, 1).fallback(fallback);
+        limiter.semaphore(&limit, "key")
+    };
+    let reject = on("reject", Fallback::Reject);
+    let (local, allow) = (
+        on("local", Fallback::Local(2)),
+        on("allow", Fallback::Allow),
+    );
+    let before = local.acquire().await.expect("free");
+    store.go_down();
+    assert!(store.is_down());
+    assert_eq!(kind(&reject).await, AcquireErrorKind::Unavailable);
+    assert!(!limiter.status().store_up);
+    // One was admitted by the store.
+    let during = local.try_acquire().await.expect("the second of two");
+    assert_eq!(kind(&local).await, AcquireErrorKind::Full);
+    let allowed: Vec<_> = [allow.try_acquire().await, allow.try_acquire().await].into();
+    assert!(allowed.iter().all(Result::is_ok));
+    drop((before, allowed));
+
+    store.come_back();
+    until_up(&limiter).await;
+    assert!(reject.try_acquire().await.is_ok());
+    // What was admitted meanwhile counts.
+    let other = replica(&store).await;
+    let local_there = other.semaphore(
+        Limit::concurrent("local", 1).fallback(Fallback::Local(2)),
+        "key",
+    );
+    assert_eq!(kind(&local_there).await, AcquireErrorKind::Full);
+    drop(during);
+    until_free(&local_there).await;
+    assert!(local_there.try_acquire().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limiter_starts_while_the_store_is_down() {
+    let store = TestStore::new();
+    store.go_down();
+    let limiter = replica(&store).await;
+    assert!(!limiter.status().store_up);
+    let strict = limiter.semaphore(&STRICT, "key");
+    assert_eq!(kind(&strict).await, AcquireErrorKind::Unavailable);
+    store.come_back();
+    until_up(&limiter).await;
+    assert!(strict.acquire().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delay_is_that_of_one_round_trip() {
+    const DELAY: Duration = Duration::from_millis(40);
+    let store = TestStore::new();
+    let (here, there) = (semaphore(&store, &ONE).await, semaphore(&store, &ONE).await);
+    store.respond_after(DELAY);
+    let asked = Instant::now();
+    let permit = here.acquire().await.expect("free");
+    assert_eq!(asked.elapsed(), DELAY);
+    let waiter = queue(&there, 1).await;
+    // The release goes there in half the time, and the wake-up back in the other half.
+    let released = Instant::now();
+    drop(permit);
+    drop(waiter.await.expect("no panic"));
+    assert_eq!(released.elapsed(), DELAY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_too_slow_is_given_up() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let (here, there) = (
+        limiter.semaphore(&STRICT, "key"),
+        semaphore(&store, &STRICT).await,
+    );
+    store.respond_after(STORE_TIMEOUT * 3 / 2);
+    let asked = Instant::now();
+    let error = here.acquire().await.expect_err("no answer in time");
+    assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+    assert_eq!(asked.elapsed(), STORE_TIMEOUT);
+    // The request has arrived there all the same, and its slot comes back.
+    store.respond_after(Duration::ZERO);
+    until_up(&limiter).await;
+    until_free(&there).await;
+    assert!(here.acquire().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_under_way_is_lost_when_the_store_goes_down() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let here = limiter.semaphore(&STRICT, "key");
+    store.respond_after(STORE_TIMEOUT / 2);
+    for passed in [STORE_TIMEOUT / 8, STORE_TIMEOUT * 3 / 8] {
+        let asked = tokio::spawn(here.acquire());
+        sleep(passed).await; // before it has arrived; before the reply is here
+        store.go_down();
+        let error = asked.await.expect("no panic").expect_err("refused");
+        assert_eq!(error.kind(), AcquireErrorKind::Unavailable);
+        store.come_back();
+        until_up(&limiter).await;
+        until_free(&here).await;
+    }
+}
+
+/// What is stored is kept, and waiters keep their places.
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_costs_no_slot_and_no_place() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let (here, there) = (
+        limiter.semaphore(&ONE, "key"),
+        semaphore(&store, &ONE).await,
+    );
+    let permit = here.acquire().await.expect("free");
+    let first = queue(&there, 1).await;
+    store.go_down();
+    advance(Duration::from_secs(2)).await;
+    store.come_back();
+    until_up(&limiter).await;
+    assert!(!permit.is_lost());
+    let second = queue(&here, 2).await;
+    drop(permit);
+    let first = first.await.expect("no panic");
+    assert_eq!(usage(&here).await, (1, 1));
+    drop(first);
+    drop(second.await.expect("no panic"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_is_lost_when_the_outage_outlasts_its_lease() {
+    let store = TestStore::new();
+    let here = connect(Limiter::builder().lease(LEASE), &store).await;
+    let here = here.semaphore(&STRICT, "key");
+    let permit = here.acquire().await.expect("free");
+    let deadline = permit.deadline().expect("it has a lease");
+    store.go_down();
+    permit.lost().await;
+    assert!(Instant::now() >= deadline);
+    assert!(deadline.elapsed() < Duration::from_millis(100));
+    assert!(permit.is_lost());
+}
+
+#[tokio::test(start_paused = true)]
+async fn held_permits_are_put_back_when_the_store_has_forgotten_them() {
+    let store = TestStore::new();
+    let (here, there) = (semaphore(&store, &ONE).await, semaphore(&store, &ONE).await);
+    let permit = here.acquire().await.expect("free");
+    store.forget();
+    assert_eq!(usage(&there).await, (0, 0));
+    // Renewed every third of the lease.
+    sleep(LEASE / 3 + Duration::from_secs(1)).await;
+    assert_eq!(usage(&there).await, (1, 0));
+    assert_eq!(kind(&there).await, AcquireErrorKind::Full);
+    assert!(!permit.is_lost());
+    drop(permit);
+    until_free(&there).await;
+}
+
+/// Waiters of a store that was restarted without its data join its queue again.
+#[tokio::test(start_paused = true)]
+async fn waiters_outlive_a_restart_without_data() {
+    let store = TestStore::new();
+    let (here, there) = (semaphore(&store, &ONE).await, semaphore(&store, &ONE).await);
+    let permit = here.acquire().await.expect("free");
+    let waiter = queue(&there, 1).await;
+    store.go_down();
+    store.forget();
+    store.come_back();
+    soon(async {
+        // It does not ask for itself: it would be admitted in place of the holder.
+        sleep(LEASE / 3 + Duration::from_secs(1)).await;
+    })
+    .await;
+    drop(permit);
+    drop(soon(waiter).await.expect("no panic"));
+    until_free(&here).await;
+}
+
+/// The waiters of a replica that is gone are passed over, and its places end.
+#[tokio::test(start_paused = true)]
+async fn a_limiter_that_is_dropped_is_a_replica_that_is_gone() {
+    let store = TestStore::new();
+    let here = semaphore(&store, &ONE).await;
+    let permit = here.acquire().await.expect("free");
+    {
+        let there = semaphore(&store, &ONE).await;
+        let mut waiter = there.acquire();
+        start(&mut waiter);
+        until_waiting(&here, 1).await;
+    }
+    until_waiting(&here, 0).await;
+    assert_eq!(usage(&here).await, (1, 0));
+    drop(permit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_are_checked() {
+    let builder = Limiter::builder().lease(Duration::ZERO);
+    assert!(builder.connect_to(&TestStore::new()).await.is_err());
+}
+
+/// A delay of any length, at a time when nobody waits for the answer.
+#[tokio::test(start_paused = true)]
+async fn the_longest_delay_is_silence() {
+    let store = TestStore::new();
+    let here = semaphore(&store, &STRICT).await;
+    store.respond_after(Duration::MAX);
+    assert_eq!(kind(&here).await, AcquireErrorKind::Unavailable);
+}
