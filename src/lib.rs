@@ -163,6 +163,7 @@
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
+//! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
 //!
 //! Without features there is the in-memory store only. [`LimiterBuilder::connect`] documents the URLs. Events are logged
 //! through [`tracing`](https://docs.rs/tracing), never with a key or a password.
