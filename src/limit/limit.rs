@@ -332,6 +332,11 @@ impl Limit {
         self.fallback
     }
 
+    /// Whether it refuses requests because the store is down.
+    pub(crate) fn may_be_unavailable(&self) -> bool {
+        self.fallback == Fallback::Reject
+    }
+
     /// An error of which only the limit is known.
     pub(crate) fn acquire_error(&self, kind: AcquireErrorKind) -> AcquireError {
         AcquireError {
