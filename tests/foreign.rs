@@ -376,6 +376,8 @@ fn install() {
             ));
         let subscriber = tracing_subscriber::registry().with(written).with(Caller);
         tracing::subscriber::set_global_default(subscriber).unwrap();
+        drop(Limiter::in_memory());
+        assert!(was_called(&format!("event {WITHOUT_RECORDER}")));
         metrics::set_global_recorder(Metrics).ok().unwrap();
     });
 }
@@ -707,6 +709,8 @@ fn all_foreign_code_may_call_back() {
 const WITHOUT_WAKE_UPS: &str = "the store ends connections that subscribe to wake-ups: its \
                                 client-output-buffer-limit pubsub is too small; until it is raised, waiters \
                                 learn of their slots by polling";
+const WITHOUT_RECORDER: &str = "a limiter is made before a metrics recorder is installed, so its metrics are not \
+                                recorded: install the recorder first, or disable the feature `metrics`";
 const REPLACED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
                         another one is started on the runtime of a request";
 const STALLED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \

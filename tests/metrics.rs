@@ -4,8 +4,13 @@
 mod support;
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -22,6 +27,7 @@ use support::redis_server::RedisServer;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{AcquireError, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore};
+use tracing_subscriber::layer::SubscriberExt;
 
 const ONE: Limit = Limit::concurrent("one", 1);
 
@@ -112,6 +118,69 @@ async fn requests_without_a_key_are_counted() {
     // Where no request can lack a key there is no series.
     drop(limiter.layer(ONE));
     assert!(!told.render().contains(&of("unkeyed_total", "one", None)));
+}
+
+/// What can occur is there from the beginning, and what a new value makes possible from then on.
+#[tokio::test]
+async fn series_begin_when_they_can_occur() {
+    let (told, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(ONE);
+    // All but the histograms, which have many lines.
+    let series = || {
+        let text = told.render();
+        let names = text.lines().filter(|line| line.starts_with("turnstile_"));
+        let names = names.filter(|line| !line.contains("_seconds"));
+        let names = names.filter_map(|line| line.split(' ').next().map(str::to_owned));
+        names.collect::<BTreeSet<_>>()
+    };
+    let refused = |reason| of("refusals_total", "one", Some(reason));
+    let first = ["admitted_total", "held", "lost_total"].map(|metric| of(metric, "one", None));
+    let first = BTreeSet::from_iter(first.into_iter().chain(["full", "shut_down"].map(refused)));
+    assert_eq!(series(), first);
+    let expired = r#"turnstile_expired_total{namespace="turnstile",limit="one",bound="idle"}"#;
+    let aborted = |reason| of("aborted_total", "one", Some(reason));
+    let added = |before: &BTreeSet<String>| Vec::from_iter(&series() - before);
+    let _layer = layer.idle(Duration::from_secs(60));
+    assert_eq!(added(&first), [aborted("idle"), expired.to_owned()]);
+    let second = series();
+    limiter
+        .update(&ONE.wait_up_to(Duration::from_secs(1)))
+        .expect("it may change");
+    let third = [refused("queue_full"), refused("timed_out")];
+    assert_eq!(
+        added(&second),
+        [&third[..], &[of("waiting", "one", None)]].concat()
+    );
+}
+
+/// Counts the warnings of a missing recorder.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Warnings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        if event.metadata().target() == "tower_turnstile::telemetry" {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// All others of this process have a recorder.
+#[test]
+fn a_limiter_without_a_recorder_warns_once() {
+    let warnings = Warnings::default();
+    let subscriber = tracing_subscriber::registry().with(warnings.clone());
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let warned = || warnings.0.load(Ordering::Relaxed);
+    let (_, recorder) = recorder();
+    drop(Limiter::in_memory());
+    assert_eq!(warned(), 0);
+    drop(recorder);
+    drop(Limiter::in_memory());
+    assert_eq!(warned(), 1);
+    drop(Limiter::in_memory());
+    assert_eq!(warned(), 1);
 }
 
 #[tokio::test]

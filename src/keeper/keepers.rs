@@ -181,7 +181,9 @@ impl Keepers {
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = self.meter_for(limit);
-        self.change_all(|keeper| keeper.lock().core.register(limit, &meter))
+        let number = self.change_all(|keeper| keeper.lock().core.register(limit, &meter))?;
+        meter.expect(limit, self.first().store.is_some());
+        Ok(number)
     }
 
     /// All of them or none.
@@ -195,7 +197,11 @@ impl Keepers {
             updated
         });
         afterwards.into_iter().for_each(Afterwards::run);
-        updated
+        updated?;
+        for (limit, meter) in &limits {
+            meter.expect(limit, self.first().store.is_some());
+        }
+        Ok(())
     }
 
     /// Makes the same change in all keepers. They know the same, so if one takes it, all do.

@@ -49,8 +49,8 @@ pub(super) struct Locked {
 
 impl Keeper {
     pub(crate) fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
-        telemetry::describe();
         let namespace = settings.namespace.clone();
+        telemetry::describe(&namespace);
         let share = settings.part.map(|_| 1.0 / PARTS as f64);
         let store_meter = match store {
             Some(_) => StoreMeter::new(&namespace, share),

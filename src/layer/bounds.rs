@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/layer/bounds.rs`, `stalled.rs`.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::layer::LimitLayer;
 use crate::error::ConfigError;
@@ -37,7 +37,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         let max_hold = checked("max_hold", max_hold);
-        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.max_hold = Some(max_hold))
+        self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.max_hold = Some(max_hold)))
     }
 
     /// Sets the longest time that a response may be unread. Default: none.
@@ -56,7 +56,7 @@ impl LimitLayer {
     #[track_caller]
     pub fn idle(self, idle: Duration) -> Self {
         let idle = checked("idle", idle);
-        self.edit(move |gate| Arc::make_mut(&mut gate.terms).bounds.idle = Some(idle))
+        self.edit(move |gate| gate.edit_terms(|terms| terms.bounds.idle = Some(idle)))
     }
 }
 

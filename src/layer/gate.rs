@@ -89,6 +89,23 @@ impl Gate {
         (terms.limit_name, terms.meter) = (name, Some(meter));
     }
 
+    /// Changes when responses end with their slots. From then on those ends are among the metrics.
+    pub(super) fn edit_terms(&mut self, edit: impl FnOnce(&mut Terms)) {
+        let terms = Arc::make_mut(&mut self.terms);
+        edit(terms);
+        let with_slots = |(_, scope): &&(LimitId, Scope)| scope.limit().period().is_none();
+        let mut limits = self.scopes.iter().filter(with_slots).peekable();
+        let Some(meter) = terms.meter.as_ref().filter(|_| limits.peek().is_some()) else {
+            return;
+        };
+        let ends: Vec<_> = terms.possible_ends().collect();
+        ends.iter().for_each(|kind| meter.expect_aborted(*kind));
+        for (number, _) in limits {
+            let meter = self.keepers.meter(*number);
+            ends.iter().for_each(|kind| meter.expect_expired(*kind));
+        }
+    }
+
     pub(super) fn admission(&self, head: &Parts) -> Admission {
         match &self.scopes[..] {
             [(number, scope)] => match scope.find(*number, head) {

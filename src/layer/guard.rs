@@ -67,6 +67,18 @@ impl Terms {
         may_abort || !self.bounds.is_none()
     }
 
+    /// Why responses may end with their slots.
+    pub(super) fn possible_ends(&self) -> impl Iterator<Item = LostErrorKind> {
+        [
+            (LostErrorKind::Lost, self.ends(LostErrorKind::Lost)),
+            (LostErrorKind::ShutDown, self.ends(LostErrorKind::ShutDown)),
+            (LostErrorKind::HeldTooLong, self.bounds.max_hold.is_some()),
+            (LostErrorKind::Idle, self.bounds.idle.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(kind, is_possible)| is_possible.then_some(kind))
+    }
+
     /// Whether a response ends with a slot that is over for this reason.
     pub(super) fn ends(&self, kind: LostErrorKind) -> bool {
         match kind {

@@ -159,7 +159,7 @@ impl LimitLayer {
     /// Abort keeps the cap whatever happens to this process, and breaks responses when the store is gone for a whole lease.
     /// A response that may be aborted costs a few more allocations.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
-        self.edit(move |gate| Arc::make_mut(&mut gate.terms).on_lost = on_lost)
+        self.edit(move |gate| gate.edit_terms(|terms| terms.on_lost = on_lost))
     }
 
     /// Sets the effect of [`Limiter::shutdown`] on responses that are open at its deadline.
@@ -178,7 +178,7 @@ impl LimitLayer {
     /// let layer = limiter.layer(CHAT.by_header("x-api-key")).at_shutdown(OnLost::Abort);
     /// ```
     pub fn at_shutdown(self, at_shutdown: OnLost) -> Self {
-        self.edit(move |gate| Arc::make_mut(&mut gate.terms).at_shutdown = Some(at_shutdown))
+        self.edit(move |gate| gate.edit_terms(|terms| terms.at_shutdown = Some(at_shutdown)))
     }
 
     /// Sets when slots are released. Default: [`ReleaseAt::BodyEnd`].

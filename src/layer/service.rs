@@ -8,15 +8,30 @@ use std::{
 };
 
 use http::{Request, Response};
-use http_body::Body;
 use tower_service::Service;
 
-use super::{body::ResponseBody, future::ResponseFuture, gates::Gates};
+use super::{
+    body::{LimitedBody, ResponseBody},
+    future::ResponseFuture,
+    gates::Gates,
+};
 
 /// A service whose requests are limited. Created by a [`LimitLayer`](super::LimitLayer).
 ///
 /// The futures and response bodies of the wrapped service must be `Send + 'static`: see
-/// [where the layer goes](crate::guide::keys#where-the-layer-goes).
+/// [where the layer goes](crate::guide::keys#where-the-layer-goes). Its response bodies must implement
+/// [`http_body::Body`], which the compiler reports for others:
+///
+/// ```compile_fail,E0277
+/// use http::{Request, Response};
+/// use std::convert::Infallible;
+/// use tower::{Layer, Service, service_fn};
+/// use tower_turnstile::{Limit, Limiter};
+///
+/// let text = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new("no body")));
+/// let mut limited = Limiter::in_memory().layer(Limit::concurrent("chat", 5)).layer(text);
+/// let _ = limited.call(Request::new(())); // `&str` cannot be the response body of a limited service
+/// ```
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
@@ -47,7 +62,7 @@ impl<S> Limited<S> {
 impl<S, Q, R> Service<Request<Q>> for Limited<S>
 where
     S: Service<Request<Q>, Response = Response<R>, Future: Send + 'static> + Clone,
-    R: Body + Send + 'static,
+    R: LimitedBody,
 {
     type Response = Response<ResponseBody<R>>;
     type Error = S::Error;

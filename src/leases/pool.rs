@@ -22,7 +22,7 @@ use crate::ledger::Seq;
 use crate::{
     ledger::RIGHT_MS,
     sync::{Mutex, MutexGuard, thread_number},
-    telemetry::LimitMeter,
+    telemetry::{LimitMeter, Measure},
 };
 
 /// How long the store's right lasts, from the sending of the exchange that asked for it.
@@ -104,7 +104,7 @@ impl Pool {
     /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner that would give it back: recorders
     /// of metrics are foreign code, and may panic.
     pub(crate) fn record_take(&self) {
-        self.meter.held.increment(1.0);
+        self.meter.note(Measure::Held(1.0));
         self.meter.let_in(Duration::ZERO);
     }
 
@@ -261,8 +261,8 @@ impl Recycle for Pool {
         let Some(held) = self.put_if(lease, Instant::now(), may) else {
             return false;
         };
-        self.meter.hold.record(held);
-        self.meter.held.decrement(1.0);
+        self.meter.note(Measure::Hold(held));
+        self.meter.note(Measure::Held(-1.0));
         true
     }
 }

@@ -1,9 +1,12 @@
 //! Handles of the `metrics` facade.
 
 pub(crate) use metrics::{Counter, Gauge, Histogram};
-use metrics::{Label, Unit};
+use metrics::{Recorder, Unit};
 
 use super::catalog::{Kind, Metric};
+
+/// A label of a series: its name and value.
+pub(super) type Label<'a> = (&'static str, &'a str);
 
 pub(super) fn describe(metric: &Metric) {
     let Metric { name, kind, help } = *metric;
@@ -14,19 +17,32 @@ pub(super) fn describe(metric: &Metric) {
     }
 }
 
-pub(super) fn counter(name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+pub(super) fn counter(name: &'static str, labels: &[Label<'_>]) -> Counter {
     metrics::counter!(name, owned(labels))
 }
 
-pub(super) fn gauge(name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+pub(super) fn gauge(name: &'static str, labels: &[Label<'_>]) -> Gauge {
     metrics::gauge!(name, owned(labels))
 }
 
-pub(super) fn histogram(name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
+pub(super) fn histogram(name: &'static str, labels: &[Label<'_>]) -> Histogram {
     metrics::histogram!(name, owned(labels))
 }
 
-fn owned(labels: &[(&'static str, &str)]) -> Vec<Label> {
-    let label = |(name, value): &(&'static str, &str)| Label::new(*name, (*value).to_owned());
+fn owned(labels: &[Label<'_>]) -> Vec<metrics::Label> {
+    let label = |(name, value): &Label<'_>| metrics::Label::new(*name, (*value).to_owned());
     labels.iter().map(label).collect()
+}
+
+/// Whether handles that are made now by this thread record.
+///
+/// `metrics` has no call for that, so this is a guess: the recorder that stands in for a missing one has no size, and is a
+/// static, which has an address. A recorder without a size that an application has installed is in a `Box`, which has none
+/// to give: its address is its alignment. So this can be wrong about a recorder without a size that is only set for this
+/// thread.
+pub(super) fn is_recording() -> bool {
+    metrics::with_recorder(|recorder: &dyn Recorder| {
+        let address = std::ptr::from_ref(recorder).addr();
+        size_of_val(recorder) > 0 || address == align_of_val(recorder)
+    })
 }

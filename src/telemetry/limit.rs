@@ -1,14 +1,21 @@
 //! What is measured of a limit.
 //!
+//! A limit has the series that its settings make possible ([`LimitMeter::expect`]): they are there with a zero before the
+//! first event. Any other one is made by its first event.
+//!
 //! Tests: `tests.rs`, `tests/metrics.rs`.
 
 use std::{sync::OnceLock, time::Duration};
 
 use super::{
     catalog,
-    facade::{self, Counter, Gauge, Histogram},
+    facade::{self, Counter, Gauge, Histogram, Label},
 };
-use crate::error::{AcquireErrorKind, LostErrorKind};
+use crate::{
+    error::{AcquireErrorKind, LostErrorKind},
+    limit::{Limit, Mode},
+    sync::assert_unlocked,
+};
 
 /// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
 #[derive(Clone, Copy, Debug)]
@@ -33,145 +40,176 @@ pub(crate) enum Measure {
 /// What is measured of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
-    pub(crate) held: Gauge,
-    waiting: Gauge,
-    admitted: Counter,
-    wait: Histogram,
-    pub(crate) hold: Histogram,
-    lost: Counter,
-    adopted: Counter,
+    labels: Labels,
+    held: Series<Gauge>,
+    waiting: Series<Gauge>,
+    admitted: Series<Counter>,
+    wait: Series<Histogram>,
+    hold: Series<Histogram>,
+    lost: Series<Counter>,
+    adopted: Series<Counter>,
     refusals: Refusals,
     shadow_refusals: Refusals,
-    expired_max_hold: Counter,
-    expired_idle: Counter,
-    aborted_lost: Counter,
-    aborted_shut_down: Counter,
-    aborted_max_hold: Counter,
-    aborted_idle: Counter,
-    /// Made once a layer is made whose requests may have no key.
-    unkeyed: OnceLock<Counter>,
-    refused_unkeyed: OnceLock<Counter>,
-    labels: [(&'static str, String); 2],
+    expired_max_hold: Series<Counter>,
+    expired_idle: Series<Counter>,
+    aborted: Ends,
+    unkeyed: Series<Counter>,
+    refused_unkeyed: Series<Counter>,
 }
 
 #[derive(Debug)]
 struct Refusals {
-    full: Counter,
-    queue_full: Counter,
-    timed_out: Counter,
-    too_soon: Counter,
-    unavailable: Counter,
-    misconfigured: Counter,
-    shut_down: Counter,
-    no_runtime: Counter,
+    full: Series<Counter>,
+    queue_full: Series<Counter>,
+    timed_out: Series<Counter>,
+    too_soon: Series<Counter>,
+    unavailable: Series<Counter>,
+    misconfigured: Series<Counter>,
+    shut_down: Series<Counter>,
+    no_runtime: Series<Counter>,
+}
+
+#[derive(Debug)]
+struct Ends {
+    lost: Series<Counter>,
+    shut_down: Series<Counter>,
+    max_hold: Series<Counter>,
+    idle: Series<Counter>,
 }
 
 impl LimitMeter {
+    /// Without any series.
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
-        let labels = [("namespace", namespace), ("limit", limit)];
-        let with = |label, value| [labels[0], labels[1], (label, value)];
-        let expired = |bound| facade::counter(catalog::EXPIRED, &with("bound", bound));
-        let aborted = |reason| facade::counter(catalog::ABORTED, &with("reason", reason));
-        let refusals = |name| {
-            let refused = |reason| facade::counter(name, &with("reason", reason));
-            Refusals {
-                full: refused("full"),
-                queue_full: refused("queue_full"),
-                timed_out: refused("timed_out"),
-                too_soon: refused("too_soon"),
-                unavailable: refused("unavailable"),
-                misconfigured: refused("misconfigured"),
-                shut_down: refused("shut_down"),
-                no_runtime: refused("no_runtime"),
-            }
-        };
+        let expired = |bound| Series::labelled(catalog::EXPIRED, ("bound", bound));
         Self {
-            held: facade::gauge(catalog::HELD, &labels),
-            waiting: facade::gauge(catalog::WAITING, &labels),
-            admitted: facade::counter(catalog::ADMITTED, &labels),
-            wait: facade::histogram(catalog::WAIT, &labels),
-            hold: facade::histogram(catalog::HOLD, &labels),
-            lost: facade::counter(catalog::LOST, &labels),
-            adopted: facade::counter(catalog::ADOPTED, &labels),
-            refusals: refusals(catalog::REFUSALS),
-            shadow_refusals: refusals(catalog::SHADOW_REFUSALS),
+            labels: [("namespace", namespace), ("limit", limit)]
+                .map(|(name, value)| (name, value.to_owned())),
+            held: Series::new(catalog::HELD),
+            waiting: Series::new(catalog::WAITING),
+            admitted: Series::new(catalog::ADMITTED),
+            wait: Series::new(catalog::WAIT),
+            hold: Series::new(catalog::HOLD),
+            lost: Series::new(catalog::LOST),
+            adopted: Series::new(catalog::ADOPTED),
+            refusals: Refusals::new(catalog::REFUSALS),
+            shadow_refusals: Refusals::new(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired("max_hold"),
             expired_idle: expired("idle"),
-            aborted_lost: aborted("lost"),
-            aborted_shut_down: aborted("shut_down"),
-            aborted_max_hold: aborted("max_hold"),
-            aborted_idle: aborted("idle"),
-            unkeyed: OnceLock::new(),
-            refused_unkeyed: OnceLock::new(),
-            labels: labels.map(|(name, value)| (name, value.to_owned())),
+            aborted: Ends::new(catalog::ABORTED),
+            unkeyed: Series::new(catalog::UNKEYED),
+            refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", "no_key")),
+        }
+    }
+
+    /// Makes the series of what can happen under this limit. To be called without a lock, as a recorder is foreign code.
+    pub(crate) fn expect(&self, limit: &Limit, has_store: bool) {
+        let (is_rate, waits) = (limit.period().is_some(), !limit.wait().is_zero());
+        let (refusals, in_shadow) = match limit.current_mode() {
+            Mode::Enforce => (&self.refusals, false),
+            Mode::Shadow => (&self.shadow_refusals, true),
+            Mode::Off => return,
+        };
+        self.admitted.of(&self.labels);
+        self.wait.of(&self.labels);
+        if !is_rate {
+            self.held.of(&self.labels);
+            self.hold.of(&self.labels);
+            self.lost.of(&self.labels);
+        }
+        if !is_rate && has_store {
+            self.adopted.of(&self.labels);
+        }
+        if waits && !in_shadow {
+            self.waiting.of(&self.labels);
+        }
+        let queues = waits && !is_rate && !in_shadow;
+        self.refusals.shut_down.of(&self.labels);
+        for (series, can_occur) in [
+            // With a wait too: `try_acquire` does not wait.
+            (&refusals.full, !is_rate),
+            (&refusals.too_soon, is_rate),
+            (&refusals.queue_full, queues),
+            (&refusals.timed_out, queues),
+            (
+                &refusals.unavailable,
+                has_store && limit.may_be_unavailable(),
+            ),
+            (&refusals.misconfigured, has_store),
+        ] {
+            if can_occur {
+                series.of(&self.labels);
+            }
         }
     }
 
     /// Requests may come without a key under this limit: they are refused or pass.
     pub(crate) fn expect_unkeyed(&self, refuses: bool) {
-        let labels = self.labels.each_ref();
-        let [namespace, limit] = labels.map(|(name, value)| (*name, value.as_str()));
-        // Made before they are put in place: a recorder is foreign code.
-        if self.unkeyed.get().is_none() {
-            let unkeyed = facade::counter(catalog::UNKEYED, &[namespace, limit]);
-            let _ = self.unkeyed.set(unkeyed);
+        self.unkeyed.of(&self.labels);
+        if refuses {
+            self.refused_unkeyed.of(&self.labels);
         }
-        if refuses && self.refused_unkeyed.get().is_none() {
-            let labels = [namespace, limit, ("reason", "no_key")];
-            let refused = facade::counter(catalog::REFUSALS, &labels);
-            let _ = self.refused_unkeyed.set(refused);
+    }
+
+    /// Slots of this limit may be taken back at a bound.
+    pub(crate) fn expect_expired(&self, kind: LostErrorKind) {
+        if let Some(expired) = self.expired_by(kind) {
+            expired.of(&self.labels);
         }
+    }
+
+    /// Responses may end with their slot for this reason.
+    pub(crate) fn expect_aborted(&self, kind: LostErrorKind) {
+        self.aborted.by(kind).of(&self.labels);
     }
 
     /// A request without a key has come, and was refused or has passed.
     pub(crate) fn note_unkeyed(&self, refused: bool) {
-        let counter = match refused {
+        let series = match refused {
             true => &self.refused_unkeyed,
             false => &self.unkeyed,
         };
-        if let Some(counter) = counter.get() {
-            counter.increment(1);
-        }
+        series.of(&self.labels).increment(1);
     }
 
     /// A request has got its permit.
     pub(crate) fn let_in(&self, waited: Duration) {
-        self.admitted.increment(1);
-        self.wait.record(waited);
+        self.admitted.of(&self.labels).increment(1);
+        self.wait.of(&self.labels).record(waited);
     }
 
     pub(crate) fn note(&self, measure: Measure) {
+        let labels = &self.labels;
         match measure {
-            Measure::Held(change) => move_by(&self.held, change),
-            Measure::Waiting(change) => move_by(&self.waiting, change),
+            Measure::Held(change) => move_by(self.held.of(labels), change),
+            Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
             Measure::Admitted(waited) => self.let_in(waited),
-            Measure::Refused(kind) => self.refusals.of(kind).increment(1),
-            Measure::RefusedInShadow(kind) => self.shadow_refusals.of(kind).increment(1),
-            Measure::Hold(held) => self.hold.record(held),
-            Measure::Lost => self.lost.increment(1),
-            Measure::Adopted(count) => self.adopted.increment(count),
-            Measure::Expired(kind) => self.expired(kind),
+            Measure::Refused(kind) => self.refusals.by(kind).of(labels).increment(1),
+            Measure::RefusedInShadow(kind) => {
+                self.shadow_refusals.by(kind).of(labels).increment(1);
+            }
+            Measure::Hold(held) => self.hold.of(labels).record(held),
+            Measure::Lost => self.lost.of(labels).increment(1),
+            Measure::Adopted(count) => self.adopted.of(labels).increment(count),
+            Measure::Expired(kind) => {
+                if let Some(expired) = self.expired_by(kind) {
+                    expired.of(labels).increment(1);
+                }
+            }
         }
     }
 
-    /// A slot was taken back because of a bound.
-    fn expired(&self, kind: LostErrorKind) {
+    /// The series of slots that were taken back, if this is a bound.
+    fn expired_by(&self, kind: LostErrorKind) -> Option<&Series<Counter>> {
         match kind {
-            LostErrorKind::HeldTooLong => self.expired_max_hold.increment(1),
-            LostErrorKind::Idle => self.expired_idle.increment(1),
-            LostErrorKind::Lost | LostErrorKind::ShutDown => {}
+            LostErrorKind::HeldTooLong => Some(&self.expired_max_hold),
+            LostErrorKind::Idle => Some(&self.expired_idle),
+            LostErrorKind::Lost | LostErrorKind::ShutDown => None,
         }
     }
 
     /// A response was ended with its slot.
     pub(crate) fn aborted(&self, kind: LostErrorKind) {
-        let aborted = match kind {
-            LostErrorKind::Lost => &self.aborted_lost,
-            LostErrorKind::ShutDown => &self.aborted_shut_down,
-            LostErrorKind::HeldTooLong => &self.aborted_max_hold,
-            LostErrorKind::Idle => &self.aborted_idle,
-        };
-        aborted.increment(1);
+        self.aborted.by(kind).of(&self.labels).increment(1);
     }
 }
 
@@ -183,7 +221,21 @@ fn move_by(gauge: &Gauge, change: f64) {
 }
 
 impl Refusals {
-    fn of(&self, kind: AcquireErrorKind) -> &Counter {
+    fn new(name: &'static str) -> Self {
+        let by = |reason| Series::labelled(name, ("reason", reason));
+        Self {
+            full: by("full"),
+            queue_full: by("queue_full"),
+            timed_out: by("timed_out"),
+            too_soon: by("too_soon"),
+            unavailable: by("unavailable"),
+            misconfigured: by("misconfigured"),
+            shut_down: by("shut_down"),
+            no_runtime: by("no_runtime"),
+        }
+    }
+
+    fn by(&self, kind: AcquireErrorKind) -> &Series<Counter> {
         match kind {
             AcquireErrorKind::Full => &self.full,
             AcquireErrorKind::QueueFull => &self.queue_full,
@@ -194,5 +246,100 @@ impl Refusals {
             AcquireErrorKind::ShutDown => &self.shut_down,
             AcquireErrorKind::NoRuntime => &self.no_runtime,
         }
+    }
+}
+
+impl Ends {
+    fn new(name: &'static str) -> Self {
+        let by = |reason| Series::labelled(name, ("reason", reason));
+        Self {
+            lost: by("lost"),
+            shut_down: by("shut_down"),
+            max_hold: by("max_hold"),
+            idle: by("idle"),
+        }
+    }
+
+    fn by(&self, kind: LostErrorKind) -> &Series<Counter> {
+        match kind {
+            LostErrorKind::Lost => &self.lost,
+            LostErrorKind::ShutDown => &self.shut_down,
+            LostErrorKind::HeldTooLong => &self.max_hold,
+            LostErrorKind::Idle => &self.idle,
+        }
+    }
+}
+
+/// Of all series of a limit: its namespace and its name.
+type Labels = [(&'static str, String); 2];
+
+/// A handle that is made when it is first needed.
+#[derive(Debug)]
+struct Series<H> {
+    name: &'static str,
+    /// Besides those of the limit.
+    label: Option<Label<'static>>,
+    handle: OnceLock<H>,
+}
+
+impl<H: Handle> Series<H> {
+    const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            label: None,
+            handle: OnceLock::new(),
+        }
+    }
+
+    const fn labelled(name: &'static str, label: Label<'static>) -> Self {
+        Self {
+            name,
+            label: Some(label),
+            handle: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    fn of(&self, labels: &Labels) -> &H {
+        match self.handle.get() {
+            Some(handle) => handle,
+            None => self.make(labels),
+        }
+    }
+
+    /// A recorder is foreign code: `OnceLock::get_or_init` would run it while others wait. If two threads make the handle,
+    /// both have the same series.
+    #[cold]
+    fn make(&self, [namespace, limit]: &Labels) -> &H {
+        assert_unlocked();
+        let shared = [namespace, limit].map(|(name, value)| (*name, value.as_str()));
+        let made = match self.label {
+            Some(label) => H::make(self.name, &[shared[0], shared[1], label]),
+            None => H::make(self.name, &shared),
+        };
+        let mut made = Some(made);
+        self.handle.get_or_init(|| made.take().expect("made once"))
+    }
+}
+
+trait Handle {
+    fn make(name: &'static str, labels: &[Label<'_>]) -> Self;
+}
+
+impl Handle for Counter {
+    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+        facade::counter(name, labels)
+    }
+}
+
+impl Handle for Gauge {
+    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+        facade::gauge(name, labels)
+    }
+}
+
+impl Handle for Histogram {
+    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+        facade::histogram(name, labels)
     }
 }

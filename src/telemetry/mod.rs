@@ -1,7 +1,8 @@
 //! Metrics, through the `metrics` facade. Without the feature the handles are there and do nothing, so that no other
 //! module depends on it.
 //!
-//! Handles are made once for each limit, and cost an atomic operation each time. Labels are the namespace, the limit's
+//! Handles are made once for each limit, and cost an atomic operation each time. A limit has only the series that its
+//! settings make possible. Labels are the namespace, the limit's
 //! name and a reason, which are few; never a key.
 //!
 //! | file | what |
@@ -11,6 +12,8 @@
 //! | `store` | what is measured of the store |
 //! | `facade` | the handles; `noop` in its place without the feature |
 //! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 mod catalog;
 #[cfg(feature = "metrics")]
@@ -30,7 +33,15 @@ pub(crate) use self::{
     store::{StoreMeter, StoreState},
 };
 
-/// Describes all metrics to the recorder.
-pub(crate) fn describe() {
+/// Describes all metrics to the recorder, and warns if there is none.
+pub(crate) fn describe(namespace: &str) {
     catalog::METRICS.iter().for_each(facade::describe);
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !facade::is_recording() && !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            namespace,
+            "a limiter is made before a metrics recorder is installed, so its metrics are not recorded: \
+             install the recorder first, or disable the feature `metrics`"
+        );
+    }
 }

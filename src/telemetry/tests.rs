@@ -1,33 +1,40 @@
 //! What a recorder receives.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
+use metrics::LocalRecorderGuard;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, describe};
+use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, describe, facade};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
+    limit::{Fallback, Limit, Mode},
     store::{StoreError, StoreErrorKind},
 };
 
-/// Handles that record to the snapshotter.
+/// Handles that record to the snapshotter, as long as it lives.
 struct Meters {
     store: StoreMeter,
     chat: LimitMeter,
+    _recorder: LocalRecorderGuard<'static>,
 }
 
 fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
-    let recorder = DebuggingRecorder::new();
+    let recorder: &'static _ = Box::leak(Box::new(DebuggingRecorder::new()));
     let snapshotter = recorder.snapshotter();
-    let meters = metrics::with_local_recorder(&recorder, || {
-        describe();
-        let store = match shared {
+    let recorder = metrics::set_default_local_recorder(recorder);
+    describe("shop");
+    let meters = Meters {
+        store: match shared {
             true => StoreMeter::new("shop", share),
             false => StoreMeter::noop(),
-        };
-        let chat = LimitMeter::new("shop", "chat");
-        Meters { store, chat }
-    });
+        },
+        chat: LimitMeter::new("shop", "chat"),
+        _recorder: recorder,
+    };
     (meters, snapshotter)
 }
 
@@ -199,10 +206,96 @@ fn a_store_in_memory_is_not_measured() {
     assert_recorded(&snapshotter, &[]);
 }
 
+/// The series of the limit `chat`, without the prefix and the labels of all.
+fn series(snapshotter: &Snapshotter) -> Vec<String> {
+    let name = |(key, ..): (metrics_util::CompositeKey, _, _, _)| {
+        let labels = key
+            .key()
+            .labels()
+            .skip(2)
+            .map(|label| label.value().to_owned());
+        let name = key.key().name().trim_start_matches("turnstile_").to_owned();
+        [vec![name], labels.collect()].concat().join(" ")
+    };
+    let all = snapshotter.snapshot().into_vec();
+    let mut names: Vec<_> = all.into_iter().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_limit_has_the_series_that_can_occur() {
+    const SLOTS: Limit = Limit::concurrent("chat", 5);
+    const RATE: Limit = Limit::rate("chat", 5, Duration::from_secs(1));
+    let of_all = ["admitted_total", "refusals_total shut_down", "wait_seconds"];
+    let of_slots = ["held", "hold_seconds", "lost_total", "refusals_total full"];
+    let of_waits = [
+        "waiting",
+        "refusals_total queue_full",
+        "refusals_total timed_out",
+    ];
+    let of_store = ["adopted_total", "refusals_total misconfigured"];
+    let waits = |limit: &Limit| limit.clone().wait_up_to(Duration::from_secs(1));
+    for (limit, has_store, expected) in [
+        (SLOTS, false, vec![&of_slots[..]]),
+        (waits(&SLOTS), false, vec![&of_slots, &of_waits]),
+        (SLOTS, true, vec![&of_slots, &of_store]),
+        (
+            SLOTS.fallback(Fallback::Reject),
+            true,
+            vec![&of_slots, &of_store, &["refusals_total unavailable"]],
+        ),
+        (SLOTS.fallback(Fallback::Reject), false, vec![&of_slots]),
+        (RATE, false, vec![&["refusals_total too_soon"]]),
+        (
+            waits(&RATE),
+            true,
+            vec![&["refusals_total too_soon", "waiting"], &of_store[1..]],
+        ),
+        (
+            waits(&SLOTS).mode(Mode::Shadow),
+            false,
+            vec![&of_slots[..3], &["shadow_refusals_total full"]],
+        ),
+    ] {
+        let (meters, snapshotter) = meters(false, None);
+        assert_eq!(series(&snapshotter), [""; 0]);
+        meters.chat.expect(&limit, has_store);
+        let mut expected = expected.concat();
+        expected.extend(of_all);
+        expected.sort_unstable();
+        assert_eq!(series(&snapshotter), expected, "{limit:?}, {has_store}");
+    }
+    let (meters, snapshotter) = meters(false, None);
+    meters.chat.expect(&SLOTS.mode(Mode::Off), true);
+    assert_eq!(series(&snapshotter), [""; 0]);
+}
+
+/// A missing recorder is told from others, also from those without a size.
+#[test]
+fn a_missing_recorder_is_noticed() {
+    assert!(!facade::is_recording());
+    let (meters, _) = meters(false, None);
+    assert!(facade::is_recording());
+    drop(meters);
+    let without_size: Box<dyn metrics::Recorder> = Box::new(metrics::NoopRecorder);
+    let recording = || facade::is_recording();
+    // As one that is installed for the process is kept.
+    assert!(metrics::with_local_recorder(&*without_size, recording));
+    assert!(!facade::is_recording());
+}
+
 /// The docs have a row for each metric that is described, and each that is made is described.
 #[test]
 fn all_metrics_are_described() {
-    let (_meters, snapshotter) = meters(true, None);
+    let (meters, snapshotter) = meters(true, None);
+    let limit = Limit::concurrent("chat", 1).wait_up_to(Duration::from_secs(1));
+    for mode in [Mode::Enforce, Mode::Shadow] {
+        meters.chat.expect(&limit.clone().mode(mode), true);
+    }
+    meters.chat.expect_unkeyed(true);
+    meters.chat.expect_expired(LostErrorKind::Idle);
+    meters.chat.expect_aborted(LostErrorKind::Idle);
     let docs = include_str!("../guide/metrics.md");
     let rows = docs
         .lines()
@@ -211,7 +304,10 @@ fn all_metrics_are_described() {
     for metric in &METRICS {
         assert!(docs.contains(&format!("| `{}` |", metric.name)));
     }
-    for (key, _, help, _) in snapshotter.snapshot().into_vec() {
+    let made = snapshotter.snapshot().into_vec();
+    let names: BTreeSet<_> = made.iter().map(|(key, ..)| key.key().name()).collect();
+    assert_eq!(names.len(), METRICS.len(), "{names:?}");
+    for (key, _, help, _) in &made {
         assert!(help.is_some(), "{:?} is not described", key.key().name());
     }
 }

@@ -3,8 +3,11 @@
 #[path = "../support/redis_server.rs"]
 mod redis_server;
 
+use std::time::Duration;
+
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{
@@ -61,6 +64,34 @@ async fn a_path_of_two_routes_counts_for_both_of_their_keys() {
     ] {
         let status = send(&service, get(path)).await.status();
         assert_ne!(status, StatusCode::OK, "{path}");
+    }
+}
+
+/// A response under `at_shutdown` ends with a shutdown, whatever it does when its slot is lost.
+#[tokio::test]
+async fn a_shutdown_ends_the_responses_of_a_route_that_says_so() {
+    for (settings, ends) in [
+        ("", false),
+        ("at_shutdown = 'abort'", true),
+        ("on_lost = 'abort'", true),
+        ("on_lost = 'abort'\nat_shutdown = 'continue'", false),
+    ] {
+        let limiter = Limiter::in_memory();
+        let text = format!(
+            "
+            limits.a = {{ concurrent = 1 }}
+            [[routes]]
+            match = ['/']
+            limits = ['a']
+            {settings}
+            "
+        );
+        let live = LiveConfig::new(&config(&text), &limiter).unwrap();
+        let service = live.layer().layer(serve(Script::of(["a"]).then_waits()));
+        let mut body = send(&service, get("/")).await.into_body();
+        limiter.shutdown(Duration::ZERO).await;
+        let frame = body.frame().await.expect("a frame");
+        assert_eq!(frame.is_err(), ends, "{settings}");
     }
 }
 

@@ -183,6 +183,11 @@ fn unreadable_text_is_reported_with_its_line() {
             3,
             "unknown variant, expected `continue` or `abort`",
         ),
+        (
+            "[[routes]]\nmatch = ['/']\nat_shutdown = 'die'",
+            3,
+            "unknown variant, expected `continue` or `abort`",
+        ),
     ] {
         let (told, message) = refusal(text);
         assert_eq!(told, line, "{text}: {message}");

@@ -145,9 +145,18 @@ async fn scope_without_a_key_is_left_out() {
         assert!(request.extensions().get::<Slot>().is_some());
         Ok::<_, Infallible>(Response::new(endless()))
     }));
-    for (path, permits) in [("/", 0), ("/each", 1), ("/global", 1), ("/each/global", 1)] {
+    let both = limiter.semaphore(&EACH, "key").and(&GLOBAL, "key");
+    for (path, in_use) in [
+        ("/", [0, 0]),
+        ("/each", [1, 0]),
+        ("/global", [0, 1]),
+        ("/each/global", [1, 1]),
+    ] {
         let _response = send(&service, get(path)).await;
-        assert_eq!(held(&limiter), permits, "{path}");
+        let usages = both.usages().await.expect("it is in memory");
+        let usages: Vec<_> = usages.iter().map(|(_, usage)| usage.in_use).collect();
+        assert_eq!(usages, in_use, "{path}");
+        assert_eq!(held(&limiter), usize::from(in_use != [0, 0]), "{path}");
     }
     let _taken = send(&service, get("/each")).await;
     assert_eq!(
