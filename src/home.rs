@@ -10,7 +10,7 @@ use tokio::{
 /// Where the driver is to run.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Place {
-    /// On the runtime of whoever needs it.
+    /// On the runtime of the task that needs it.
     #[default]
     Caller,
     Runtime(Handle),

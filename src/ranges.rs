@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The largest limit: a ledger of a million holders is still fast.
 pub const MAX_LIMIT: u32 = 1_000_000;
-/// The longest line.
+/// The longest queue of a key.
 pub const MAX_WAITERS: u32 = 100_000;
 /// The longest wait.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);

@@ -76,6 +76,21 @@ impl<B> Default for ResponseBody<B> {
     }
 }
 
+/// Response bodies of the services behind a [`LimitLayer`](super::LimitLayer): every [`Body`] that is `Send + 'static`.
+///
+/// Only its name is of use: in what the compiler says of another one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the response body of a limited service",
+    label = "not an `http_body::Body` that is `Send + 'static`",
+    note = "a service behind a `LimitLayer` returns an `http::Response` whose body implements `http_body::Body` and is \
+            `Send + 'static`: for text or bytes use `http_body_util::Full`, for a body that is not `Send` a boxed one \
+            (`axum::body::Body::new`, `BodyExt::boxed_unsync`)"
+)]
+pub trait LimitedBody: Body + Send + 'static {}
+
+#[diagnostic::do_not_recommend]
+impl<B: Body + Send + 'static> LimitedBody for B {}
+
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// A body that has ended already is never polled by some servers: HEAD, 204, 304.
     pub(super) fn new(body: B, mut guard: Guard) -> Self {

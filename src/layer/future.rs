@@ -93,7 +93,7 @@ where
         }
     }
 
-    /// Leaves the line, and refuses the request.
+    /// Leaves the queue, and refuses the request.
     pub(super) fn give_up<R>(self: Pin<&mut Self>, kind: RefusalKind) -> Response<ResponseBody<R>> {
         let ResponseFutureProj { gate, mut phase } = self.project();
         let head = match phase.as_mut().project() {

@@ -16,7 +16,7 @@ const RETRY_SOME_TIME: Duration = Duration::from_secs(1);
 
 /// Reason and numbers of a request that the layer refused.
 ///
-/// It is in the extensions of every such response, so that an outer layer, or the caller of a layered client, can tell a
+/// It is in the extensions of every such response, so that an outer layer, or the caller of a layered client, can distinguish a
 /// refusal from a response of the service.
 #[derive(Clone, Debug)]
 pub struct Refusal {

@@ -78,7 +78,7 @@ impl Limit {
     /// Limits each key separately that a closure finds in the request head.
     ///
     /// With `None` the request is not under this limit: it is counted (`turnstile_unkeyed_total`) and logged at debug
-    /// level. [`Scope::require_key`] refuses it instead. For requests that cannot be told apart, return [`Key::SHARED`]
+    /// level. [`Scope::require_key`] refuses it instead. For requests that cannot be distinguished, return [`Key::SHARED`]
     /// rather than `None`.
     ///
     /// The head has method, URI, headers and extensions. The key may have any type that converts into a [`Key`]: a

@@ -8,15 +8,31 @@ use std::{
 };
 
 use http::{Request, Response};
-use http_body::Body;
 use tower_service::Service;
 
-use super::{body::ResponseBody, future::ResponseFuture, gates::Gates};
+use super::{
+    body::{LimitedBody, ResponseBody},
+    future::ResponseFuture,
+    gates::Gates,
+};
 
 /// A service whose requests are limited. Created by a [`LimitLayer`](super::LimitLayer).
 ///
 /// The futures and response bodies of the wrapped service must be `Send + 'static`: see
-/// [where the layer goes](crate::guide::keys#where-the-layer-goes).
+/// [where the layer goes](crate::guide::keys#where-the-layer-goes). Its response bodies must implement
+/// [`http_body::Body`], which the compiler reports for others:
+///
+/// ```compile_fail,E0277
+/// # use std::convert::Infallible;
+/// # use http::{Request, Response};
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # use tower_turnstile::{Limit, Limiter};
+/// # fn example() {
+/// let text = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new("no body")) });
+/// let limited = Limiter::in_memory().layer(Limit::concurrent("chat", 5)).layer(text);
+/// let response = ServiceExt::<Request<()>>::oneshot(limited, Request::new(()));
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
@@ -47,7 +63,7 @@ impl<S> Limited<S> {
 impl<S, Q, R> Service<Request<Q>> for Limited<S>
 where
     S: Service<Request<Q>, Response = Response<R>, Future: Send + 'static> + Clone,
-    R: Body + Send + 'static,
+    R: LimitedBody,
 {
     type Response = Response<ResponseBody<R>>;
     type Error = S::Error;

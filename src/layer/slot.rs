@@ -17,17 +17,21 @@ use crate::permit::{Share, WeakShare};
 /// Every request that passes a layer has one. If no limit applies, because of its key, its route or
 /// [`Mode::Off`](crate::Mode::Off), it represents no slot: it is never lost, and a [`Hold`] of it holds nothing.
 ///
-/// ```
-/// use axum::Extension;
+/// With the feature `axum` it is an extractor; without it handlers take it from the request's extensions
+/// (`Extension<Slot>` in axum).
+///
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use tower_turnstile::Slot;
 ///
-/// async fn report(Extension(slot): Extension<Slot>) -> &'static str {
+/// async fn report(slot: Slot) -> &'static str {
 ///     tokio::select! {
 ///         answer = work() => answer,
 ///         () = slot.lost() => "stopped: another request may run in our place",
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::get(report));
 /// ```
 #[derive(Clone)]
 pub struct Slot {
@@ -113,11 +117,12 @@ impl fmt::Debug for Slot {
 /// holds it, so a long-lived task should watch [`lost`](Self::lost). That also completes when the slot has been held as long
 /// as [`max_hold`](super::LimitLayer::max_hold) allows; the slot is released then, whatever the task does.
 ///
-/// ```
-/// use axum::{Extension, extract::ws::WebSocketUpgrade, response::Response};
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
+/// use axum::{extract::ws::WebSocketUpgrade, response::Response};
 /// use tower_turnstile::Slot;
 ///
-/// async fn socket(Extension(slot): Extension<Slot>, upgrade: WebSocketUpgrade) -> Response {
+/// async fn socket(slot: Slot, upgrade: WebSocketUpgrade) -> Response {
 ///     // The response ends with its 101; the conversation goes on.
 ///     let hold = slot.hold();
 ///     upgrade.on_upgrade(async move |mut socket| {
@@ -129,6 +134,7 @@ impl fmt::Debug for Slot {
 ///         drop(hold);
 ///     })
 /// }
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::get(socket));
 /// ```
 #[must_use = "dropping a hold releases its slot"]
 pub struct Hold(Vec<Share>);

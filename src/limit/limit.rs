@@ -63,6 +63,17 @@ pub(super) struct Refill {
 impl Limit {
     /// Allows at most `max` concurrent permits for each key.
     ///
+    /// The name is a literal, and the limit can be a `const`. For a name that is a `String`, or a value from a
+    /// configuration, use [`Limit::try_concurrent`]: a borrowed name does not live long enough.
+    ///
+    /// ```compile_fail,E0597
+    /// # use tower_turnstile::Limit;
+    /// # fn limit() -> Limit {
+    /// let name = String::from("chat");
+    /// Limit::concurrent(&name, 5) // use `Limit::try_concurrent(name, 5)?`
+    /// # }
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the name is empty or longer than 128 bytes, or `max` is 0 or above [`MAX_LIMIT`]; in a `const` or `static` that is
@@ -107,6 +118,8 @@ impl Limit {
     ///
     /// The algorithm is GCRA (a leaky bucket as a meter): in any window of length `t` at most
     /// `count x t / period + burst` permits are granted, by the store's clock, exact to the microsecond.
+    ///
+    /// For a name that is a `String`, or values from a configuration, use [`Limit::try_rate`].
     ///
     /// # Panics
     ///

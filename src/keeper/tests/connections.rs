@@ -64,7 +64,7 @@ fn a_waiter_that_was_passed_over_keeps_its_place() {
     assert!(world.collect(1, &third).is_none());
 }
 
-/// It is below the head of the line, and not gone: that is asked now and then.
+/// It is below the head of the queue, and not gone: that is asked now and then.
 #[test]
 fn a_waiter_that_was_passed_over_costs_few_exchanges() {
     let (mut world, holder, first, second) = World::one_behind_another();

@@ -100,7 +100,7 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     }
 }
 
-/// A grant that was lost in an outage before its request came for it blocks the local line for the whole outage.
+/// A grant that was lost in an outage before its request came for it blocks the local queue for the whole outage.
 #[test]
 fn what_is_lost_in_an_outage_leaves_the_local_ledger() {
     let limit = Limit::concurrent("a", 1);
@@ -417,7 +417,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     assert!(!lease.is_over(world.local()));
 }
 
-/// G7: in memory, lines of keys that are likely to come again are kept; as many as they may be, and no longer than
+/// G7: in memory, queues of keys that are likely to come again are kept; as many as they may be, and no longer than
 /// there is a limiter.
 #[test]
 fn a_process_keeps_few_idle_lines_and_none_for_ever() {

@@ -75,7 +75,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
     }
 }
 
-/// G5: a shutdown leaves nobody in the line.
+/// G5: a shutdown leaves nobody in the queue.
 #[test]
 fn a_shutdown_refuses_who_waits() {
     let mut world = World::new(1, &ONE);

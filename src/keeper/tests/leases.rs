@@ -95,7 +95,7 @@ fn a_short_grant_is_renewed_before_it_ends() {
     assert!(lasts(&world, &waiter) > LEASE * 9 / 10);
 }
 
-/// G4: who is not before the head may have left the line all the same, and is asked for by name.
+/// G4: a waiter that is not before the head may have left the queue all the same, and is asked for by name.
 #[test]
 fn all_waiters_are_asked_for_now_and_then() {
     let mut world = World::new(1, &ONE);

@@ -158,7 +158,7 @@ impl World {
         lease
     }
 
-    /// Keeper 1 has the only slot, and a request of keeper 0 stands in line for it.
+    /// Keeper 1 has the only slot, and a request of keeper 0 is queued for it.
     fn holder_and_waiter(&mut self) -> (Arc<Lease>, Arc<Lease>) {
         let holder = self.ask(1, PATIENT);
         self.settle();

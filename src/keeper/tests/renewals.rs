@@ -54,7 +54,7 @@ fn run(world: &mut World, time: Duration) -> Vec<Vec<Seq>> {
     }
 }
 
-/// Those of many lines share exchanges, and the exchanges are spread over the time.
+/// Those of many queues share exchanges, and the exchanges are spread over the time.
 #[test]
 fn renewals_of_many_keys_share_exchanges_and_are_spread() {
     let mut world = World::new(1, &Limit::concurrent("a", 1));

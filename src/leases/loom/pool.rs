@@ -193,7 +193,7 @@ fn nothing_is_put_unseen_where_no_semaphore_is_bound() {
     });
 }
 
-/// The slot goes to the next permit, which is revoked at a bound: whoever watches the first permit sees nothing of it.
+/// The slot goes to the next permit, which is revoked at a bound: a watcher of the first permit does not see it.
 #[test]
 fn a_watcher_sees_no_later_permit() {
     explore("pool: watcher of an earlier permit", |clock| {
