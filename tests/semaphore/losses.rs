@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future,
     io::{BufRead, BufReader},
     mem::ManuallyDrop,
     pin::pin,
@@ -19,7 +20,7 @@ use nix::{
     sys::signal::{self, Signal},
     unistd::Pid,
 };
-use tokio::{runtime, time::sleep};
+use tokio::{runtime, sync::Semaphore, time::sleep};
 use tokio_test::assert_pending;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot};
@@ -38,12 +39,22 @@ fn settings() -> LimiterBuilder {
     Limiter::builder().lease(LEASE).store_timeout(store_timeout)
 }
 
-/// Whether a loss was noticed before the work was done.
-async fn is_lost_first(lost: impl Future<Output = ()>) -> bool {
+/// Whether a loss was noticed before the work was done. `begun` is called when both were polled: a process that is stopped
+/// between the two polls finds its work done before it looks at the permit again.
+async fn is_lost_first(lost: impl Future<Output = ()>, begun: impl FnOnce()) -> bool {
+    let mut work = pin!(sleep(WORK));
+    let mut begun = Some(begun);
+    let work = future::poll_fn(|cx| {
+        let work = work.as_mut().poll(cx);
+        if let Some(begun) = begun.take() {
+            begun();
+        }
+        work
+    });
     tokio::select! {
         biased;
         () = lost => true,
-        () = sleep(WORK) => false,
+        () = work => false,
     }
 }
 
@@ -73,9 +84,9 @@ async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     let (resume, blocked) = mpsc::channel::<()>();
     drivers.spawn(async move { blocked.recv() });
     let (permit, slot, hold) = tokio::join!(
-        is_lost_first(permit.lost()),
-        is_lost_first(slot.lost()),
-        is_lost_first(hold.lost()),
+        is_lost_first(permit.lost(), || {}),
+        is_lost_first(slot.lost(), || {}),
+        is_lost_first(hold.lost(), || {}),
     );
     drop(resume);
     drivers.shutdown_background();
@@ -157,11 +168,15 @@ fn process() {
         let limiter = settings().connect(&url).await.expect("it is up");
         let semaphore = limiter.semaphore(&MANY, "key");
         let permits = join_all((0..JOBS).map(|_| semaphore.acquire())).await;
+        let begun = Arc::new(Semaphore::new(0));
         let jobs = permits.into_iter().map(|permit| {
             let permit = permit.expect("a free slot");
-            tokio::spawn(async move { is_lost_first(permit.lost()).await })
+            let begun = begun.clone();
+            tokio::spawn(async move { is_lost_first(permit.lost(), || begun.add_permits(1)).await })
         });
         let jobs: Vec<_> = jobs.collect();
+        let all = begun.acquire_many(JOBS).await;
+        all.expect("it is not closed").forget();
         println!("{}holding", Stopped::MARK);
         let outcomes = join_all(jobs).await.into_iter();
         let lost = outcomes.filter(|lost| *lost.as_ref().expect("no panic"));
