@@ -166,6 +166,7 @@
 // | `read` | a string or a table, in serde |
 // | `error` | what is wrong, and where |
 // | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
+// | `schema` | tests: `schema.json`, which is made of the sections' types
 // | `check` | all checks, and the limits that come of it |
 // | `routes`, `paths` | the route of a request; the readings of a path |
 // | `table` | the layer of each route |
@@ -182,6 +183,8 @@ mod paths;
 mod read;
 mod route;
 mod routes;
+#[cfg(test)]
+mod schema;
 mod sections;
 mod store;
 mod table;

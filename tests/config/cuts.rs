@@ -6,7 +6,7 @@ use tower_turnstile::{
 };
 
 /// Limits first, as in the examples.
-const TABLES: &str = r#"
+pub(super) const TABLES: &str = r#"
 [store]
 url = "redis://user:password@127.0.0.1:6379/1"
 namespace = "shop"
@@ -59,7 +59,7 @@ limits = ["opens"]
 "#;
 
 /// Routes first, the store last, and one limit that only the program uses.
-const BACKWARDS: &str = r#"
+pub(super) const BACKWARDS: &str = r#"
 [[routes]]
 match = ["/a"]
 limits = ["a", "b"]
@@ -89,7 +89,7 @@ url = { env = "REDIS_URL" }
 namespace = "shop"
 "#;
 
-const INLINE: &str = "
+pub(super) const INLINE: &str = "
 limits = { a = { concurrent = 10, wait = '2s' }, b = { rate = 5, per = '1s', burst = 100 } }
 routes = [
     { match = ['/a'], limits = ['a'] },
