@@ -3,7 +3,7 @@
 //! A limit has the series that its settings make possible ([`LimitMeter::expect`]): they are there with a zero before the
 //! first event. Any other one is made by its first event.
 //!
-//! Tests: `tests.rs`, `tests/metrics.rs`.
+//! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
 use std::{sync::OnceLock, time::Duration};
 

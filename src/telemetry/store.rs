@@ -1,6 +1,6 @@
 //! What is measured of the store.
 //!
-//! Tests: `tests.rs`, `tests/metrics.rs`.
+//! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
 //! Metrics as a recorder receives them, end to end.
 #![cfg(feature = "metrics")]
 
+mod operations;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{
