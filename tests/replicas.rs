@@ -141,7 +141,7 @@ fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
 
 /// G4: waiters whose connection has ended with their process delay nobody.
 #[test]
-fn dead_waiters_at_the_head_of_the_line_are_passed_over() {
+fn dead_waiters_at_the_head_of_the_queue_are_passed_over() {
     alone(async {
         let server = RedisServer::start();
         let mut replicas = replicas(&server, 3, &["--limit", "1"]).await;

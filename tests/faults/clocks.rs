@@ -265,7 +265,7 @@ async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lea
 
 /// Back by more than the lease, then forward by less than a waiter's time: the line stays as it is.
 #[tokio::test]
-async fn small_steps_cost_no_place_in_the_line() {
+async fn small_steps_cost_no_queue_position() {
     let clock = Clock::new();
     let server = clock.server();
     let (one, other) = (replica(&server.url()).await, replica(&server.url()).await);

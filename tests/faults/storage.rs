@@ -1,4 +1,4 @@
-//! A store that loses what it was told. Holders tell it again, each by its own deadline; the cap is overshot by no more
+//! A store that loses its data. Holders put it back, each by its own deadline; the cap is overshot by no more
 //! than what was lost, until those holders have ended.
 
 use std::{
@@ -32,7 +32,7 @@ async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc
     held
 }
 
-/// Holders hold on while others wait; then the store loses all, and is told again.
+/// Holders hold on while others wait; then the store loses all, and gets it back.
 async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     let mut server = RedisServer::start();
     let holders = Holders::count(CAP);
@@ -57,7 +57,7 @@ async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     until_empty(&server).await;
 }
 
-/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until it is told.
+/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until they are put back.
 async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
     sleep(TOLD_AGAIN).await;
     let figures = holders.figures();
@@ -214,7 +214,7 @@ async fn until_usage_in_store(server: &RedisServer, members: usize) {
     soon(seen).await;
 }
 
-/// A failover: what the replica was not told is lost, the rest is not. The name leads to it before it is promoted.
+/// A failover: what was not replicated is lost, the rest is not. The name leads to it before it is promoted.
 #[tokio::test]
 async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     let mut primary = RedisServer::start();

@@ -162,7 +162,7 @@ async fn the_documented_rights_are_enough_from_the_first_request_to_the_shutdown
 }
 
 #[tokio::test]
-async fn without_publish_the_line_moves_by_asking() {
+async fn without_publish_the_queue_moves_by_polls() {
     log();
     let server = RedisServer::start();
     let url = user(&server, "rights-publish", &["-publish"]);
