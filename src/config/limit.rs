@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use super::{
     error::Faults,
     key::{CallerKey, KeyConfig},
-    read::word_or_table,
+    visitors::word_or_table,
 };
 use crate::{
     error::ConfigError,
@@ -260,7 +260,7 @@ fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallbac
     }
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct PolicyTable {
+    struct FallbackTable {
         local: u32,
     }
     word_or_table(
@@ -272,6 +272,6 @@ fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallbac
                 PolicyWord::Reject => Some(Fallback::Reject),
             })
         },
-        |table: PolicyTable| Ok(Some(Fallback::Local(table.local))),
+        |table: FallbackTable| Ok(Some(Fallback::Local(table.local))),
     )
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::{
     error::{ConfigFileError, Faults},
-    read::{secret, word_or_table},
+    visitors::{secret, word_or_table},
 };
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},
@@ -33,7 +33,8 @@ pub struct StoreConfig {
     /// Interval between polls for waiters. See [`LimiterBuilder::poll_interval`]. Default: 1 s.
     #[serde(with = "humantime_serde")]
     pub poll_interval: Option<Duration>,
-    /// How long queue positions outlive contact. See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
+    /// Time for which the store keeps the queue positions of a replica that sends nothing. Default: 5 s. See
+    /// [`LimiterBuilder::waiter_ttl`].
     #[serde(with = "humantime_serde")]
     pub waiter_ttl: Option<Duration>,
 }

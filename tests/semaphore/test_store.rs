@@ -1,4 +1,4 @@
-//! The store for tests of outages: it keeps the promises of the store in Redis, and fails as it is told to.
+//! The store for tests of outages: it keeps the promises of the store in Redis, and fails on demand.
 
 use std::time::Duration;
 
