@@ -65,7 +65,7 @@ impl fmt::Display for ConfigError {
 impl Error for ConfigError {}
 
 /// Error of a request that got no permit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
     pub(crate) limit_name: Cow<'static, str>,
@@ -230,6 +230,22 @@ impl AcquireError {
     /// Returns when to retry: exact for a rate, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+}
+
+/// What its methods return: a `main` that fails with this error prints it.
+impl fmt::Debug for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireError")
+            .field("kind", &self.kind)
+            .field("limit_name", &self.limit_name)
+            .field("max", &self.max)
+            .field("in_use", &self.in_use)
+            .field("waiting", &self.waiting)
+            .field("position", &self.place)
+            .field("waited", &self.waited)
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
     }
 }
 

@@ -723,7 +723,7 @@ const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may
 const AFTER_A_MINUTE: &str =
     "the store has not been reached since the start: the fallback of each limit applies";
 
-/// The texts of all events that the library can tell, as they stand in its source.
+/// The texts of all events of the library, from its source.
 fn messages() -> BTreeSet<String> {
     let mut messages = BTreeSet::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -769,7 +769,7 @@ fn a_log_writer_that_blocks_holds_up_nobody_else() {
         });
         let blocked = Blocked::new();
         server.pause();
-        // The driver finds the store to be down, and tells of it.
+        // The driver finds the store to be down, and logs it.
         let waiting = runtime.spawn(limiter.semaphore(&PROBE, "key").acquire());
         // The driver blocks a worker of the runtime now, whose timers may stand still with it.
         let begin = Instant::now();

@@ -398,7 +398,7 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
     });
 }
 
-/// G1, G2: what the new primary never heard of is put back by those who hold it.
+/// G1, G2: data that the new primary lacks is put back by those who hold it.
 #[test]
 fn writes_that_a_failover_loses_are_adopted() {
     alone(async {

@@ -92,7 +92,7 @@ fn words_and_tables_read_alike() {
     assert_eq!(policy("{ local = 7 }"), Some(Fallback::Local(7)));
 }
 
-/// TOML's own words, and the line.
+/// TOML's own message, and the line.
 #[test]
 fn unreadable_text_is_reported_with_its_line() {
     for (text, line, words) in [

@@ -35,7 +35,7 @@ struct Shared {
     head: Mutex<Option<Parts>>,
 }
 
-/// What all streams tell.
+/// State that all streams report.
 #[derive(Clone, Copy)]
 struct Story {
     events: usize,
@@ -70,7 +70,7 @@ impl Upstream {
         self.address
     }
 
-    /// Waits until so many calls are open.
+    /// Waits until this many calls are open.
     pub(crate) async fn until_calls(&self, calls: usize) {
         let mut now = self.shared.calls.subscribe();
         now.wait_for(|now| *now == calls).await.expect("it goes on");

@@ -33,7 +33,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(10);
 const MAX: Duration = Duration::from_secs(60);
 
-/// Waits in line for the slot, and tells how long that took.
+/// Queues for the slot, and returns how long that took.
 async fn admitted(limiter: &Limiter) -> (Permit, Duration) {
     let patient = ONE.wait_up_to(2 * MAX);
     let started = Instant::now();

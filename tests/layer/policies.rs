@@ -247,7 +247,7 @@ async fn admitted_responses_tell_how_the_limits_stand() {
             item("opens", &["r=1"])
         ]
     );
-    // A refusal tells of the others too, as they stand without it.
+    // A refusal reports the others too, without itself.
     let refused = send(&service, with_key("gold")).await;
     assert_eq!(refusal(&refused).limit_name(), "global");
     let values = fields(&refused, "ratelimit");

@@ -43,7 +43,7 @@ pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     (limiter, permit, layer)
 }
 
-/// A service that tells when it is called, and reads the body.
+/// A service that reports its calls, and reads the body.
 fn reader<Q>() -> (
     impl Service<Request<Q>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
     + Clone
@@ -104,7 +104,7 @@ fn http1(address: SocketAddr, raw: Vec<u8>) -> (JoinHandle<()>, Arc<AtomicUsize>
     (client, sent)
 }
 
-/// Joins the line with this request, sends at least so much of it, and leaves.
+/// Queues with this request, sends at least this much of it, and leaves.
 async fn joins_and_leaves(limiter: &Limiter, address: SocketAddr, raw: Vec<u8>, at_least: usize) {
     let waiting = limiter.status().waiting;
     let (client, sent) = http1(address, raw);

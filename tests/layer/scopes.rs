@@ -8,7 +8,7 @@ use tower_turnstile::{Limit, Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
-/// Sends these requests at once and tells which were admitted.
+/// Sends these requests at once and returns which were admitted.
 async fn admitted<const N: usize>(
     scope: impl Into<Policy>,
     requests: [Request<()>; N],

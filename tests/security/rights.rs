@@ -85,7 +85,7 @@ async fn until(namespace: &str, done: impl Fn() -> bool) -> Result<(), Noticed> 
 }
 
 /// The life of a service of two replicas: all that a user of the store is needed for. An error as soon as anything
-/// but a full limit is in the way.
+/// but a full limit prevents that.
 async fn live(
     server: &RedisServer,
     url: &str,

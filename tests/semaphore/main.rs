@@ -470,7 +470,7 @@ fn a_runtime_that_is_gone_is_an_error() {
     });
 }
 
-/// The runtime with the limiter's task has ended: a shutdown on another one tells the store all the same.
+/// The runtime with the limiter's task has ended: a shutdown on another one reaches the store all the same.
 #[test]
 fn a_shutdown_on_another_runtime_gives_everything_back() {
     let server = RedisServer::start();
@@ -485,7 +485,7 @@ fn a_shutdown_on_another_runtime_gives_everything_back() {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// A permit tells of its loss although the runtime that looked after it has ended.
+/// A permit reports its loss although the runtime that looked after it has ended.
 #[test]
 fn a_loss_is_told_on_another_runtime() {
     let mut server = RedisServer::start();

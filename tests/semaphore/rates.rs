@@ -381,7 +381,7 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     let began = Instant::now();
     let mut tasks = Vec::new();
     for limiter in replicas {
-        // So many that they stand in line for longer than a busy machine stands still.
+        // Enough to queue for longer than a busy machine stands still.
         for _ in 0..32 {
             let semaphore = limiter.semaphore(&rate, "a");
             tasks.push(tokio::spawn(async move {
@@ -517,7 +517,7 @@ async fn without_its_store_a_rate_has_its_fallback() {
         }
     })
     .await;
-    // The store has heard of nothing meanwhile.
+    // The store has received nothing meanwhile.
     assert_eq!(take_all(&limiter.semaphore(&local, "a")).await, 3);
 }
 

@@ -86,7 +86,7 @@ fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
     on(&other, until_free(&waiting(&limiter)));
 }
 
-/// G4: as above, with a request that waits in line when the runtime stops.
+/// G4: as above, with a request that queues when the runtime stops.
 #[test]
 fn a_waiter_does_not_wait_for_a_runtime_that_nobody_drives() {
     let server = RedisServer::start();
@@ -244,7 +244,7 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {
         let runtime = multi_thread(1);
-        // Scripts have to wait, and the server tells how many do.
+        // Scripts have to wait, and the server counts them.
         server.cli(&["CLIENT", "PAUSE", "60000", "WRITE"]);
         let request = runtime.spawn(semaphore.acquire());
         let begin = Instant::now();
@@ -307,7 +307,7 @@ fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// There is one clear error, and no panic but the one by which tokio tells of what is missing.
+/// There is one clear error, and no panic but the one of tokio about what is missing.
 #[test]
 fn a_runtime_that_lacks_something_is_an_error() {
     let server = RedisServer::start();

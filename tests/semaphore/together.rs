@@ -431,7 +431,7 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     all_is_free(&server, &limiter).await;
 }
 
-/// If that takes so long that the limits' policy decides, the waiter may have been let in by it.
+/// If that takes until the limits' fallback decides, it may have admitted the waiter.
 #[tokio::test]
 async fn a_store_that_is_killed_leaves_nothing_behind() {
     let mut server = RedisServer::start();

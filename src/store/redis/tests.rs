@@ -546,7 +546,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     one.run(release(1)).await;
     other.is_connected().await;
     other.is_woken().await;
-    // An ended lease, and an ended mark in a line that is full.
+    // An ended lease, and an ended mark in a full queue.
     other.lease_ms = 1;
     let full = Batch {
         max_waiters: 0,

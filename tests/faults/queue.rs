@@ -112,7 +112,7 @@ async fn without_wake_ups_the_queue_moves_by_polls() {
     assert!(log.contains("publish"), "it was refused: {log}");
 }
 
-/// The head of the line is cut off: its replica is as good as crashed.
+/// The head of the queue is cut off: its replica is as good as crashed.
 #[tokio::test]
 async fn a_head_that_is_cut_off_delays_others_by_twice_its_time() {
     let server = RedisServer::start();
