@@ -65,7 +65,7 @@ impl fmt::Display for ConfigError {
 impl Error for ConfigError {}
 
 /// Error of a request that got no permit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
     pub(crate) limit_name: Cow<'static, str>,
@@ -114,12 +114,28 @@ pub struct ReleaseError {
     lease: Duration,
 }
 
+impl AcquireErrorKind {
+    /// Returns the reason as one word, such as `timed_out`: the same as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::QueueFull => "queue_full",
+            Self::TimedOut => "timed_out",
+            Self::TooSoon => "too_soon",
+            Self::Unavailable => "unavailable",
+            Self::Misconfigured => "misconfigured",
+            Self::ShutDown => "shut_down",
+            Self::NoRuntime => "no_runtime",
+        }
+    }
+}
+
 impl ReleaseError {
     pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
         Self { limit_name, lease }
     }
 
-    /// The name of the limit.
+    /// Returns the name of the limit.
     pub fn limit_name(&self) -> &str {
         &self.limit_name
     }
@@ -150,6 +166,18 @@ pub enum LostErrorKind {
     HeldTooLong,
     /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
     Idle,
+}
+
+impl LostErrorKind {
+    /// Returns the reason as one word, such as `max_hold`: the same as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::ShutDown => "shut_down",
+            Self::HeldTooLong => "max_hold",
+            Self::Idle => "idle",
+        }
+    }
 }
 
 impl AcquireError {
@@ -184,13 +212,13 @@ impl AcquireError {
         self.in_use
     }
 
-    /// Returns the queued requests across all replicas, as last reported by the store.
+    /// Returns the queued requests across all replicas, as last reported by the store: this one may be among them.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
-    pub fn place(&self) -> Option<u32> {
+    pub fn position(&self) -> Option<u32> {
         self.place
     }
 
@@ -202,6 +230,22 @@ impl AcquireError {
     /// Returns when to retry: exact for a rate, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+}
+
+/// What its methods return: a `main` that fails with this error prints it.
+impl fmt::Debug for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireError")
+            .field("kind", &self.kind)
+            .field("limit_name", &self.limit_name)
+            .field("max", &self.max)
+            .field("in_use", &self.in_use)
+            .field("waiting", &self.waiting)
+            .field("position", &self.place)
+            .field("waited", &self.waited)
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
     }
 }
 

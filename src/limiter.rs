@@ -52,7 +52,7 @@ impl Limiter {
     ///
     /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Afterwards every slot
     /// of this process is free for other replicas, unless the store could not be reached. See
-    /// [Shutting down](crate::guide::shutdown) for its place beside a server's graceful shutdown.
+    /// [Shutting down](crate::guide::shutdown) for its order against a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///

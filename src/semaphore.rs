@@ -379,7 +379,7 @@ enum Stage {
 
 impl Acquire {
     /// Returns the queue position on arrival: 1 at the head. `None` if the request has not queued.
-    pub fn place(&self) -> Option<u32> {
+    pub fn position(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,
             Stage::Requested(request, _) => request.place(),

@@ -1,4 +1,4 @@
-//! Keys of a limit: which callers it tells apart.
+//! Keys of a limit: which callers it counts separately.
 //!
 //! Tests: `tests/config/reading.rs`, `routes.rs`.
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::Faults,
-    read::{secret, word_or_table},
+    visitors::{secret, word_or_table},
 };
 use crate::{key::Key, layer::ClientAddress};
 
-/// Says what a limit counts separately. Default: nothing, all requests share it.
+/// What a limit counts separately. Default: nothing, all requests share it.
 ///
 /// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
@@ -33,7 +33,7 @@ pub enum KeyConfig {
     ClientAddress(AddressConfig),
 }
 
-/// Says where a client's address is found. See [`ClientAddress`].
+/// Where a client's address is found. See [`ClientAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[cfg_attr(test, schemars(extend("oneOf" = schema::proxies_and_header())))]

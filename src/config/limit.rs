@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use super::{
     error::Faults,
     key::{CallerKey, KeyConfig},
-    read::word_or_table,
+    visitors::word_or_table,
 };
 #[cfg(test)]
 use super::{

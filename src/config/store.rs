@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::{ConfigFileError, Faults},
-    read::{secret, word_or_table},
+    visitors::{secret, word_or_table},
 };
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},
@@ -41,7 +41,8 @@ pub struct StoreConfig {
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub poll_interval: Option<Duration>,
-    /// How long queue positions outlive contact. See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
+    /// Time for which the store keeps the queue positions of a replica that sends nothing. Default: 5 s. See
+    /// [`LimiterBuilder::waiter_ttl`].
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub waiter_ttl: Option<Duration>,

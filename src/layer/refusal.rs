@@ -23,12 +23,12 @@ pub struct Refusal {
     limit: Limit,
     kind: RefusalKind,
     status: StatusCode,
-    /// The limit is the caller's own, and others may still be let in.
+    /// The limit is the caller's own, and others may still be admitted.
     own: bool,
     max: u32,
     in_use: u32,
     waiting: u32,
-    place: Option<u32>,
+    position: Option<u32>,
     waited: Duration,
     retry_after: Duration,
     quotas: Vec<Quota>,
@@ -85,7 +85,7 @@ impl Refusal {
             max: limit.max(),
             in_use: 0,
             waiting: 0,
-            place: None,
+            position: None,
             waited: Duration::ZERO,
             retry_after: RETRY_SOME_TIME,
             quotas: Vec::new(),
@@ -97,7 +97,7 @@ impl Refusal {
             max: error.max(),
             in_use: error.in_use(),
             waiting: error.waiting(),
-            place: error.place(),
+            position: error.position(),
             waited: error.waited(),
             retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
             ..self
@@ -153,13 +153,15 @@ impl Refusal {
     }
 
     /// Returns the queued requests for this limit and key, across all replicas, as last reported.
+    ///
+    /// The refused request may be among them, if it queued.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
-    pub fn place(&self) -> Option<u32> {
-        self.place
+    pub fn position(&self) -> Option<u32> {
+        self.position
     }
 
     /// Returns how long the request waited.
@@ -168,6 +170,8 @@ impl Refusal {
     }
 
     /// Returns when the client should retry. Never zero.
+    ///
+    /// It means nothing where a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`].
     ///
     /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
     /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
@@ -178,6 +182,25 @@ impl Refusal {
 }
 
 impl RefusalKind {
+    /// Returns the reason as one word, such as `timed_out`, for the `code` of an API's own errors.
+    ///
+    /// It is the same word as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => AcquireErrorKind::Full.as_str(),
+            Self::QueueFull => AcquireErrorKind::QueueFull.as_str(),
+            Self::TimedOut => AcquireErrorKind::TimedOut.as_str(),
+            Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
+            Self::Lost => LostErrorKind::Lost.as_str(),
+            Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
+            Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
+            Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
+            Self::ShutDown => AcquireErrorKind::ShutDown.as_str(),
+            Self::NoKey => "no_key",
+            Self::BodyFailed => "body_failed",
+        }
+    }
+
     /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
     pub fn is_limited(self) -> bool {
         matches!(
@@ -274,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_left_the_line_shows_how_it_stood() {
+    fn a_request_that_left_the_queue_has_its_last_numbers() {
         let error = AcquireError {
             max: 7,
             in_use: 7,
@@ -285,7 +308,7 @@ mod tests {
             ..CHAT.acquire_error(AcquireErrorKind::TimedOut)
         };
         let refusal = refused(&CHAT, &error);
-        assert_eq!((refusal.max(), refusal.place()), (7, Some(3)));
+        assert_eq!((refusal.max(), refusal.position()), (7, Some(3)));
         let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
@@ -295,7 +318,7 @@ mod tests {
             "limit": 7,
             "in_use": 7,
             "waiting": 4,
-            "place": 3,
+            "position": 3,
             "waited": 1.5,
             "retry_after": 1,
         });

@@ -271,7 +271,7 @@ fn a_limit_has_the_series_that_can_occur() {
     assert_eq!(series(&snapshotter), [""; 0]);
 }
 
-/// A missing recorder is told from others, also from those without a size.
+/// A missing recorder is distinguished from others, also from those without a size.
 #[test]
 fn a_missing_recorder_is_noticed() {
     assert!(!facade::is_recording());

@@ -69,7 +69,7 @@ use crate::{
 pub struct TestStore(Arc<Server>);
 
 impl TestStore {
-    /// A store that is up, answers at once, and holds nothing.
+    /// Creates a store that is up, answers at once, and holds nothing.
     pub fn new() -> Self {
         Self::default()
     }

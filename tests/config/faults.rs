@@ -141,8 +141,8 @@ fn each_fault_is_reported_by_its_path() {
     for (text, path, words) in faulty() {
         let faults = faults(&text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
-        let (told, message) = faults[0].split_once(": ").unwrap();
-        assert_eq!(told, path, "{text}: {message}");
+        let (found, message) = faults[0].split_once(": ").unwrap();
+        assert_eq!(found, path, "{text}: {message}");
         assert!(message.contains(words), "{text}: {message}");
     }
 }

@@ -47,7 +47,7 @@ fn the_example_reads_as_it_says() {
 }
 
 #[test]
-fn what_is_not_said_has_its_default() {
+fn missing_field_has_its_default() {
     let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/'], limits = ['a'] }]";
     let config = Config::from_toml(text).unwrap();
     let limit = &config.limits["a"];
@@ -191,8 +191,8 @@ pub(super) const UNREADABLE: [(&str, usize, &str); 24] = [
 #[test]
 fn unreadable_text_is_reported_with_its_line() {
     for (text, line, words) in UNREADABLE {
-        let (told, message) = refusal(text);
-        assert_eq!(told, line, "{text}: {message}");
+        let (found, message) = refusal(text);
+        assert_eq!(found, line, "{text}: {message}");
         assert!(message.contains(words), "{text}: {message}");
         assert!(
             message.starts_with(&format!("line {line}, column ")),
@@ -244,8 +244,8 @@ fn secrets_are_not_shown() {
         "limits.a.overrides = { s3cret = 1, s3cret = 2 }",
     ] {
         let error = Config::from_toml(text).unwrap_err();
-        for told in [error.to_string(), format!("{error:?}")] {
-            assert!(!told.contains("s3cret"), "{text}: {told}");
+        for shown in [error.to_string(), format!("{error:?}")] {
+            assert!(!shown.contains("s3cret"), "{text}: {shown}");
         }
     }
     let text = "store.url = 'redis://:s3cret@host'\nplans.gold.keys = ['s3cret']

@@ -219,12 +219,12 @@ pub(crate) async fn meanwhile(request: &mut Acquire, done: impl Future<Output = 
     }
 }
 
-/// A request that waits at this place of the line.
+/// A request that queues at this position.
 pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permit> {
     queue_under(semaphore, semaphore, place).await
 }
 
-/// A request that waits at this place of the line of `scope`, which is one of its limits.
+/// A request that queues at this position of `scope`, which is one of its limits.
 pub(crate) async fn queue_under(
     semaphore: &Semaphore,
     scope: &Semaphore,

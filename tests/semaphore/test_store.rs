@@ -1,4 +1,4 @@
-//! The store for tests of outages: it keeps the promises of the store in Redis, and fails as it is told to.
+//! The store for tests of outages: it keeps the promises of the store in Redis, and fails on demand.
 
 use std::time::Duration;
 
@@ -293,7 +293,7 @@ async fn settings_are_checked() {
 
 /// A delay of any length, at a time when nobody waits for the answer.
 #[tokio::test(start_paused = true)]
-async fn the_longest_delay_is_silence() {
+async fn the_longest_delay_is_a_timeout() {
     let store = TestStore::new();
     let here = semaphore(&store, &STRICT).await;
     store.respond_after(Duration::MAX);

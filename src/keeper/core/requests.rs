@@ -15,7 +15,7 @@ use crate::{
     leases::{Lease, Pool, QueueId},
     limit::Limit,
     status::{Quota, Status},
-    telemetry::Measure,
+    telemetry::{LimitMeter, Measure},
 };
 
 impl Core {
@@ -241,6 +241,14 @@ impl Core {
         // The keeper has to see its end.
         lease.set_reusable(false);
         self.bounded.bound(lease, bounds, now);
+    }
+
+    /// The meter of a lease's limit. `None`: it is not held any more.
+    pub(crate) fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
+        let member = self.queues.get(lease.queue.0);
+        // The queue of a lost lease may be gone, and its index taken by another.
+        let member = member.filter(|member| member.queue.contains(lease.seq()))?;
+        Some(self.ctx.meter(member.queue.number()).clone())
     }
 
     /// Asks what all replicas together hold under a key.

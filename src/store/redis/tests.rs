@@ -546,7 +546,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     one.run(release(1)).await;
     other.is_connected().await;
     other.is_woken().await;
-    // An ended lease, and an ended mark in a line that is full.
+    // An ended lease, and an ended mark in a full queue.
     other.lease_ms = 1;
     let full = Batch {
         max_waiters: 0,
@@ -586,7 +586,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
 }
 
 #[tokio::test]
-async fn where_publish_is_forbidden_the_line_still_moves() {
+async fn where_publish_is_forbidden_the_queue_still_moves() {
     let server = RedisServer::start();
     let url = user(&server, &["-publish"]);
     let (one, mut other) = (Replica::at(&url, 1), Replica::at(&url, 2));
