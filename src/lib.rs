@@ -189,6 +189,8 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+#[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
+mod overrides;
 mod part;
 mod permit;
 mod ranges;

@@ -23,6 +23,7 @@ use crate::{
     key::Key,
     leases::{Lease, Leases, Pool, QueueId, Tenure},
     limit::{Limit, MAX_WAIT, Mode},
+    overrides::InForce,
     part::{PARTS, Part},
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
@@ -232,6 +233,17 @@ impl Keepers {
 
     pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
         self.first().lock().core.meter(limit)
+    }
+
+    /// Puts overrides in force, in place of all that were.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub(crate) fn steer(&self, overrides: InForce) {
+        let overrides = Arc::new(overrides);
+        for keeper in &self.all {
+            keeper.with(|core, now| core.steer(overrides.clone(), now));
+            // Without a runtime nothing ends them in time; the next step does.
+            let _ = keeper.start_driver();
+        }
     }
 
     #[cfg(feature = "config")]

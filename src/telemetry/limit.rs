@@ -66,6 +66,7 @@ struct Refusals {
     unavailable: Series<Counter>,
     misconfigured: Series<Counter>,
     shut_down: Series<Counter>,
+    paused: Series<Counter>,
     no_runtime: Series<Counter>,
 }
 
@@ -231,6 +232,7 @@ impl Refusals {
             unavailable: by("unavailable"),
             misconfigured: by("misconfigured"),
             shut_down: by("shut_down"),
+            paused: by("paused"),
             no_runtime: by("no_runtime"),
         }
     }
@@ -244,6 +246,7 @@ impl Refusals {
             AcquireErrorKind::Unavailable => &self.unavailable,
             AcquireErrorKind::Misconfigured => &self.misconfigured,
             AcquireErrorKind::ShutDown => &self.shut_down,
+            AcquireErrorKind::Paused => &self.paused,
             AcquireErrorKind::NoRuntime => &self.no_runtime,
         }
     }

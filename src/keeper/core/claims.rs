@@ -7,7 +7,7 @@
 //!
 //! Rates come first, and are charged once. The charge is refunded if the claim is refused after all.
 
-use std::{cmp::Ordering, time::Duration};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -57,9 +57,9 @@ impl Core {
             let index = self.queue(leg.limit, &leg.key);
             let queue = &mut self.queues[index.0].queue;
             queue.set_own_max(&mut self.ctx, leg.max);
-            let wait = match leg.max {
+            let wait = match queue.max() {
                 // It would wait for nothing.
-                Some(0) => Duration::ZERO,
+                0 => Duration::ZERO,
                 _ if shadow => Duration::ZERO,
                 _ => leg.wait,
             };
@@ -310,6 +310,37 @@ impl Core {
             self.refuse_claim(*id, error);
         }
         ids.len()
+    }
+
+    /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
+    pub(super) fn pause_claims(&mut self, limit: LimitId, until: Instant) {
+        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue.0].queue.number() == limit;
+        let concerned = |claim: &Claim| {
+            let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
+            let is_owed = |fee: &Fee| fee.limit == limit;
+            is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
+        };
+        let claims = self.claims.iter().filter(|(_, claim)| concerned(claim));
+        let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
+        for id in ids.iter().rev() {
+            let waited = self
+                .ctx
+                .now
+                .saturating_duration_since(self.claims[id].asked);
+            let error = AcquireError {
+                waited,
+                ..self.paused_error(limit, until)
+            };
+            self.refuse_claim(*id, error);
+        }
+    }
+
+    /// The refusal of a limit that an operator has paused until then.
+    pub(super) fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
+        AcquireError {
+            retry_after: Some(until.saturating_duration_since(self.ctx.now)),
+            ..self.refusal(limit, AcquireErrorKind::Paused)
+        }
     }
 
     /// The place of the leg that waits, when it joined its queue.

@@ -54,6 +54,7 @@ use crate::{
     leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
+    overrides::InForce,
     store::in_flight::ExchangeId,
 };
 
@@ -69,9 +70,14 @@ const SMALL_ROOM: usize = 1_000;
 /// The state machine.
 pub(crate) struct Core {
     ctx: Context,
+    /// The limits in force: with overrides.
     limits: Vec<Arc<Limit>>,
+    /// The same without overrides: as they were updated last.
+    updated: Vec<Arc<Limit>>,
     /// The same as they were when they were registered.
     declared: Vec<Limit>,
+    /// What operators have decided.
+    overrides: Arc<InForce>,
     /// Boxed, or to make room for more of them would take long.
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
@@ -227,6 +233,8 @@ impl Core {
         Self {
             ctx: Context::new(settings, shared, now),
             limits: Vec::new(),
+            updated: Vec::new(),
+            overrides: Arc::default(),
             declared: Vec::new(),
             queues: Slab::new(),
             by_key: Vec::new(),
@@ -347,6 +355,10 @@ impl Core {
             self.by_ledger.insert(ledger.clone(), index);
         }
         let mut queue = Queue::new(index, (limit, key.clone()), ledger, rules, &self.ctx);
+        if !self.overrides.is_empty() {
+            let steered = self.overrides.of_key(&self.limits[limit.0], key);
+            queue.steer(&mut self.ctx, steered);
+        }
         queue.start(&mut self.ctx);
         self.queues.insert(Box::new(Member {
             queue,
@@ -448,6 +460,7 @@ impl Core {
             self.bounded.due.first().map(|(at, _)| *at),
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
+            self.overrides.next_end(),
             self.ctx.confirmations.next_due(),
             self.alarm,
         ];

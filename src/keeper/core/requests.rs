@@ -26,6 +26,9 @@ impl Core {
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
+        if let Some(error) = self.pause_of(demand) {
+            return Err(error);
+        }
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
@@ -43,8 +46,8 @@ impl Core {
         let queue = &mut self.queues[index.0].queue;
         queue.set_own_max(&mut self.ctx, leg.max);
         // For a key that has no slots at all it would wait for nothing.
-        let wait = match leg.max {
-            Some(0) => Duration::ZERO,
+        let wait = match queue.max() {
+            0 => Duration::ZERO,
             _ => leg.wait,
         };
         let lease = match queue.take_idle(&mut self.ctx) {

@@ -55,6 +55,7 @@ use crate::{
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
     limit::{Fallback, Limit},
+    overrides::Steered,
     small_map::SmallMap,
 };
 
@@ -74,6 +75,8 @@ pub(super) struct Queue {
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     own_max: Option<u32>,
+    /// What operators have decided for this key.
+    steered: Steered,
     entries: SmallMap<Seq, Entry>,
     /// Those that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
     waiters: Option<Box<Waiters>>,
@@ -189,6 +192,7 @@ impl Queue {
             ledger,
             limit,
             own_max: None,
+            steered: Steered::default(),
             entries: SmallMap::default(),
             waiters: None,
             outbox: None,
@@ -229,8 +233,13 @@ impl Queue {
     }
 
     /// How many slots this key has.
-    fn max(&self) -> u32 {
-        self.own_max.unwrap_or(self.limit.max())
+    pub(super) fn max(&self) -> u32 {
+        self.value().unwrap_or(self.limit.max())
+    }
+
+    /// The value of this key, if that is not the limit's.
+    fn value(&self) -> Option<u32> {
+        self.steered.own_max(self.own_max)
     }
 
     pub(super) fn contains(&self, seq: Seq) -> bool {
@@ -300,7 +309,7 @@ impl Queue {
     fn local_limit(&self, ctx: &Context) -> u32 {
         match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
-            Fallback::Local(limit) if ctx.shared => match self.own_max {
+            Fallback::Local(limit) if ctx.shared => match self.value() {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
                 None => limit,
