@@ -432,6 +432,7 @@ const LAYERS: [&[&str]; 8] = [
         "attached.rs",
         "builder.rs",
         "limiter.rs",
+        "operate",
         "semaphore.rs",
         "permit.rs",
         "test_util",
