@@ -162,6 +162,7 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
+//! | `operate` | | operators see what all replicas hold and wait for: the module `operate` |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
 //!
@@ -189,6 +190,8 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+#[cfg(feature = "operate")]
+pub mod operate;
 #[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
 mod overrides;
 mod part;

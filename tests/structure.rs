@@ -432,6 +432,7 @@ const LAYERS: [&[&str]; 9] = [
         "attached.rs",
         "builder.rs",
         "limiter.rs",
+        "operate",
         "semaphore.rs",
         "permit.rs",
         "test_util",

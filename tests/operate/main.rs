@@ -1,0 +1,6 @@
+//! Operators: what they are told of a service's replicas.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod connecting;
