@@ -246,6 +246,12 @@ impl Keepers {
         }
     }
 
+    /// Whether overrides are in force.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub(crate) fn is_steered(&self) -> bool {
+        self.first().lock().core.is_steered()
+    }
+
     #[cfg(feature = "config")]
     pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
         for keeper in &self.all {

@@ -22,6 +22,14 @@ pub enum OperateErrorKind {
     Permission,
     /// The store answers but cannot be used.
     Store,
+    /// A value, a time, or an author is out of range.
+    Value,
+    /// Another operator has changed the same since it was read.
+    Conflict,
+    /// There are too many overrides.
+    Full,
+    /// There is nothing to remove.
+    NotFound,
 }
 
 impl OperateError {
@@ -30,6 +38,10 @@ impl OperateError {
             kind,
             message: message.into(),
         }
+    }
+
+    pub(crate) fn value(message: impl Into<String>) -> Self {
+        Self::new(OperateErrorKind::Value, message)
     }
 
     /// Returns the reason.

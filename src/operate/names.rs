@@ -21,6 +21,11 @@ impl Names {
         format!("{}:control", self.namespace)
     }
 
+    /// The key of the log of changes. Services may not write it: unlike a ledger it does not begin with `<namespace>:{`.
+    pub(crate) fn log(&self) -> String {
+        format!("{{{}:control}}:log", self.namespace)
+    }
+
     /// The key of the roster. Like the ledgers it begins with `<namespace>:{`, so that services may write it.
     pub(crate) fn roster(&self) -> String {
         format!("{0}:{{{0}:control}}:roster", self.namespace)

@@ -192,6 +192,10 @@ impl Core {
         self.advance_moved();
     }
 
+    pub(in crate::keeper) fn is_steered(&self) -> bool {
+        !self.overrides.is_empty()
+    }
+
     /// Where an override has ended, what is declared holds again.
     pub(super) fn end_overrides(&mut self) {
         if !self.overrides.is_empty() && Arc::make_mut(&mut self.overrides).end(self.ctx.now) {
