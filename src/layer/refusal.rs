@@ -340,6 +340,20 @@ mod tests {
         }
     }
 
+    /// An estimate is at most an hour, but until the end of a pause every retry is in vain.
+    #[test]
+    fn the_retry_of_a_paused_limit_is_its_end() {
+        let end = 5 * HOUR;
+        let refusal = refusal(&CHAT, AcquireErrorKind::Paused, Some(end));
+        assert!((end..=end * 5 / 4).contains(&refusal.retry_after()));
+        let problem = problem(&refusal);
+        assert_eq!(
+            problem["detail"],
+            "newcomers are not admitted at the moment"
+        );
+        assert_eq!(problem["violated-policies"], json!([]));
+    }
+
     #[test]
     fn an_unknown_retry_is_one_second() {
         for hint in [None, Some(Duration::ZERO)] {

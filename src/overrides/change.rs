@@ -9,12 +9,8 @@ use super::{
     setting::{Override, Setting, Target, Token},
 };
 
-/// Most overrides in force.
-pub(crate) const MAX_OVERRIDES: usize = 1_000;
 /// Changes that are kept in the log.
 pub(crate) const MAX_LOGGED: usize = 100;
-/// Longest time of an override, in ms: seven days.
-pub(crate) const MAX_LENGTH_MS: u64 = 7 * 24 * 3_600_000;
 /// Time for which the log is kept after the last change, in ms: 30 days.
 pub(crate) const LOG_MS: u64 = 30 * 24 * 3_600_000;
 

@@ -127,7 +127,7 @@ impl InForce {
     }
 
     /// What they say about a key of this limit.
-    pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> Steered {
+    pub(crate) fn for_key(&self, limit: &Limit, key: &Key) -> Steered {
         let Some(of_limit) = self.by_limit.get(limit.name()) else {
             return Steered::default();
         };

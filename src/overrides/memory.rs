@@ -5,10 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{
-    change::{
-        Change, Changed, Edit, Logged, MAX_LENGTH_MS, MAX_LOGGED, MAX_OVERRIDES, New, token_in,
-    },
-    record::Record,
+    change::{Change, Changed, Edit, Logged, MAX_LOGGED, New, token_in},
+    record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
 };
 
 /// The record and the log.

@@ -39,7 +39,7 @@ pub use self::{
 };
 #[cfg(feature = "operate")]
 pub(crate) use self::{
-    change::{Change, Changed, Logged, MAX_LENGTH_MS, MAX_LOGGED, MAX_OVERRIDES, Note},
-    record::Record,
+    change::{Change, Changed, Logged, MAX_LOGGED, Note},
+    record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
     setting::{MAX_AUTHOR, MAX_REASON, Token},
 };

@@ -7,11 +7,14 @@ use std::{collections::BTreeMap, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    change::{MAX_LENGTH_MS, MAX_OVERRIDES},
     in_force::{Decision, InForce},
     setting::{Fault, Override, Setting, Token},
 };
 
+/// Most overrides in force.
+pub(crate) const MAX_OVERRIDES: usize = 1_000;
+/// Longest time of an override, in ms: seven days.
+pub(crate) const MAX_LENGTH_MS: u64 = 7 * 24 * 3_600_000;
 /// The field of the latest token.
 const TOKEN: &[u8] = b"token";
 
@@ -158,7 +161,7 @@ mod tests {
         assert!(!in_force.end(start + millis(1_499)));
         assert!(in_force.end(start + millis(1_500)));
         let chat = Limit::concurrent("chat", 5);
-        assert_eq!(in_force.of_key(&chat, &gold).own_max(None), Some(9));
+        assert_eq!(in_force.for_key(&chat, &gold).own_max(None), Some(9));
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
     }
 }

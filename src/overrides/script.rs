@@ -4,8 +4,9 @@
 
 use serde::Deserialize;
 
-use super::change::{
-    Change, Changed, LOG_MS, Logged, MAX_LENGTH_MS, MAX_LOGGED, MAX_OVERRIDES, New, Note,
+use super::{
+    change::{Change, Changed, LOG_MS, Logged, MAX_LOGGED, New, Note},
+    record::{MAX_LENGTH_MS, MAX_OVERRIDES},
 };
 
 /// `record.lua` describes the format.

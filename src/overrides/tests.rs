@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use redis::{Connection, cmd};
 
-use super::{change::*, memory::MemoryRecord, record::Record, script, setting::*};
+use super::{change::*, memory::MemoryRecord, record::*, script, setting::*};
 use crate::redis_server::RedisServer;
 
 const KEYS: [&str; 2] = ["turnstile:control", "{turnstile:control}:log"];

@@ -165,7 +165,7 @@ impl Core {
         let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
         self.each_queue(|queue, ctx| {
             let limit = &limits[queue.number().0];
-            let steered = overrides.of_key(limit, queue.key());
+            let steered = overrides.for_key(limit, queue.key());
             match changed.contains(&queue.number()) {
                 true => queue.change_limit(ctx, limit.clone(), steered),
                 false => queue.steer(ctx, steered),

@@ -356,7 +356,7 @@ impl Core {
         }
         let mut queue = Queue::new(index, (limit, key.clone()), ledger, rules, &self.ctx);
         if !self.overrides.is_empty() {
-            let steered = self.overrides.of_key(&self.limits[limit.0], key);
+            let steered = self.overrides.for_key(&self.limits[limit.0], key);
             queue.steer(&mut self.ctx, steered);
         }
         queue.start(&mut self.ctx);

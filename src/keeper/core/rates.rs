@@ -23,7 +23,7 @@ impl Core {
     pub(super) fn fee(&self, leg: &Leg, limit: &Limit, shadow: bool) -> Option<Fee> {
         let own_max = match self.overrides.is_empty() {
             true => leg.max,
-            false => (self.overrides.of_key(limit, &leg.key)).own_max(leg.max),
+            false => (self.overrides.for_key(limit, &leg.key)).own_max(leg.max),
         };
         let max = own_max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         let rate = limit.to_rate(max)?.clamped();
