@@ -16,10 +16,12 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InForce {
     by_limit: HashMap<String, OfLimit>,
+    /// When the first of them ends.
+    next_end: Option<Instant>,
 }
 
 /// The overrides of one limit.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct OfLimit {
     value: Option<Until<u32>>,
     mode: Option<Until<Mode>>,
@@ -32,6 +34,13 @@ struct OfLimit {
 struct Until<T> {
     what: T,
     end: Instant,
+}
+
+/// Whether both are the same for as long as they last.
+impl<T: PartialEq> PartialEq for Until<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.what == other.what
+    }
 }
 
 /// An operator's decision about a limit, or about one of its keys.
@@ -80,6 +89,11 @@ impl InForce {
         self.by_limit.is_empty()
     }
 
+    /// Whether both decide the same, whenever that ends.
+    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+        self.by_limit == other.by_limit
+    }
+
     /// Adds a decision that holds until then.
     pub(crate) fn add(&mut self, limit_name: &str, decision: Decision, end: Instant) {
         let of_limit = self.by_limit.entry(limit_name.to_owned()).or_default();
@@ -91,6 +105,7 @@ impl InForce {
                 of_limit.keys.insert(digest, Until { what, end });
             }
         }
+        self.next_end = Some(self.next_end.map_or(end, |first| first.min(end)));
     }
 
     /// Drops what has ended. Returns whether there was any.
@@ -105,12 +120,13 @@ impl InForce {
             }
             self.by_limit
                 .retain(|_, of_limit| of_limit.ends().next().is_some());
+            self.next_end = self.by_limit.values().flat_map(OfLimit::ends).min();
         }
         ended
     }
 
     pub(crate) fn next_end(&self) -> Option<Instant> {
-        self.by_limit.values().flat_map(OfLimit::ends).min()
+        self.next_end
     }
 
     /// The limit with its overrides. Those that do not fit this limit are left out.

@@ -184,7 +184,11 @@ impl Core {
     /// Puts these in force, in place of all that were.
     pub(in crate::keeper) fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
         self.ctx.now = now;
-        self.overrides = overrides;
+        let before = std::mem::replace(&mut self.overrides, overrides);
+        // Mostly the same is read once more, and there may be many queues.
+        if before.agrees_with(&self.overrides) {
+            return;
+        }
         for number in 0..self.updated.len() {
             self.report_misfit(&self.updated[number].clone());
         }

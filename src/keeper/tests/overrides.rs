@@ -212,8 +212,8 @@ fn a_pause_refuses_newcomers_and_waiters_until_its_end() {
         assert_eq!(error.retry_after(), Some(LEASE));
         for lease in &holders[1..] {
             world.release(0, lease);
+            world.settle();
         }
-        world.settle();
         assert_eq!(holders[0].over(), None);
         assert_eq!(world.ledger(), (1, 0));
         world.pass(LEASE / 3);
