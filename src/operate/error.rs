@@ -22,6 +22,10 @@ pub enum OperateErrorKind {
     Permission,
     /// The store answers but cannot be used.
     Store,
+    /// No replica has a limit of this name.
+    UnknownLimit,
+    /// The operator asks its own process only, and the call needs a store.
+    NoStore,
 }
 
 impl OperateError {

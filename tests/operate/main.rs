@@ -4,3 +4,11 @@
 mod support;
 
 mod connecting;
+mod explaining;
+mod faults;
+mod ids;
+mod labels;
+mod memory;
+mod questions;
+mod rights;
+mod scene;
