@@ -109,6 +109,23 @@ pub enum AcquireErrorKind {
     NoRuntime,
 }
 
+#[cfg(feature = "operate")]
+impl AcquireErrorKind {
+    /// As the metrics name it.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::QueueFull => "queue_full",
+            Self::TimedOut => "timed_out",
+            Self::TooSoon => "too_soon",
+            Self::Unavailable => "unavailable",
+            Self::Misconfigured => "misconfigured",
+            Self::ShutDown => "shut_down",
+            Self::NoRuntime => "no_runtime",
+        }
+    }
+}
+
 /// A release that the store has not confirmed in time. It is retried in the background.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseError {

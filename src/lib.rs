@@ -63,6 +63,7 @@
 //! | [When the store fails](guide::store_failures) | fallbacks, the circuit breaker, lost leases |
 //! | [Running Redis](guide::redis) | permissions, TLS, Sentinel, Cluster, memory, inspecting keys |
 //! | [Metrics and logs](guide::metrics) | all metrics, and what to alert on |
+//! | [Operating](guide::operating) | who holds slots and who waits, over all replicas |
 //! | [Limits from a file](guide::config_file) | TOML with hot reload |
 //! | [Reuse](guide::reuse) | admission without a round trip |
 //! | [How it works](guide::how_it_works) | the design, in two pages |
@@ -196,6 +197,7 @@ pub mod operate;
 mod overrides;
 mod part;
 mod permit;
+mod permit_id;
 mod ranges;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
@@ -224,6 +226,7 @@ pub use limit::{
 // One slot of it.
 pub use attached::Attached;
 pub use permit::Permit;
+pub use permit_id::{ParsePermitIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};
 
 // The same for requests.

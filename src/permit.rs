@@ -15,6 +15,7 @@ use crate::{
     keeper::{Bounds, Granted, Keepers, Notes, Taken},
     leases::Leases,
     limit::Limit,
+    permit_id::PermitId,
     status::Quota,
 };
 
@@ -64,6 +65,13 @@ impl Permit {
     /// Limits in shadow mode that would have refused it.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
+    }
+
+    /// Returns the permit's id, as operators see it. `None` if it has no slot, as under a rate.
+    ///
+    /// Of a permit of several limits it is that under the first of them in the order of their acquisition.
+    pub fn id(&self) -> Option<PermitId> {
+        self.share.id()
     }
 
     /// Releases the slot, and completes when the store has confirmed that.
@@ -144,6 +152,7 @@ impl Permit {
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
+            .field("id", &self.id())
             .field("waited", &self.waited)
             .field("place", &self.place)
             .field("lost", &self.is_lost())
@@ -164,6 +173,10 @@ impl Share {
             keepers: Arc::downgrade(&self.keepers),
             leases: self.leases.clone(),
         }
+    }
+
+    pub(crate) fn id(&self) -> Option<PermitId> {
+        self.keepers.id_of(&self.leases)
     }
 
     /// As [`Permit::release`], for the only share.
@@ -233,6 +246,11 @@ impl WeakShare {
         let keepers = self.keepers.upgrade()?;
         let leases = self.leases.clone();
         leases.join().then(|| Share { keepers, leases })
+    }
+
+    /// `None`: it has no slot, or the limiter is gone.
+    pub(crate) fn id(&self) -> Option<PermitId> {
+        self.keepers.upgrade()?.id_of(&self.leases)
     }
 
     pub(crate) fn is_lost(&self) -> bool {

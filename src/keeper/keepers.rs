@@ -12,6 +12,8 @@ use std::{
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
+#[cfg(feature = "operate")]
+use super::attendant::Attendant;
 use super::{
     core::{Bounds, Core},
     demand::{Leg, LimitId, Taken},
@@ -22,9 +24,11 @@ use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Lease, Leases, Pool, QueueId, Tenure},
+    ledger::MemberId,
     limit::{Limit, MAX_WAIT, Mode},
     overrides::InForce,
     part::{PARTS, Part},
+    permit_id::PermitId,
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
     telemetry::LimitMeter,
@@ -145,6 +149,14 @@ impl Keepers {
     fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
         let lease = self.first().lock().core.settings().lease;
         ReleaseError::new(limit.name().to_owned(), lease)
+    }
+
+    /// The public id of a permit with these.
+    pub(crate) fn id_of(&self, leases: &Leases) -> Option<PermitId> {
+        let (lease, tenure) = leases.first()?;
+        let replica = self.all[lease.keeper.0].replica;
+        let seq = lease.seq();
+        Some(PermitId::new(MemberId { replica, seq }, tenure))
     }
 
     /// Releases slots as if they had not been acquired.
@@ -298,7 +310,21 @@ impl Keepers {
             all.released += report.released;
             all.lost += report.lost;
         }
+        self.first().attendant.leave().await;
         all
+    }
+
+    /// Has something work beside the drivers, from now on, for as long as there is a limiter or a permit.
+    #[cfg(feature = "operate")]
+    pub(crate) fn accompany(&self, attendant: &Arc<dyn Attendant>) {
+        for keeper in &self.all {
+            keeper.attendant.set(attendant.clone());
+        }
+    }
+
+    #[cfg(feature = "operate")]
+    pub(crate) fn members(&self) -> &[Arc<Keeper>] {
+        &self.all
     }
 }
 

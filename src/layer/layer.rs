@@ -13,6 +13,7 @@ use super::{
     gate::{Gate, Refuse},
     gates::Gates,
     guard::Terms,
+    labels::Labels,
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
@@ -108,6 +109,7 @@ impl LimitLayer {
             unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
             refuse: None,
             rate_limit_fields: false,
+            labels: Labels::default(),
         };
         gate.name_first();
         Self {

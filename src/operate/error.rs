@@ -22,6 +22,10 @@ pub enum OperateErrorKind {
     Permission,
     /// The store answers but cannot be used.
     Store,
+    /// No replica has a limit of this name.
+    UnknownLimit,
+    /// The operator asks its own process only, and the call needs a store.
+    NoStore,
     /// A value, a time, or an author is out of range.
     Value,
     /// Another operator has changed the same since it was read.

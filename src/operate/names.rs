@@ -1,11 +1,15 @@
 //! Names in the store: the operators' record, roster and channels.
 
+use super::digest::KeyDigest;
+use crate::part::Part;
+
 /// The names of one namespace in one database.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     namespace: String,
     /// Channels are common to all databases of a server.
     db: i64,
+    in_cluster: bool,
 }
 
 impl Names {
@@ -13,10 +17,28 @@ impl Names {
         Self {
             namespace: namespace.to_owned(),
             db,
+            in_cluster: false,
+        }
+    }
+
+    /// In a cluster the names of ledgers begin with those of its parts.
+    pub(crate) fn in_cluster(self, in_cluster: bool) -> Self {
+        Self { in_cluster, ..self }
+    }
+
+    /// The key of a ledger.
+    pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
+        match self.in_cluster {
+            true => format!(
+                "{}{digest}",
+                Part::of(digest.bits()).prefix(&self.namespace)
+            ),
+            false => format!("{}:{{{digest}}}", self.namespace),
         }
     }
 
     /// The key of the record of overrides. Its hash slot is that of all keys here.
+    #[allow(dead_code)] // For the record.
     pub(crate) fn record(&self) -> String {
         format!("{}:control", self.namespace)
     }

@@ -1,167 +1,251 @@
-//! An operator's connection to the store.
+//! An operator: whom it asks, and what it asks.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
-use tokio::{
-    runtime::Handle,
-    sync::{Mutex, mpsc},
+use super::{
+    answer::{Answers, Explanation, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    desk::Desk,
+    digest::KeyDigest,
+    error::{OperateError, OperateErrorKind},
+    explain::{self, Standing},
+    merge::Collected,
+    wire::{Ask, Of},
 };
+#[cfg(feature = "redis")]
+use super::{names::Names, remote::Remote};
+use crate::limiter::Limiter;
+#[cfg(feature = "redis")]
+use crate::store::redis::control::Control;
 
-use super::names::Names;
-use crate::{
-    builder::{LimiterBuilder, refused, shown_namespace},
-    error::{ConfigError, ConfigErrorKind},
-    keeper::ConnectError,
-    ledger::ReplicaId,
-    store::{
-        StoreError,
-        redis::{
-            Target,
-            control::{Control, Inbox},
-        },
-    },
-};
-
-/// Answers that wait to be read: one of each replica, and some that are late.
-const MAX_ANSWERS: usize = 1_024;
-/// Longest answer of a replica, in bytes.
-pub(crate) const MAX_ANSWER: usize = 16 * 1_024;
-
-/// An operator: a connection to the store of a service, beside its replicas.
+/// An operator of a service: asks its replicas what they hold and wait for.
 ///
-/// It acquires nothing, and is no replica. It needs rights of its own: see [Running Redis](crate::guide::redis).
-pub struct Operator {
-    control: Control,
-    names: Names,
-    /// The last part of the channel of its answers.
-    id: String,
-    answers: Mutex<mpsc::Receiver<Vec<u8>>>,
-}
-
-/// Configures an [`Operator`].
+/// [`connect`](Self::connect) asks all replicas of a store, [`Limiter::operator`] one process. An operator acquires
+/// nothing, and no request waits for it. The store stores none of its questions, nor their answers.
 ///
-/// | setting | default |
-/// | --- | --- |
-/// | [`namespace`](Self::namespace) | `turnstile` |
-/// | [`store_timeout`](Self::store_timeout) | 2 s |
-#[derive(Clone)]
-#[must_use = "a builder does nothing until it connects"]
-pub struct OperatorBuilder {
-    namespace: String,
-    store_timeout: Duration,
+/// Each question goes to all replicas at once and takes a few round trips. Replicas that do not answer within half a
+/// second are named ([`Answers::missing`]). One operator asks one question at a time.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_turnstile::{Limit, Limiter};
+///
+/// let limiter = Limiter::in_memory();
+/// let permit = limiter.semaphore(Limit::concurrent("jobs", 5), "acme").acquire().await?;
+///
+/// let operator = limiter.operator(); // or Operator::connect("redis://127.0.0.1").await?
+/// let permits = operator.permits("jobs", None).await?;
+/// assert_eq!(permits.rows[0].id, permit.id().unwrap());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Operator(Place);
+
+/// Whom an operator asks.
+enum Place {
+    Here(Desk),
+    #[cfg(feature = "redis")]
+    Store(Box<Remote>),
 }
 
-impl Default for OperatorBuilder {
-    fn default() -> Self {
-        Self {
-            namespace: "turnstile".to_owned(),
-            store_timeout: Duration::from_secs(2),
-        }
-    }
-}
-
-impl fmt::Debug for OperatorBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OperatorBuilder")
-            .field("namespace", &shown_namespace(&self.namespace))
-            .field("store_timeout", &self.store_timeout)
-            .finish()
+impl Limiter {
+    /// Returns an operator that asks this process only.
+    ///
+    /// In memory that is all there is. With a store other replicas are left out: see
+    /// [`Operator::connect`](crate::operate::Operator).
+    pub fn operator(&self) -> Operator {
+        let identity = self.identity();
+        let desk = Desk::new(self.keepers(), identity.label(), identity.shows_keys);
+        Operator(Place::Here(desk))
     }
 }
 
 impl Operator {
-    /// Connects to the store at this URL, with the default settings.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`OperatorBuilder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
-        Self::builder().connect(url).await
+    #[cfg(feature = "redis")]
+    pub(super) fn of_store(remote: Remote) -> Self {
+        Self(Place::Store(Box::new(remote)))
     }
 
-    /// Returns a builder for an operator with other settings.
-    pub fn builder() -> OperatorBuilder {
-        OperatorBuilder::default()
+    /// The connection, which leads to the node that has the record. An error: it asks this process only.
+    #[cfg(feature = "redis")]
+    #[allow(dead_code)] // For the record.
+    pub(crate) fn control(&self) -> Result<&Control, OperateError> {
+        self.remote().map(|remote| &remote.control)
     }
 
-    /// The connection, which leads to the node that has the record.
-    pub(crate) fn control(&self) -> &Control {
-        &self.control
+    #[cfg(feature = "redis")]
+    #[allow(dead_code)] // As above.
+    pub(crate) fn names(&self) -> Result<&Names, OperateError> {
+        self.remote().map(|remote| &remote.names)
     }
 
-    pub(crate) fn names(&self) -> &Names {
-        &self.names
-    }
-}
-
-impl OperatorBuilder {
-    /// Sets the prefix of the service's keys and channels. Default: `turnstile`.
-    ///
-    /// It has to be the limiters': see [`LimiterBuilder::namespace`].
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
-        self
-    }
-
-    /// Sets the longest time that the store has for a command. Default: 2 s.
-    pub fn store_timeout(mut self, store_timeout: Duration) -> Self {
-        self.store_timeout = store_timeout;
-        self
-    }
-
-    /// Connects to the store at this URL: one of those that [`LimiterBuilder::connect`] takes, except `memory:`.
-    ///
-    /// The connection belongs to the current Tokio runtime. If it ends, the next call makes a new one.
-    ///
-    /// # Errors
-    ///
-    /// If a setting is out of range, the URL cannot be used, the store cannot be reached ([`ConfigErrorKind::Unreachable`])
-    /// or refuses the credentials or the channel of answers ([`ConfigErrorKind::Permission`]), or there is no Tokio runtime
-    /// with timers and IO.
-    pub async fn connect(self, url: &str) -> Result<Operator, ConfigError> {
-        self.on_target(Target::open(url)?).await
-    }
-
-    /// Connects with a client of the [`redis`] crate: see [`LimiterBuilder::connect_client`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`connect`](Self::connect), except for the URL.
-    pub async fn connect_client(self, client: redis::Client) -> Result<Operator, ConfigError> {
-        self.on_target(client.into()).await
-    }
-
-    async fn on_target(self, target: Target) -> Result<Operator, ConfigError> {
-        // The same ranges as for a limiter.
-        let settings = LimiterBuilder::default()
-            .namespace(self.namespace)
-            .store_timeout(self.store_timeout)
-            .settings(None)?;
-        if Handle::try_current().is_err() {
-            return Err(refused(ConnectError::NoRuntime));
+    #[cfg(feature = "redis")]
+    fn remote(&self) -> Result<&Remote, OperateError> {
+        match &self.0 {
+            Place::Store(remote) => Ok(remote),
+            Place::Here(_) => Err(OperateError::new(
+                OperateErrorKind::NoStore,
+                "this operator asks its own process only",
+            )),
         }
-        let (inbox, received) = Inbox::new(MAX_ANSWERS, MAX_ANSWER);
-        let operator = Operator {
-            control: Control::new(&target, self.store_timeout, inbox),
-            names: Names::new(&settings.namespace, target.db()),
-            id: ReplicaId::text(settings.replica),
-            answers: Mutex::new(received),
+    }
+
+    /// Has all replicas read the operators' record again.
+    #[cfg(feature = "redis")]
+    #[allow(dead_code)] // As above.
+    pub(crate) async fn announce_change(&self) -> Result<(), OperateError> {
+        Ok(self.remote()?.tell(Ask::ReadAgain).await?)
+    }
+
+    /// Lists the replicas.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer, or refuses. Replicas that do not answer are no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like all methods here: dropping the future changes nothing.
+    pub async fn replicas(&self) -> Result<Answers<ReplicaRow>, OperateError> {
+        self.ask(Ask::Replicas).await.map(Collected::replicas)
+    }
+
+    /// Lists the limits, with what all replicas hold and wait for under them.
+    ///
+    /// # Errors
+    ///
+    /// As [`replicas`](Self::replicas).
+    pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
+        self.ask(Ask::Limits).await.map(Collected::limits)
+    }
+
+    /// Lists who holds slots of a limit and who waits for them, under all keys or one.
+    ///
+    /// Holders come first, then waiters; of each the oldest first. Of a rate nobody holds anything.
+    ///
+    /// # Errors
+    ///
+    /// As [`replicas`](Self::replicas), and [`OperateErrorKind::UnknownLimit`] if no replica knows the limit.
+    pub async fn permits(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Permits).await?;
+        Ok(collected.permits(limit))
+    }
+
+    /// Lists the keys of a limit that are in use, those with the longest queues first.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn keys(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<KeyRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Keys).await?;
+        Ok(collected.keys(limit))
+    }
+
+    /// Lists the last refusals of a limit, up to 20 of each replica, the latest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn refusals(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<RefusalRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Refusals).await?;
+        Ok(collected.refusals(limit))
+    }
+
+    /// Explains what a request of one caller would meet now, from the replicas and from the store.
+    ///
+    /// It asks several questions in turn, so the parts may be of different moments.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
+        let permits = self.permits(limit, Some(key)).await?;
+        let refusals = self.refusals(limit, Some(key)).await?;
+        let own = self.keys(limit, Some(key)).await?.rows.pop();
+        let mut limits = self.limits().await?.rows.into_iter();
+        let row = limits.find(|row| row.limit == limit);
+        let row = row.ok_or_else(|| unknown(limit))?;
+        let standing = self.standing(key, &permits).await?;
+        Ok(explain::explain(row, key, own, standing, permits, refusals))
+    }
+
+    /// How a key stands: by the store, or in memory by the permits.
+    async fn standing(
+        &self,
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
+        permits: &Answers<PermitRow>,
+    ) -> Result<Standing, OperateError> {
+        match &self.0 {
+            Place::Here(_) => Ok(Standing::of(permits)),
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => Ok(Standing::in_store(remote.ledger(key).await?, permits)),
+        }
+    }
+
+    async fn ask_of(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+        ask: impl FnOnce(Of) -> Ask,
+    ) -> Result<Collected, OperateError> {
+        if limit.len() > MAX_LIMIT_NAME {
+            return Err(unknown(limit));
+        }
+        let of = Of {
+            limit: limit.to_owned(),
+            key,
         };
-        let channel = operator.names.answer_channel(&operator.id);
-        let subscribed = operator.control.subscribe(&channel).await;
-        subscribed.map_err(not_connected)?;
-        Ok(operator)
+        let collected = self.ask(ask(of)).await?;
+        match collected.is_unknown_limit() {
+            true => Err(unknown(limit)),
+            false => Ok(collected),
+        }
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
+        match &self.0 {
+            Place::Here(desk) => {
+                let answer = desk.answer(0, &ask).await.ok_or_else(gone)?;
+                Ok(Collected {
+                    answers: vec![answer],
+                    missing: Vec::new(),
+                })
+            }
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => Ok(remote.ask(ask).await?),
+        }
     }
 }
 
-fn not_connected(error: StoreError) -> ConfigError {
-    match error.is_outage() {
-        true => ConfigError::new(
-            ConfigErrorKind::Unreachable,
-            format!("the store cannot be reached: {error}"),
-        ),
-        false => refused(ConnectError::Store(error)),
-    }
+/// Longest name of a limit that is asked for, in bytes: a question has 4 KiB, and a byte may take six there.
+const MAX_LIMIT_NAME: usize = 512;
+
+fn unknown(limit: &str) -> OperateError {
+    let limit: String = limit
+        .chars()
+        .take(64)
+        .flat_map(char::escape_debug)
+        .collect();
+    OperateError::new(
+        OperateErrorKind::UnknownLimit,
+        format!("no replica has a limit `{limit}`"),
+    )
+}
+
+fn gone() -> OperateError {
+    OperateError::new(OperateErrorKind::Unavailable, "the limiter was dropped")
 }
 
 impl fmt::Debug for Operator {

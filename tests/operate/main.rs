@@ -5,3 +5,11 @@ mod support;
 
 mod changes;
 mod connecting;
+mod explaining;
+mod faults;
+mod ids;
+mod labels;
+mod memory;
+mod questions;
+mod rights;
+mod scene;

@@ -226,11 +226,29 @@ impl Core {
             let others = slots.chain(rates);
             let others = others.filter(|quota| quota.limit_name != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
+            self.keep_refusal(&claim, &error);
             self.let_go(id, &mut claim);
             self.ctx.effects.wake(claim.waker.take());
             claim.stage = ClaimStage::Refused(error);
             self.claims.insert(id, claim);
         }
+    }
+
+    /// Keeps the refusal of a claim that still has its legs and fees.
+    fn keep_refusal(&mut self, claim: &Claim, error: &AcquireError) {
+        let Some(limit) = self.number_of(error.limit_name()) else {
+            return;
+        };
+        let queues = &self.queues;
+        let about = || {
+            let queues = claim.legs.iter().map(|lease| &queues[lease.queue.0].queue);
+            let mut keys = queues.filter(|queue| queue.number() == limit);
+            let mut fees = claim.fees.iter().filter(|fee| fee.limit == limit);
+            let key = keys.next().map(|queue| queue.key());
+            let key = key.or_else(|| fees.next().map(|fee| &fee.key));
+            (key, claim.legs.first().map(|lease| &**lease))
+        };
+        self.refusals.keep(limit, error, self.ctx.now, about);
     }
 
     fn let_go(&mut self, id: ClaimId, claim: &mut Claim) {

@@ -25,6 +25,8 @@ mod audit;
 mod breaker;
 mod claims;
 mod exchange;
+#[cfg(feature = "operate")]
+mod inspect;
 mod limits;
 mod rates;
 mod replies;
@@ -47,6 +49,7 @@ use super::{
     demand::{ClaimId, Fee, LimitId},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
+    refusals::Refusals,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -113,6 +116,7 @@ pub(crate) struct Core {
     was_shut_down: bool,
     /// When to take a step for a shutdown that waits.
     alarm: Option<Instant>,
+    refusals: Refusals,
 }
 
 /// A queue, and where it is listed.
@@ -259,6 +263,7 @@ impl Core {
             orphaned: false,
             was_shut_down: false,
             alarm: None,
+            refusals: Refusals::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
         effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
     },
     key::Key,
-    leases::{Lease, Pool, QueueId},
+    leases::{Label, Lease, Pool, QueueId},
     limit::Limit,
     status::{Quota, Status},
     telemetry::Measure,
@@ -39,6 +39,22 @@ impl Core {
         let claim = self.submit_claim(legs);
         self.advance_moved();
         Ok(Ticket::Claim(claim))
+    }
+
+    /// Labels the permit to be.
+    #[inline]
+    pub(crate) fn label(&self, ticket: &Ticket, label: &Label) {
+        match ticket {
+            Ticket::Slot(lease) => lease.set_label(label.clone()),
+            Ticket::Claim(id) => {
+                let legs = self
+                    .claims
+                    .get(id)
+                    .into_iter()
+                    .flat_map(|claim| &claim.legs);
+                legs.for_each(|lease| lease.set_label(label.clone()));
+            }
+        }
     }
 
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
@@ -89,6 +105,11 @@ impl Core {
             return Some(Ok(taken));
         }
         let answer = queue.collect(&mut self.ctx, lease);
+        if let Some(Err(error)) = &answer {
+            let about = || (Some(queue.key()), Some(&**lease));
+            self.refusals
+                .keep(queue.number(), error, self.ctx.now, about);
+        }
         self.settle(lease.queue);
         answer
     }

@@ -26,7 +26,6 @@ mod cluster;
 pub(crate) mod codec;
 mod connection;
 #[cfg(feature = "operate")]
-#[allow(dead_code)] // The listener and the questions use it next.
 pub(crate) mod control;
 mod error;
 mod events;

@@ -109,6 +109,11 @@ impl Target {
         }
     }
 
+    #[cfg(feature = "operate")]
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.part().is_some()
+    }
+
     /// The database that it leads to.
     #[cfg(feature = "operate")]
     pub(crate) fn db(&self) -> i64 {
