@@ -357,7 +357,8 @@ impl LimiterBuilder {
         let limiter = {
             let limiter = limiter.identified(self.identity);
             if let Some(link) = link {
-                listen(&limiter, link, &self.namespace, home.runtime());
+                let is_reached = unreached.is_none();
+                listen(&limiter, link, &self.namespace, home.runtime(), is_reached).await;
             }
             limiter
         };

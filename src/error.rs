@@ -121,6 +121,7 @@ impl AcquireErrorKind {
             Self::Unavailable => "unavailable",
             Self::Misconfigured => "misconfigured",
             Self::ShutDown => "shut_down",
+            Self::Paused => "paused",
             Self::NoRuntime => "no_runtime",
         }
     }

@@ -20,6 +20,8 @@ use super::{
     effects::{Confirmation, Inquiry},
     lock::{Afterwards, Keeper},
 };
+#[cfg(feature = "operate")]
+use crate::overrides::LocalRecord;
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
@@ -39,6 +41,9 @@ pub(crate) struct Keepers {
     all: Box<[Arc<Keeper>]>,
     /// Held while limits are registered or changed: the numbers depend on the order.
     changing: Mutex<()>,
+    /// What operators have decided, if there is no store for that.
+    #[cfg(feature = "operate")]
+    record: Option<LocalRecord>,
 }
 
 /// A permit to be.
@@ -51,6 +56,8 @@ impl Keepers {
     pub(crate) fn new(all: Vec<Arc<Keeper>>) -> Arc<Self> {
         debug_assert!(matches!(all.len(), 1 | PARTS));
         Arc::new(Self {
+            #[cfg(feature = "operate")]
+            record: all[0].store.is_none().then(LocalRecord::new),
             all: all.into(),
             changing: Mutex::default(),
         })
@@ -245,6 +252,12 @@ impl Keepers {
 
     pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
         self.first().lock().core.meter(limit)
+    }
+
+    /// The record of this process, if it has no store.
+    #[cfg(feature = "operate")]
+    pub(crate) fn local_record(&self) -> Option<&LocalRecord> {
+        self.record.as_ref()
     }
 
     /// Puts overrides in force, in place of all that were.

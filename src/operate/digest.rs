@@ -27,7 +27,6 @@ impl KeyDigest {
         Self(key.into().digest(limit))
     }
 
-    #[cfg(feature = "redis")]
     pub(super) fn bits(self) -> u128 {
         self.0
     }

@@ -1,8 +1,13 @@
 //! A replica follows the record of overrides: it reads the whole of it, and puts it in force.
 //!
-//! Tests: below; `tests/operate/`, by theme.
+//! Tests: below; `tests/operate/steering.rs`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::{
+    hook::Hook,
     names::Names,
     record::{Reading, read},
 };
@@ -12,65 +17,76 @@ use crate::{
     store::{StoreError, redis::control::Control},
 };
 
-/// What a replica knows of the record.
+/// A replica's view of the record.
 #[derive(Debug, Default)]
-pub(super) struct Followed {
+pub(super) struct Follower(Mutex<Followed>);
+
+#[derive(Debug, Default)]
+struct Followed {
     /// That of the record in force.
     token: Option<Token>,
     /// What was reported last, so that it is not reported each minute.
     reported: Option<String>,
 }
 
-impl Followed {
-    /// The token of the record in force.
-    pub(super) fn token(&self) -> Option<&Token> {
-        self.token.as_ref()
+impl Hook for Follower {
+    fn read_again<'a>(
+        &'a self,
+        keepers: &'a Keepers,
+        control: &'a Control,
+        names: &'a Names,
+    ) -> BoxFuture<'a, ()> {
+        async move {
+            let reading = read(control, names).await;
+            self.take(keepers, reading);
+        }
+        .boxed()
     }
 
-    /// Reads the record and puts it in force. If it cannot be read, or is gone, what is in force stays until its end.
-    pub(super) async fn follow(&mut self, keepers: &Keepers, control: &Control, names: &Names) {
-        let reading = read(control, names).await;
-        self.take(keepers, reading);
+    fn token(&self) -> Option<String> {
+        let token = self.lock().token.clone();
+        token.map(String::from)
     }
+}
 
-    fn take(&mut self, keepers: &Keepers, reading: Result<Reading, StoreError>) {
-        match reading {
+impl Follower {
+    /// Puts what was read in force. If nothing was, what is in force stays until its end.
+    fn take(&self, keepers: &Keepers, reading: Result<Reading, StoreError>) {
+        let (token, fault) = match reading {
             Ok(Reading {
                 record: Some(record),
                 since,
             }) => {
                 keepers.steer(record.in_force(since));
-                self.token = record.token;
-                self.report(match record.faults.first() {
-                    None => None,
-                    Some(fault) => {
-                        let count = record.faults.len();
-                        Some(format!("{count} of them cannot be read: {fault:?}"))
-                    }
-                });
+                let count = record.faults.len();
+                let fault = record.faults.first();
+                let fault = fault.map(|fault| format!("{count} of them cannot be read: {fault:?}"));
+                (record.token, fault)
             }
             Ok(Reading { record: None, .. }) => {
-                self.token = None;
                 let lost = "the store has lost them: those in force stay until they end";
-                self.report(keepers.is_steered().then(|| lost.to_owned()));
+                (None, keepers.is_steered().then(|| lost.to_owned()))
             }
             // It is read again on the next connection.
-            Err(error) if error.is_outage() => {}
-            Err(error) => self.report(Some(error.message)),
-        }
-    }
-
-    fn report(&mut self, fault: Option<String>) {
-        if let Some(fault) = fault
-            .as_ref()
-            .filter(|fault| self.reported.as_ref() != Some(fault))
-        {
+            Err(error) if error.is_outage() => return,
+            Err(error) => (self.lock().token.clone(), Some(error.message)),
+        };
+        let mut followed = self.lock();
+        followed.token = token;
+        let is_news = fault != followed.reported;
+        followed.reported.clone_from(&fault);
+        drop(followed);
+        // A subscriber is foreign code.
+        if let Some(fault) = fault.filter(|_| is_news) {
             tracing::warn!(
                 fault,
                 "the overrides of operators are not as they should be"
             );
         }
-        self.reported = fault;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Followed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -98,7 +114,7 @@ mod tests {
         names: Names,
         keepers: Arc<Keepers>,
         chat: Semaphore,
-        followed: Followed,
+        followed: Follower,
     }
 
     impl Scene {
@@ -112,14 +128,16 @@ mod tests {
                 names: Names::new("turnstile", 0),
                 keepers: limiter.keepers().clone(),
                 chat: limiter.semaphore(&CHAT, "acme"),
-                followed: Followed::default(),
+                followed: Follower::default(),
                 server,
             }
         }
 
         async fn follow(&mut self) {
             let (keepers, control) = (&self.keepers, &self.control);
-            self.followed.follow(keepers, control, &self.names).await;
+            self.followed
+                .read_again(keepers, control, &self.names)
+                .await;
         }
 
         async fn set(&mut self, setting: Setting, length: Duration) {
@@ -165,7 +183,7 @@ mod tests {
             scene.follow().await;
             let is_read = fault.starts_with("HSET");
             assert_eq!(scene.max().await, if is_read { 2 } else { 7 });
-            assert!(scene.followed.reported.is_some(), "{fault}");
+            assert!(scene.followed.lock().reported.is_some(), "{fault}");
             // Unaided.
             while scene.max().await != 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -206,9 +224,9 @@ mod tests {
         scene
             .server
             .cli(&["HSET", "turnstile:control", "one", "1", "more", "2"]);
-        scene.followed.reported = None;
+        scene.followed.lock().reported = None;
         scene.follow().await;
-        assert!(scene.followed.reported.is_some());
+        assert!(scene.followed.lock().reported.is_some());
         assert_eq!(scene.max().await, 7);
     }
 
@@ -217,7 +235,7 @@ mod tests {
         let mut scene = Scene::new().await;
         scene.server.cli(&["ACL", "SETUSER", "default", "-hscan"]);
         scene.follow().await;
-        assert!(scene.followed.reported.is_some());
+        assert!(scene.followed.lock().reported.is_some());
         drop(scene.chat.acquire().await.expect("a free slot"));
     }
 

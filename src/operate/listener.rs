@@ -24,6 +24,8 @@ use tokio::{
 
 use super::{
     desk::{Desk, MAX_ANSWER},
+    follow::Follower,
+    hook::Hook,
     link::Link,
     names::Names,
     roster,
@@ -69,7 +71,15 @@ struct Shared {
 }
 
 /// Has a limiter listen to operators, from now on, on this runtime or the current one.
-pub(crate) fn listen(limiter: &Limiter, link: Link, namespace: &str, runtime: Option<Handle>) {
+///
+/// If the store is there, the record of overrides is in force when this returns, before the first request.
+pub(crate) async fn listen(
+    limiter: &Limiter,
+    link: Link,
+    namespace: &str,
+    runtime: Option<Handle>,
+    is_reached: bool,
+) {
     let Link {
         control,
         questions,
@@ -77,9 +87,17 @@ pub(crate) fn listen(limiter: &Limiter, link: Link, namespace: &str, runtime: Op
     } = link;
     let identity = limiter.identity();
     let desk = Desk::new(limiter.keepers(), identity.label(), identity.shows_keys);
+    let names = Names::new(namespace, db);
+    let follower = Arc::new(Follower::default());
+    if is_reached {
+        follower
+            .read_again(limiter.keepers(), &control, &names)
+            .await;
+    }
+    let _ = desk.record.set(follower);
     let listener = Listener(Arc::new(Shared {
         control,
-        names: Names::new(namespace, db),
+        names,
         desk,
         questions: Mutex::new(questions),
         runs: AtomicBool::new(false),

@@ -38,7 +38,6 @@ impl Names {
     }
 
     /// The key of the record of overrides. Its hash slot is that of all keys here.
-    #[allow(dead_code)] // For the record.
     pub(crate) fn record(&self) -> String {
         format!("{}:control", self.namespace)
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+#[cfg(feature = "redis")]
+use super::remote::Remote;
 use super::{
     answer::{Answers, Explanation, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     desk::Desk,
@@ -11,11 +13,7 @@ use super::{
     merge::Collected,
     wire::{Ask, Of},
 };
-#[cfg(feature = "redis")]
-use super::{names::Names, remote::Remote};
 use crate::limiter::Limiter;
-#[cfg(feature = "redis")]
-use crate::store::redis::control::Control;
 
 /// An operator of a service: asks its replicas what they hold and wait for.
 ///
@@ -42,7 +40,7 @@ use crate::store::redis::control::Control;
 pub struct Operator(Place);
 
 /// Whom an operator asks.
-enum Place {
+pub(super) enum Place {
     Here(Desk),
     #[cfg(feature = "redis")]
     Store(Box<Remote>),
@@ -66,35 +64,8 @@ impl Operator {
         Self(Place::Store(Box::new(remote)))
     }
 
-    /// The connection, which leads to the node that has the record. An error: it asks this process only.
-    #[cfg(feature = "redis")]
-    #[allow(dead_code)] // For the record.
-    pub(crate) fn control(&self) -> Result<&Control, OperateError> {
-        self.remote().map(|remote| &remote.control)
-    }
-
-    #[cfg(feature = "redis")]
-    #[allow(dead_code)] // As above.
-    pub(crate) fn names(&self) -> Result<&Names, OperateError> {
-        self.remote().map(|remote| &remote.names)
-    }
-
-    #[cfg(feature = "redis")]
-    fn remote(&self) -> Result<&Remote, OperateError> {
-        match &self.0 {
-            Place::Store(remote) => Ok(remote),
-            Place::Here(_) => Err(OperateError::new(
-                OperateErrorKind::NoStore,
-                "this operator asks its own process only",
-            )),
-        }
-    }
-
-    /// Has all replicas read the operators' record again.
-    #[cfg(feature = "redis")]
-    #[allow(dead_code)] // As above.
-    pub(crate) async fn announce_change(&self) -> Result<(), OperateError> {
-        Ok(self.remote()?.tell(Ask::ReadAgain).await?)
+    pub(super) fn place(&self) -> &Place {
+        &self.0
     }
 
     /// Lists the replicas.
@@ -244,7 +215,7 @@ fn unknown(limit: &str) -> OperateError {
     )
 }
 
-fn gone() -> OperateError {
+pub(super) fn gone() -> OperateError {
     OperateError::new(OperateErrorKind::Unavailable, "the limiter was dropped")
 }
 

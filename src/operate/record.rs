@@ -7,8 +7,12 @@ use std::collections::BTreeMap;
 use redis::{FromRedisValue, Value, cmd};
 use tokio::{join, time::Instant};
 
-use super::names::Names;
+use super::{
+    names::Names,
+    wire::{Ask, Message, VERSION},
+};
 use crate::{
+    ledger::ReplicaId,
     overrides::{
         Change, Changed, Logged, MAX_LOGGED, MAX_OVERRIDES, RECORD_LUA, Record, arguments, logged,
         reply,
@@ -19,9 +23,6 @@ use crate::{
 /// Fields of the record in one reply: all of them, unless the server has a sparse table.
 const PAGE: usize = 2 * MAX_OVERRIDES;
 
-/// What a replica is told when the record has changed. It carries nothing of the change.
-pub(super) const READ_AGAIN: &str = r#"{"order":"read"}"#;
-
 /// The record, and when it was asked for. `None`: there is none.
 pub(super) struct Reading {
     pub(super) record: Option<Record>,
@@ -29,9 +30,13 @@ pub(super) struct Reading {
     pub(super) since: Instant,
 }
 
-/// Reads the whole record, with one round trip. It is not read by `HGETALL`, which would return all of a hash that is no
+/// Reads the whole record, with one round trip, or one more on a new connection. It is not read by `HGETALL`, which would return all of a hash that is no
 /// record, however large.
 pub(super) async fn read(control: &Control, names: &Names) -> Result<Reading, StoreError> {
+    if !control.is_connected() {
+        // In a cluster this leads to the node of the record, whose clock is the one that counts.
+        let _ = page(control, names, "0").await?;
+    }
     let since = Instant::now();
     let time = cmd("TIME");
     let (time, first) = join!(control.run(&time), page(control, names, "0"));
@@ -69,9 +74,23 @@ pub(super) async fn change(
         .arg(2)
         .arg(names.record())
         .arg(names.log());
-    eval.arg(arguments(change, &channel, READ_AGAIN));
+    eval.arg(arguments(change, &channel, &read_again()));
     let words: Vec<String> = parsed(control.run(&eval).await?)?;
     reply(&words).ok_or_else(|| unreadable("the answer to a change of overrides cannot be read"))
+}
+
+/// The message that the record has changed, of an operator who asks nothing else. The script adds until when it counts.
+fn read_again() -> String {
+    let from = ReplicaId::from_bits(u128::from(fastrand::u64(..)));
+    let message = Message {
+        v: VERSION,
+        from: from.text(),
+        number: 1,
+        not_after_ms: 0,
+        replicas: 0,
+        ask: Ask::ReadAgain,
+    };
+    serde_json::to_string(&message).expect("texts and numbers")
 }
 
 /// The latest changes, newest first. What cannot be read is left out.

@@ -92,13 +92,6 @@ impl Remote {
         ledger::read(&self.control, &self.names.ledger(key)).await
     }
 
-    /// Tells all replicas something that they do not answer.
-    #[allow(dead_code)] // For the record.
-    pub(super) async fn tell(&self, ask: Ask) -> Result<(), StoreError> {
-        let mut asking = self.asking.lock().await;
-        self.publish(&mut asking, ask).await.map(drop)
-    }
-
     /// Returns the number of the message, and the replicas that should see it.
     async fn publish(
         &self,

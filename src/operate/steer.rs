@@ -1,147 +1,30 @@
 //! What operators change: values, modes and pauses, for a time.
 //!
-//! Tests: `tests/operate/`, by theme.
+//! Tests: `tests/operate/changes.rs`, `steering.rs`.
 
 use std::time::Duration;
 
-use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
+#[cfg(feature = "redis")]
+use super::record;
 use super::{
+    answer::LimitRow,
+    changes::{By, LogEntry, Outcome, Overrides},
+    desk::Desk,
     error::{OperateError, OperateErrorKind},
-    operator::Operator,
-    record,
+    operator::{Operator, Place, gone},
 };
 use crate::{
+    keeper::Keepers,
     limit::{MAX_LIMIT, Mode},
-    overrides::{
-        Change, Changed, Logged, MAX_AUTHOR, MAX_LENGTH_MS, MAX_REASON, Note, Override, Record,
-        Setting, Target, Token, What,
-    },
+    overrides::{Change, Changed, MAX_LENGTH_MS, Note, Override, Setting, Target, Token, What},
 };
 
+/// Time between two questions whether a limit is in use.
+const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest time of an override.
 const MIN_LENGTH: Duration = Duration::from_secs(1);
-
-/// Who makes a change, and why. Both are kept with it, and are shown to all operators.
-///
-/// They are claims: the store knows only the user that an operator is logged in as.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct By {
-    author: String,
-    reason: String,
-}
-
-/// The overrides in force, as an operator has seen them.
-///
-/// A change names what its operator has seen, and is refused if that has changed meanwhile.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overrides(Record);
-
-/// How far a change has come.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "outcome", rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Outcome {
-    /// It is in force in all replicas.
-    Done {
-        /// How many there are.
-        replicas: usize,
-    },
-    /// It is recorded. Replicas that have not confirmed it apply it once they read the record: within a minute, or when they
-    /// connect.
-    Recorded {
-        /// Replicas that have confirmed it.
-        confirmed: usize,
-        /// Replicas that are known.
-        of: usize,
-        /// The labels of those that have not.
-        missing: Vec<String>,
-    },
-}
-
-/// A change in the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct LogEntry {
-    /// When it was made, in milliseconds since 1970 by the store's clock.
-    pub at_ms: u64,
-    /// Who has made it, as they said.
-    pub author: String,
-    /// Why, as they said.
-    pub reason: String,
-    /// What was done.
-    pub what: What,
-    /// What was changed, in each case before and after.
-    pub edits: Vec<Edited>,
-    #[serde(skip)]
-    logged: Logged,
-}
-
-/// One override before and after a change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Edited {
-    /// What it is about.
-    #[serde(flatten)]
-    pub target: Target,
-    /// `None`: there was no override.
-    pub before: Option<Setting>,
-    /// `None`: there is no override.
-    pub after: Option<Setting>,
-}
-
-impl By {
-    /// An author (1 to 64 bytes) with a reason (1 to 256 bytes), both without control characters.
-    ///
-    /// # Errors
-    ///
-    /// If one of them is not.
-    pub fn new(author: impl Into<String>, reason: impl Into<String>) -> Result<Self, OperateError> {
-        let (author, reason) = (author.into(), reason.into());
-        for (what, text, most) in [
-            ("author", &author, MAX_AUTHOR),
-            ("reason", &reason, MAX_REASON),
-        ] {
-            let is_blank = text.trim().is_empty();
-            if is_blank || text.len() > most || text.contains(char::is_control) {
-                return Err(OperateError::value(format!(
-                    "the {what} must be 1 to {most} bytes without control characters"
-                )));
-            }
-        }
-        Ok(Self { author, reason })
-    }
-
-    fn note(&self, what: What) -> Note {
-        Note {
-            author: self.author.clone(),
-            reason: self.reason.clone(),
-            what,
-        }
-    }
-}
-
-impl Overrides {
-    /// Returns all of them.
-    pub fn all(&self) -> &[Override] {
-        &self.0.overrides
-    }
-
-    /// Returns those of a limit or key.
-    pub fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Override> {
-        self.all().iter().filter(move |one| one.target == *target)
-    }
-
-    /// Returns how many entries of the record cannot be read, and are ignored.
-    pub fn ignored(&self) -> usize {
-        self.0.faults.len()
-    }
-
-    /// Returns when they were read, in milliseconds since 1970 by the store's clock.
-    pub fn read_at_ms(&self) -> u64 {
-        self.0.now_ms
-    }
-}
 
 impl Operator {
     /// Reads the overrides in force.
@@ -154,8 +37,15 @@ impl Operator {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn overrides(&self) -> Result<Overrides, OperateError> {
-        let reading = record::read(self.control(), self.names()).await?;
-        Ok(Overrides(reading.record.unwrap_or_default()))
+        let record = match self.place() {
+            Place::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read()))?,
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => {
+                let reading = record::read(&remote.control, &remote.names).await?;
+                reading.record.unwrap_or_default()
+            }
+        };
+        Ok(Overrides(record))
     }
 
     /// Sets the value of a limit, or of one of its keys, for a time.
@@ -237,6 +127,28 @@ impl Operator {
             .await
     }
 
+    /// Completes once no replica holds a slot of this limit, such as after a [pause](Self::pause).
+    ///
+    /// It asks each second, and goes on while a replica does not answer.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer or refuses.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is changed.
+    pub async fn drained(&self, limit: &str) -> Result<(), OperateError> {
+        loop {
+            let answers = self.limits().await?;
+            let held = |row: &LimitRow| row.limit == limit && row.held > 0;
+            if answers.is_complete() && !answers.rows.iter().any(held) {
+                return Ok(());
+            }
+            sleep(DRAIN_INTERVAL).await;
+        }
+    }
+
     async fn set_for(
         &self,
         seen: &Overrides,
@@ -305,36 +217,68 @@ impl Operator {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn log(&self) -> Result<Vec<LogEntry>, OperateError> {
-        let log = record::log(self.control(), self.names()).await?;
+        let log = match self.place() {
+            Place::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.log()))?,
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => record::log(&remote.control, &remote.names).await?,
+        };
         Ok(log.into_iter().map(LogEntry::from).collect())
     }
 
     async fn make(&self, change: &Change) -> Result<Outcome, OperateError> {
-        let changed = record::change(self.control(), self.names(), change).await?;
-        let (kind, message) = match changed {
-            Changed::Done => return Ok(self.confirmation(&change.token).await),
-            Changed::Meanwhile { field, text } => (
-                OperateErrorKind::Conflict,
-                meanwhile(Override::read(field.as_bytes(), text.as_bytes()).ok()),
-            ),
-            Changed::Full => (
-                OperateErrorKind::Full,
-                "there are 1000 overrides: remove some first".to_owned(),
-            ),
-            Changed::Same => (
-                OperateErrorKind::NotFound,
-                "there is no override to remove".to_owned(),
-            ),
-        };
-        Err(OperateError::new(kind, message))
+        match self.place() {
+            Place::Here(desk) => {
+                done(here(desk, |keepers| change_here(keepers, change))?)?;
+                Ok(Outcome::Done { replicas: 1 })
+            }
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => {
+                done(record::change(&remote.control, &remote.names, change).await?)?;
+                Ok(self.confirmation(&change.token).await)
+            }
+        }
     }
+}
 
-    /// Which replicas have put a change in force.
-    async fn confirmation(&self, _token: &Token) -> Outcome {
-        Outcome::Recorded {
-            confirmed: 0,
-            of: 0,
-            missing: Vec::new(),
+fn done(changed: Changed) -> Result<(), OperateError> {
+    let (kind, message) = match changed {
+        Changed::Done => return Ok(()),
+        Changed::Meanwhile { field, text } => (
+            OperateErrorKind::Conflict,
+            meanwhile(Override::read(field.as_bytes(), text.as_bytes()).ok()),
+        ),
+        Changed::Full => (
+            OperateErrorKind::Full,
+            "there are 1000 overrides: remove some first".to_owned(),
+        ),
+        Changed::Same => (
+            OperateErrorKind::NotFound,
+            "there is no override to remove".to_owned(),
+        ),
+    };
+    Err(OperateError::new(kind, message))
+}
+
+/// Works on the record of this process.
+fn here<T>(desk: &Desk, work: impl FnOnce(&Keepers) -> Option<T>) -> Result<T, OperateError> {
+    let keepers = desk.keepers.upgrade().ok_or_else(gone)?;
+    work(&keepers).ok_or_else(|| {
+        OperateError::new(
+            OperateErrorKind::NoStore,
+            "the limiter has a store: connect the operator to that",
+        )
+    })
+}
+
+fn change_here(keepers: &Keepers, change: &Change) -> Option<Changed> {
+    let local = keepers.local_record()?;
+    let changed = local.change(change);
+    // Of changes at one time the one that is recorded last is put in force last.
+    loop {
+        let record = local.read();
+        keepers.steer(record.in_force(Instant::now()));
+        if local.read().token == record.token {
+            return Some(changed);
         }
     }
 }
@@ -363,28 +307,5 @@ fn meanwhile(other: Option<Override>) -> String {
             ..
         }) => format!("changed meanwhile by {author}: {target} is now {setting}"),
         None => "changed meanwhile: the override has ended or was removed".to_owned(),
-    }
-}
-
-impl From<Logged> for LogEntry {
-    fn from(logged: Logged) -> Self {
-        let edits = logged.edits.iter().filter_map(|[field, before, after]| {
-            let read = |text: &str| Override::read(field.as_bytes(), text.as_bytes()).ok();
-            let (before, after) = (read(before), read(after));
-            let target = before.as_ref().or(after.as_ref())?.target.clone();
-            Some(Edited {
-                target,
-                before: before.map(|before| before.setting),
-                after: after.map(|after| after.setting),
-            })
-        });
-        Self {
-            at_ms: logged.at_ms,
-            author: logged.note.author.clone(),
-            reason: logged.note.reason.clone(),
-            what: logged.note.what,
-            edits: edits.collect(),
-            logged,
-        }
     }
 }

@@ -2,33 +2,80 @@
 //!
 //! Tests: `tests.rs`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use tokio::time::Instant;
 
 use super::{
     change::{Change, Changed, Edit, Logged, MAX_LOGGED, New, token_in},
     record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
 };
 
-/// The record and the log.
+/// The record of a process without a store.
+#[derive(Debug)]
+pub(crate) struct LocalRecord {
+    record: Mutex<MemoryRecord>,
+    /// The time at which it was made, in ms since 1970: only to be shown, since ends are counted from there.
+    made_ms: u64,
+    made: Instant,
+}
+
+impl LocalRecord {
+    pub(crate) fn new() -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed();
+        Self {
+            record: Mutex::default(),
+            made_ms: since.map_or(0, |since| since.as_millis() as u64),
+            made: Instant::now(),
+        }
+    }
+
+    pub(crate) fn read(&self) -> Record {
+        self.lock().read(self.now_ms())
+    }
+
+    /// The latest changes, newest first.
+    pub(crate) fn log(&self) -> Vec<Logged> {
+        self.lock().log().cloned().collect()
+    }
+
+    pub(crate) fn change(&self, change: &Change) -> Changed {
+        self.lock().change(change, self.now_ms())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.made_ms + self.made.elapsed().as_millis() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MemoryRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The record and the log, by a clock that is passed in.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryRecord {
+pub(super) struct MemoryRecord {
     /// As in the store.
     fields: BTreeMap<Vec<u8>, Vec<u8>>,
     log: VecDeque<Logged>,
 }
 
 impl MemoryRecord {
-    pub(crate) fn read(&self, now_ms: u64) -> Record {
+    pub(super) fn read(&self, now_ms: u64) -> Record {
         let read = Record::read(&self.fields, now_ms);
         read.ok().flatten().unwrap_or_default()
     }
 
     /// The latest changes, newest first.
-    pub(crate) fn log(&self) -> impl Iterator<Item = &Logged> {
+    pub(super) fn log(&self) -> impl Iterator<Item = &Logged> {
         self.log.iter()
     }
 
-    pub(crate) fn change(&mut self, change: &Change, now_ms: u64) -> Changed {
+    pub(super) fn change(&mut self, change: &Change, now_ms: u64) -> Changed {
         let lasts = |text: &[u8]| {
             let end_ms = end_in(&String::from_utf8_lossy(text));
             end_ms > now_ms && end_ms <= now_ms + MAX_LENGTH_MS

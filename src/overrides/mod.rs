@@ -16,7 +16,7 @@
 #[cfg(feature = "operate")]
 mod change;
 mod in_force;
-#[cfg(all(test, feature = "operate", feature = "redis"))]
+#[cfg(feature = "operate")]
 mod memory;
 #[cfg(feature = "operate")]
 mod record;
@@ -40,6 +40,7 @@ pub use self::{
 #[cfg(feature = "operate")]
 pub(crate) use self::{
     change::{Change, Changed, Logged, MAX_LOGGED, Note},
+    memory::LocalRecord,
     record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
     setting::{MAX_AUTHOR, MAX_REASON, Token},
 };

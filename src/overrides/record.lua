@@ -16,7 +16,7 @@
 -- ARGV
 -- ====
 --   1, 2     token of this change; a note about it for the log
---   3, 4     channel and message to be published after it
+--   3, 4     channel and message to be published after it, in which '"not_after_ms":0' gets a time
 --   5, 6     most overrides, most changes in the log
 --   7, 8     in ms: longest time of an override, time for which the log is kept
 --   9        how many edits
@@ -117,5 +117,6 @@ local entry = { at_ms = string.format('%.0f', now_ms), token = token, note = not
 redis.call('LPUSH', log, cjson.encode(entry))
 redis.call('LTRIM', log, 0, most_logged - 1)
 redis.call('PEXPIRE', log, log_ms)
-redis.pcall('PUBLISH', channel, message)
+local not_after = '"not_after_ms":' .. string.format('%.0f', now_ms + 5000)
+redis.pcall('PUBLISH', channel, (string.gsub(message, '"not_after_ms":0', not_after, 1)))
 return { 'done', string.format('%.0f', now_ms) }

@@ -104,16 +104,14 @@ impl Target {
     /// One key of a limit. Only its digest leaves this process.
     pub fn key(limit: impl Into<String>, key: impl Into<Key>) -> Self {
         let limit = limit.into();
-        let key = Some(hex(key.into().digest(&limit)));
-        Self { limit, key }
+        let digest = key.into().digest(&limit);
+        Self::of_digest(limit, digest)
     }
 
-    /// One key of a limit, by its digest in hexadecimal digits. `None`: it is no digest.
-    pub fn digest(limit: impl Into<String>, digest: &str) -> Option<Self> {
-        let limit = limit.into();
-        let key = is_hex(digest).then(|| digest.to_owned())?;
-        let key = Some(key);
-        Some(Self { limit, key })
+    /// One key of a limit, by its digest.
+    pub(crate) fn of_digest(limit: impl Into<String>, digest: u128) -> Self {
+        let (limit, key) = (limit.into(), Some(hex(digest)));
+        Self { limit, key }
     }
 
     /// Returns the limit's name.
@@ -165,7 +163,12 @@ impl Target {
             "value" | "mode" | "pause" => Self::limit(rest),
             "key" => {
                 let (digest, limit) = rest.split_once(':')?;
-                Self::digest(limit, digest)?
+                let key = Some(digest.to_owned()).filter(|digest| is_hex(digest));
+                let limit = limit.to_owned();
+                Self {
+                    key: Some(key?),
+                    limit,
+                }
             }
             _ => return None,
         };

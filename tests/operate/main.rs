@@ -13,3 +13,4 @@ mod memory;
 mod questions;
 mod rights;
 mod scene;
+mod steering;
