@@ -63,7 +63,7 @@
 //! | [When the store fails](guide::store_failures) | fallbacks, the circuit breaker, lost leases |
 //! | [Running Redis](guide::redis) | permissions, TLS, Sentinel, Cluster, memory, inspecting keys |
 //! | [Metrics and logs](guide::metrics) | all metrics, and what to alert on |
-//! | [Operating](guide::operating) | who holds slots and who waits, over all replicas |
+//! | [Operating](guide::operating) | who holds slots and who waits, over all replicas; limits that are changed for a time |
 //! | [Limits from a file](guide::config_file) | TOML with hot reload |
 //! | [Reuse](guide::reuse) | admission without a round trip |
 //! | [How it works](guide::how_it_works) | the design, in two pages |
@@ -163,7 +163,7 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
-//! | `operate` | | operators see what all replicas hold and wait for: the module `operate` |
+//! | `operate` | | operators see what all replicas hold and wait for, and change limits for a time: the module `operate` |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
 //!

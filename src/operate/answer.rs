@@ -78,6 +78,10 @@ pub struct LimitRow {
     pub limit: String,
     /// Its value; of replicas that differ, the largest, which applies.
     pub max: u32,
+    /// Its value without an operator's override: in code, or in the configuration file.
+    pub declared_max: u32,
+    /// Whether an operator has paused it.
+    pub paused: bool,
     /// Of a rate: the period that the value is for, in milliseconds.
     pub period_ms: Option<u64>,
     /// `enforce`, `shadow` or `off`.
@@ -234,6 +238,8 @@ pub struct Explanation {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Verdict {
+    /// An operator has paused the limit.
+    Paused,
     /// A slot is free, or the limit is not enforced.
     Admitted,
     /// It would queue, at this place.

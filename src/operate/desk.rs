@@ -236,10 +236,14 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
         each.for_each(|(sum, (_, delayed))| *sum += delayed);
     }
     counts.by_limit.resize_with(limits.len(), Count::default);
+    let declared = keepers.members()[0].peek(|core| core.all_declared());
     let rows = limits.iter().zip(counts.by_limit).zip(delayed);
-    rows.map(|(((limit, _), count), delayed)| LimitRow {
+    let rows = rows.zip(declared);
+    rows.map(|((((limit, _), count), delayed), declared)| LimitRow {
         limit: limit.name().to_owned(),
         max: limit.max(),
+        declared_max: declared.0,
+        paused: declared.1,
         period_ms: limit.period().map(|period| period.as_millis() as u64),
         mode: mode_text(limit.current_mode()).to_owned(),
         wait_ms: limit.wait().as_millis() as u64,

@@ -66,6 +66,7 @@ pub(super) fn explain(
     } = standing;
     let max = own.map_or(limit.max, |own| own.max);
     let verdict = match limit.period_ms {
+        _ if limit.paused => Some(Verdict::Paused),
         Some(_) => None,
         None => Some(verdict(&limit, max, in_use, waiting)),
     };

@@ -144,8 +144,11 @@ impl Collected {
 }
 
 fn add_limit(sum: &mut LimitRow, row: LimitRow) {
-    sum.differs |= (sum.max, sum.period_ms, &sum.mode) != (row.max, row.period_ms, &row.mode);
+    let setting = |row: &LimitRow| (row.max, row.period_ms, row.mode.clone(), row.paused);
+    sum.differs |= setting(sum) != setting(&row);
     sum.max = sum.max.max(row.max);
+    sum.declared_max = sum.declared_max.max(row.declared_max);
+    sum.paused |= row.paused;
     sum.held += row.held;
     sum.waiting += row.waiting;
     sum.keys += row.keys;

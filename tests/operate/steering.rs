@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
     Acquire, AcquireErrorKind, Limit, Limiter, Mode, Permit, Refusal, RefusalKind, Semaphore,
-    operate::{By, Operator, Outcome, Overrides, Setting, Target},
+    operate::{By, KeyDigest, Operator, Outcome, Overrides, Setting, Target, Verdict},
 };
 
 use crate::{
@@ -87,6 +87,9 @@ async fn a_raise_admits_waiters_of_all_replicas() {
         waiters.push(wait_in_line(&semaphores[number % 2]).await);
     }
     set(&operator, 6, HOUR, 2).await;
+    // Both are shown.
+    let row = operator.limits().await.unwrap().rows.swap_remove(0);
+    assert_eq!((row.max, row.declared_max, row.differs), (6, 2, false));
     let admitted = admitted(waiters, 4).await;
     assert_eq!(semaphores[1].usage().await.unwrap().in_use, 6);
     drop((held, admitted));
@@ -217,6 +220,11 @@ async fn a_paused_limit_refuses_with_503_until_its_end() {
     let refusal = response.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.kind(), RefusalKind::Paused);
     assert!(!held.is_lost());
+    let why = operator
+        .explain("jobs", KeyDigest::of("jobs", "acme"))
+        .await
+        .unwrap();
+    assert_eq!(why.verdict, Some(Verdict::Paused));
     let drained = timeout(Duration::from_millis(200), operator.drained("jobs")).await;
     assert!(drained.is_err(), "a permit is held");
     held.release().await.unwrap();

@@ -54,6 +54,13 @@ impl Core {
             .collect()
     }
 
+    /// The value of each limit without overrides, by their numbers, and whether it is paused.
+    pub(crate) fn all_declared(&self) -> Vec<(u32, bool)> {
+        let limits = self.updated.iter();
+        let paused = |limit: &Limit| self.overrides.paused_until(limit.name()).is_some();
+        limits.map(|limit| (limit.max(), paused(limit))).collect()
+    }
+
     /// The last refusals of a limit, oldest first.
     pub(crate) fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
         self.refusals.of(limit)
