@@ -3,6 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "cli")]
+mod command_line;
 mod connecting;
 mod explaining;
 mod faults;
