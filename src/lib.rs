@@ -164,6 +164,7 @@
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
 //! | `operate` | | operators see what all replicas hold and wait for, and change limits for a time: the module `operate` |
+//! | `cli` | | the command `turnstile`: see [Operating](guide::operating#the-command-line) |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
 //!

@@ -4,6 +4,8 @@
 mod support;
 
 mod changes;
+#[cfg(feature = "cli")]
+mod command_line;
 mod connecting;
 mod explaining;
 mod faults;
