@@ -172,3 +172,66 @@ async fn exit_codes_say_what_happened() {
     assert!(errors.contains("no answer: web-9"), "{errors}");
     drop(held);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_changed() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let acme = limiters[0].semaphore(CHAT, "acme");
+    let max = async || acme.usage().await.unwrap().max;
+    let by = ["--author", "ada", "--reason", "launch"];
+    let run = async |arguments: &[&str]| {
+        let arguments = [arguments, &by].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (output.status.code().expect("a code"), text(&output.stderr))
+    };
+    assert_eq!(max().await, 10);
+    let (code, says_so) = run(&["set", "chat", "12", "--for", "1h"]).await;
+    assert_eq!((code, says_so.trim()), (0, "done on 2 of 2"));
+    assert_eq!(max().await, 12);
+    let (code, before) = run(&["set", "chat", "13", "--for", "1h"]).await;
+    assert_eq!(code, 0);
+    assert!(
+        before.contains("before: limit `chat` is value 12, by ada"),
+        "{before}"
+    );
+    assert_eq!(
+        run(&["set", "chat", "3", "--key", "acme", "--for", "1h"])
+            .await
+            .0,
+        0
+    );
+    assert_eq!(max().await, 3);
+    let overrides = rows(&server, &["overrides"]).await;
+    assert_eq!((overrides.len(), &overrides[1]["to"]), (2, &13.into()));
+    assert_eq!(run(&["undo"]).await.0, 0);
+    assert_eq!(max().await, 13);
+    let limits = says(&server, &["limits"]).await;
+    assert!(limits.contains("13 (declared 10)"), "{limits}");
+    let log = rows(&server, &["log"]).await;
+    assert_eq!((log.len(), &log[1]["after"]), (4, &"value 3".into()));
+    assert_eq!(run(&["mode", "chat", "off", "--for", "1h"]).await.0, 0);
+    assert_eq!(run(&["unset", "chat"]).await.0, 0);
+    assert_eq!(run(&["unset", "chat"]).await.0, 1);
+    assert_eq!(max().await, 10);
+    assert_eq!(run(&["pause", "chat", "--for", "10m", "--wait"]).await.0, 0);
+    assert_eq!(
+        says(&server, &["explain", "chat", "--key", "acme"])
+            .await
+            .lines()
+            .count(),
+        1
+    );
+    acme.acquire().await.unwrap_err();
+    for wrong in [
+        &["set", "chat", "0", "--for", "1h"][..],
+        &["set", "chat", "8", "--for", "8d"],
+        &["set", "chat", "8", "--for", "1"],
+        &["set", "chat", "8"],
+        &["mode", "chat", "on", "--for", "1h"],
+    ] {
+        assert_eq!(run(wrong).await.0, 2, "{wrong:?}");
+    }
+    drop(limiters);
+    drop(operator);
+}

@@ -1,11 +1,16 @@
 //! The arguments.
 
-use clap::{Args as Group, Parser, Subcommand};
-use tower_turnstile::operate::KeyDigest;
+use std::time::Duration;
 
-/// Asks the replicas of a service who holds the slots of its limits, and who waits.
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use tower_turnstile::{Mode, operate::KeyDigest};
+
+use crate::change::length;
+
+/// Asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits for a time.
 ///
-/// Exit codes: 0 done; 1 refused, or not found; 2 wrong call; 3 the store did not answer; 4 not all replicas have answered.
+/// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
+/// replicas have answered, or confirmed a change.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
@@ -66,6 +71,98 @@ pub(crate) enum Command {
         #[command(flatten)]
         caller: Caller,
     },
+    #[command(flatten)]
+    Change(Change),
+}
+
+/// What was changed for a time, and commands that do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Change {
+    /// What operators have changed, and is in force.
+    Overrides,
+    /// The latest changes.
+    Log,
+    /// Sets the value of a limit, or of one caller, for a time. Lowering takes no slot away.
+    Set {
+        /// Name of the limit.
+        limit: String,
+        /// Slots, or requests in a period. Only a caller may have 0.
+        value: u32,
+        #[command(flatten)]
+        caller: MaybeCaller,
+        #[command(flatten)]
+        term: Term,
+    },
+    /// Sets the mode of a limit for a time. `shadow` and `off` admit everybody.
+    Mode {
+        /// Name of the limit.
+        limit: String,
+        mode: ModeArg,
+        #[command(flatten)]
+        term: Term,
+    },
+    /// Admits nobody for a time. Newcomers and those who wait are refused; holders finish.
+    Pause {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        term: Term,
+        /// Wait until nobody holds a slot.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Removes what was changed of a limit, or of one caller: what is declared holds again.
+    Unset {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: MaybeCaller,
+        #[command(flatten)]
+        signature: Signature,
+    },
+    /// Takes back the latest change.
+    Undo {
+        #[command(flatten)]
+        signature: Signature,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ModeArg {
+    Enforce,
+    Shadow,
+    Off,
+}
+
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Self {
+        match mode {
+            ModeArg::Enforce => Self::Enforce,
+            ModeArg::Shadow => Self::Shadow,
+            ModeArg::Off => Self::Off,
+        }
+    }
+}
+
+/// How long a change holds, by whom, and why.
+#[derive(Debug, Group)]
+pub(crate) struct Term {
+    /// How long it holds: 1s to 7d.
+    #[arg(long = "for", value_name = "TIME", value_parser = length)]
+    pub length: Duration,
+    #[command(flatten)]
+    pub signature: Signature,
+}
+
+/// By whom, and why. All operators see it.
+#[derive(Debug, Group)]
+pub(crate) struct Signature {
+    /// Why.
+    #[arg(long)]
+    pub reason: String,
+    /// Who changes it.
+    #[arg(long, env = "USER")]
+    pub author: String,
 }
 
 /// One caller.

@@ -1,6 +1,8 @@
-//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits.
+//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits
+//! for a time.
 
 mod args;
+mod change;
 mod output;
 mod run;
 mod table;
@@ -20,7 +22,7 @@ mod code {
     pub(super) const WRONG_CALL: u8 = 2;
     /// The store did not answer.
     pub(super) const NO_STORE: u8 = 3;
-    /// Not all replicas have answered.
+    /// Not all replicas have answered, or confirmed a change.
     pub(super) const PARTIAL: u8 = 4;
 }
 

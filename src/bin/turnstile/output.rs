@@ -106,6 +106,7 @@ fn verdict(verdict: Option<Verdict>) -> String {
         Some(Verdict::QueueFull) => {
             "a request would be refused: all slots are in use, and the queue is full".to_owned()
         }
+        Some(Verdict::Paused) => "a request would be refused: the limit is paused".to_owned(),
         _ => "a rate: see its refusals".to_owned(),
     }
 }

@@ -11,7 +11,7 @@ use tower_turnstile::{
 
 use crate::{
     args::{Args, Command},
-    code,
+    change, code,
     output::{self, Row},
 };
 
@@ -42,6 +42,7 @@ impl From<OperateError> for Failure {
     fn from(error: OperateError) -> Self {
         let code = match error.kind() {
             OperateErrorKind::Unavailable => code::NO_STORE,
+            OperateErrorKind::Value => code::WRONG_CALL,
             _ => code::REFUSED,
         };
         Self::new(code, error.to_string())
@@ -64,6 +65,7 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
     Ok(match &args.command {
+        Command::Change(made) => return change::run(args, operator, made).await,
         Command::Status => return status(args, operator).await,
         Command::Limits => show(args, &operator.limits().await?),
         Command::Replicas => show(args, &operator.replicas().await?),

@@ -51,10 +51,14 @@ impl Row for LimitRow {
             Some(period_ms) => format!("{} per {}", self.max, duration(period_ms)),
             None => self.max.to_string(),
         };
+        let value = match self.max == self.declared_max {
+            true => value,
+            false => format!("{value} (declared {})", self.declared_max),
+        };
         vec![
             self.limit.clone(),
             value,
-            self.mode.clone(),
+            if self.paused { "paused" } else { &self.mode }.to_owned(),
             self.held.to_string(),
             self.waiting.to_string(),
             self.oldest_wait_ms.map(duration).unwrap_or_default(),
