@@ -206,38 +206,3 @@ async fn what_cannot_be_read_is_counted() {
     assert_eq!((seen.all().len(), seen.ignored()), (1, 2));
     assert_eq!(operator.log().await.unwrap().len(), 1);
 }
-
-/// The rights of an operator, and what is left to a service's user: it reads the record, and changes nothing.
-#[tokio::test]
-async fn an_operator_needs_no_more_than_these_rights() {
-    let server = RedisServer::start();
-    let rights = "on >secret resetkeys resetchannels -@all \
-        ~turnstile:control ~{turnstile:control}:log ~turnstile:{turnstile:control}:roster \
-        &turnstile:control:* &turnstile:answer:* +subscribe +publish +eval +time \
-        +hscan +hgetall +hset +hdel +pttl +pexpire +lpush +ltrim +llen +lrange \
-        +zrangebyscore";
-    let rights: Vec<_> = rights.split(' ').filter(|word| !word.is_empty()).collect();
-    server.cli(&[&["ACL", "SETUSER", "ada"], &rights[..]].concat());
-    let service = "on >secret resetkeys resetchannels -@all \
-        ~turnstile:{* ~turnstile:control &turnstile:wake:* &turnstile:answer:* \
-        +subscribe +publish +eval +evalsha +time +hscan +zrangebyscore";
-    let service: Vec<_> = service.split(' ').filter(|word| !word.is_empty()).collect();
-    server.cli(&[&["ACL", "SETUSER", "service"], &service[..]].concat());
-    let connect = |user: &str| {
-        let url = server
-            .url()
-            .replace("redis://", &format!("redis://{user}:secret@"));
-        async move { Operator::connect(&url).await.unwrap() }
-    };
-    let (operator, service) = (connect("ada").await, connect("service").await);
-    let (chat, seen) = (Target::limit("chat"), operator.overrides().await.unwrap());
-    operator.set(&seen, &chat, 8, HOUR, &ada()).await.unwrap();
-    let log = operator.log().await.unwrap();
-    operator.undo(&log[0], &ada()).await.unwrap();
-    operator.set(&seen, &chat, 9, HOUR, &ada()).await.unwrap();
-    let seen = service.overrides().await.unwrap();
-    assert_eq!(seen.all()[0].setting, Setting::Value(9));
-    let outcome = service.unset(&seen, &chat, &bob()).await;
-    assert_eq!(kind(outcome), OperateErrorKind::Permission);
-    assert_eq!(operator.overrides().await.unwrap().all(), seen.all());
-}

@@ -1,7 +1,9 @@
 //! The rights that the guide lists: enough for each, and no more than that.
 
+use std::time::Duration;
+
 use redis::RedisResult;
-use tower_turnstile::operate::{KeyDigest, Operator};
+use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target};
 
 use crate::{
     scene::{CHAT, await_replicas, builder},
@@ -52,7 +54,7 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         return;
     }
     let lists = lists();
-    let [_, service, operator] = &lists[..] else {
+    let [_, service, operator, changing] = &lists[..] else {
         panic!("{lists:?}");
     };
     acl(&server, service);
@@ -60,10 +62,10 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     let url = |user: &str| server.url().replace("://", &format!("://{user}:password@"));
     let limiter = builder("web").connect(&url("turnstile")).await.unwrap();
     let held = limiter.semaphore(CHAT, "acme").acquire().await.unwrap();
-    let operator = Operator::connect(&url("operator")).await.unwrap();
-    await_replicas(&operator, 1).await;
+    let asking = Operator::connect(&url("operator")).await.unwrap();
+    await_replicas(&asking, 1).await;
     let acme = KeyDigest::of("chat", "acme");
-    let why = operator.explain("chat", acme).await.unwrap();
+    let why = asking.explain("chat", acme).await.unwrap();
     assert_eq!(
         (why.in_use, why.permits.rows[0].id),
         (1, held.id().unwrap())
@@ -75,6 +77,8 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
         ("turnstile", vec!["SUBSCRIBE", "turnstile:answer:x"]),
         ("turnstile", vec!["HGETALL", "turnstile:control"]),
         ("turnstile", vec!["ZADD", "turnstile:control", "1", "x"]),
+        ("turnstile", vec!["HSET", "turnstile:control", "x", "1"]),
+        ("operator", vec!["HSET", "turnstile:control", "x", "1"]),
         ("operator", vec!["ZREM", &ledger, "x"]),
         ("operator", vec!["DEL", &ledger]),
         ("operator", vec!["EVAL", "return 1", "0"]),
@@ -92,6 +96,18 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
             "{user} {forbidden:?}: {error}"
         );
     }
+    // The replica reads what an operator with more rights has changed.
+    acl(&server, changing);
+    let (hour, ada) = (
+        Duration::from_secs(3_600),
+        By::new("ada", "launch").unwrap(),
+    );
+    let (chat, seen) = (Target::limit("chat"), asking.overrides().await.unwrap());
+    let outcome = asking.set(&seen, &chat, 12, hour, &ada).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    let log = asking.log().await.unwrap();
+    let outcome = asking.undo(&log[0], &ada).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
     drop(held);
 }
 
@@ -112,6 +128,6 @@ async fn the_channels_are_all_that_a_replica_needs_more() {
     let limiter = builder("web").connect(&url).await.unwrap();
     let operator = Operator::connect(&server.url()).await.unwrap();
     await_replicas(&operator, 1).await;
-    limiter.shutdown(std::time::Duration::ZERO).await;
+    limiter.shutdown(Duration::ZERO).await;
     await_replicas(&operator, 0).await;
 }
