@@ -8,6 +8,10 @@ use std::{fmt, time::Duration};
 
 use tokio::runtime::Handle;
 
+#[cfg(feature = "operate")]
+use crate::operate::Identity;
+#[cfg(all(feature = "operate", feature = "redis"))]
+use crate::operate::listen;
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisStore, Target};
 use crate::{
@@ -47,6 +51,8 @@ pub struct LimiterBuilder {
     poll_interval: Duration,
     waiter_ttl: Duration,
     place: Place,
+    #[cfg(feature = "operate")]
+    pub(crate) identity: Identity,
 }
 
 impl Default for LimiterBuilder {
@@ -58,6 +64,8 @@ impl Default for LimiterBuilder {
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(5),
             place: Place::default(),
+            #[cfg(feature = "operate")]
+            identity: Identity::default(),
         }
     }
 }
@@ -71,6 +79,7 @@ impl fmt::Debug for LimiterBuilder {
             poll_interval,
             waiter_ttl,
             place,
+            ..
         } = self;
         f.debug_struct("LimiterBuilder")
             .field("namespace", &shown_namespace(namespace))
@@ -79,7 +88,7 @@ impl fmt::Debug for LimiterBuilder {
             .field("poll_interval", poll_interval)
             .field("waiter_ttl", waiter_ttl)
             .field("place", place)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -197,6 +206,36 @@ impl LimiterBuilder {
         self
     }
 
+    /// Lets [operators](crate::operate) see what this replica holds and waits for. Default: off.
+    ///
+    /// The limiter then has one more connection to its store, with a task of its own that answers operators' questions. No
+    /// request waits for it. The store's user needs the rights for it: see [Running Redis](crate::guide::redis). Without
+    /// them the limiter works as before, and logs one warning. In memory [`Limiter::operator`] asks without this setting.
+    #[cfg(feature = "operate")]
+    pub fn operable(mut self) -> Self {
+        self.identity.operable = true;
+        self
+    }
+
+    /// Sets what operators see this replica as. Default: the host's name.
+    ///
+    /// It has 1 to 64 characters, none of them a control character.
+    #[cfg(feature = "operate")]
+    pub fn replica_label(mut self, label: impl Into<String>) -> Self {
+        self.identity.label = Some(label.into());
+        self
+    }
+
+    /// Shows operators the keys of callers. Default: their digests only.
+    ///
+    /// Keys are often credentials, such as API keys, and answers to operators pass the store. Show them only where they are
+    /// names. A key of more than 64 bytes is shown as a digest all the same.
+    #[cfg(feature = "operate")]
+    pub fn show_keys(mut self) -> Self {
+        self.identity.shows_keys = true;
+        self
+    }
+
     /// Creates a limiter without a store: see [`Limiter::in_memory`].
     ///
     /// # Errors
@@ -205,7 +244,10 @@ impl LimiterBuilder {
     pub fn in_memory(self) -> Result<Limiter, ConfigError> {
         let settings = self.settings(None)?;
         let keeper = Keeper::new(settings, None, &self.home()?);
-        Ok(Limiter::new(Keepers::new(vec![keeper])))
+        let limiter = Limiter::new(Keepers::new(vec![keeper]));
+        #[cfg(feature = "operate")]
+        let limiter = limiter.identified(self.identity);
+        Ok(limiter)
     }
 
     /// Connects to the store at this URL.
@@ -302,6 +344,8 @@ impl LimiterBuilder {
     /// With the reason if it could not be reached.
     async fn on_target(self, target: Target) -> Result<(Limiter, Option<String>), ConfigError> {
         let (home, mut keepers) = (self.home()?, Vec::new());
+        #[cfg(feature = "operate")]
+        let link = self.identity.link(&target, self.store_timeout);
         for (part, target) in target.parts() {
             let settings = self.settings(part)?;
             let store = RedisStore::new(target, &settings.namespace, settings.replica);
@@ -310,7 +354,17 @@ impl LimiterBuilder {
         }
         // The other parts connect when they have something to send.
         let unreached = keepers[0].greet().await.map_err(refused)?;
-        Ok((Limiter::new(Keepers::new(keepers)), unreached))
+        let limiter = Limiter::new(Keepers::new(keepers));
+        #[cfg(feature = "operate")]
+        let limiter = {
+            let limiter = limiter.identified(self.identity);
+            if let Some(link) = link {
+                let is_reached = unreached.is_none();
+                listen(&limiter, link, &self.namespace, home.runtime(), is_reached).await;
+            }
+            limiter
+        };
+        Ok((limiter, unreached))
     }
 
     pub(crate) fn home(&self) -> Result<Home, ConfigError> {
@@ -355,6 +409,8 @@ impl LimiterBuilder {
             );
             faults.push(("waiter_ttl", fault));
         }
+        #[cfg(feature = "operate")]
+        faults.extend(self.identity.fault().map(|fault| ("replica_label", fault)));
         if !is_namespace(namespace) {
             let fault = format!(
                 "namespace must be 1 to {MAX_NAMESPACE_LEN} letters, digits, `-`, `_`, `.` or `:`"

@@ -101,6 +101,8 @@ pub enum AcquireErrorKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// An operator has paused the limit: it admits no newcomers for a time.
+    Paused,
     /// There is no Tokio runtime for the background task, or one without timers or IO.
     ///
     /// See [`enable_all`](tokio::runtime::Builder::enable_all).
@@ -125,6 +127,7 @@ impl AcquireErrorKind {
             Self::Unavailable => "unavailable",
             Self::Misconfigured => "misconfigured",
             Self::ShutDown => "shut_down",
+            Self::Paused => "paused",
             Self::NoRuntime => "no_runtime",
         }
     }
@@ -186,7 +189,7 @@ impl AcquireError {
         self.kind
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the limit is paused.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -227,7 +230,7 @@ impl AcquireError {
         self.waited
     }
 
-    /// Returns when to retry: exact for a rate, an estimate for slots. `None` if unknown.
+    /// Returns when to retry: exact for a rate or a pause, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -289,6 +292,13 @@ impl fmt::Display for AcquireError {
             }
             AcquireErrorKind::ShutDown => {
                 write!(f, "the limiter of limit `{limit_name}` is shutting down")
+            }
+            AcquireErrorKind::Paused => {
+                write!(f, "limit `{limit_name}` is paused")?;
+                match self.retry_after {
+                    Some(time) => write!(f, " for another {time:?}"),
+                    None => Ok(()),
+                }
             }
             AcquireErrorKind::NoRuntime => write!(
                 f,

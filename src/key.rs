@@ -73,6 +73,15 @@ impl Key {
         bits.fold(0u128, |bits, byte| bits << 8 | u128::from(*byte))
     }
 
+    /// Its text; escaped where it is none. For operators who may see it.
+    #[cfg(feature = "operate")]
+    pub(crate) fn shown(&self) -> String {
+        match str::from_utf8(self.bytes()) {
+            Ok(text) => text.to_owned(),
+            Err(_) => self.bytes().escape_ascii().to_string(),
+        }
+    }
+
     fn bytes(&self) -> &[u8] {
         match &self.0 {
             Raw::Short { len, bytes } => &bytes[..usize::from(*len)],

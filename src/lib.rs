@@ -63,6 +63,7 @@
 //! | [When the store fails](guide::store_failures) | fallbacks, the circuit breaker, lost leases |
 //! | [Running Redis](guide::redis) | permissions, TLS, Sentinel, Cluster, memory, inspecting keys |
 //! | [Metrics and logs](guide::metrics) | all metrics, and what to alert on |
+//! | [Operating](guide::operating) | who holds slots and who waits, over all replicas; limits that are changed for a time |
 //! | [Limits from a file](guide::config_file) | TOML with hot reload |
 //! | [Reuse](guide::reuse) | admission without a round trip |
 //! | [How it works](guide::how_it_works) | the design, in two pages |
@@ -162,6 +163,8 @@
 //! | `cluster` | | Redis Cluster: `redis+cluster://`, with TLS `rediss+cluster://` |
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
+//! | `operate` | | operators see what all replicas hold and wait for, and change limits for a time: the module `operate` |
+//! | `cli` | | the command `turnstile`: see [Operating](guide::operating#the-command-line) |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
 //!
@@ -189,8 +192,13 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+#[cfg(feature = "operate")]
+pub mod operate;
+#[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]
+mod overrides;
 mod part;
 mod permit;
+mod permit_id;
 mod ranges;
 #[cfg(test)]
 #[path = "../tests/support/redis_server.rs"]
@@ -219,6 +227,7 @@ pub use limit::{
 // One slot of it.
 pub use attached::Attached;
 pub use permit::Permit;
+pub use permit_id::{ParsePermitIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};
 
 // The same for requests.

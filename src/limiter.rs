@@ -4,6 +4,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "operate")]
+use crate::operate::Identity;
 use crate::{
     error::ConfigError,
     keeper::Keepers,
@@ -36,16 +38,35 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Limiter(Arc<Keepers>);
+pub struct Limiter {
+    keepers: Arc<Keepers>,
+    #[cfg(feature = "operate")]
+    identity: Identity,
+}
 
 impl Limiter {
     pub(crate) fn new(keepers: Arc<Keepers>) -> Self {
-        Self(keepers)
+        Self {
+            keepers,
+            #[cfg(feature = "operate")]
+            identity: Identity::default(),
+        }
+    }
+
+    /// Sets what operators see it as.
+    #[cfg(feature = "operate")]
+    pub(crate) fn identified(self, identity: Identity) -> Self {
+        Self { identity, ..self }
+    }
+
+    #[cfg(feature = "operate")]
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// Returns what this process holds and waits for, without a round trip.
     pub fn status(&self) -> Status {
-        self.0.status()
+        self.keepers.status()
     }
 
     /// Refuses new and queued requests, and releases all slots, at the latest at the deadline.
@@ -58,7 +79,7 @@ impl Limiter {
     ///
     /// Dropping the future leaves the limiter closed; call it again to go on.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        self.0.shutdown(deadline).await
+        self.keepers.shutdown(deadline).await
     }
 
     /// Changes the values of the limit of this name while it is in use.
@@ -77,11 +98,11 @@ impl Limiter {
     ///
     /// If a value is out of range, or a limit of slots would become a rate or the other way round.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.0.update(&[limit])
+        self.keepers.update(&[limit])
     }
 
     pub(crate) fn keepers(&self) -> &Arc<Keepers> {
-        &self.0
+        &self.keepers
     }
 }
 

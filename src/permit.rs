@@ -15,6 +15,7 @@ use crate::{
     keeper::{Bounds, Granted, Keepers, Notes, Taken},
     leases::Leases,
     limit::Limit,
+    permit_id::PermitId,
     status::Quota,
     telemetry::LimitMeter,
 };
@@ -65,6 +66,13 @@ impl Permit {
     /// Limits in shadow mode that would have refused it.
     pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
         self.notes.as_ref().map_or(&[], |notes| &notes.passed)
+    }
+
+    /// Returns the permit's id, as operators see it. `None` if it has no slot, as under a rate.
+    ///
+    /// Of a permit of several limits it is that under the first of them in the order of their acquisition.
+    pub fn id(&self) -> Option<PermitId> {
+        self.share.id()
     }
 
     /// Releases the slot, and completes when the store has confirmed that.
@@ -145,6 +153,7 @@ impl Permit {
 impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
+            .field("id", &self.id())
             .field("waited", &self.waited)
             .field("position", &self.position)
             .field("lost", &self.is_lost())
@@ -170,6 +179,10 @@ impl Share {
     /// The meter of the limit, or of the first of several. `None`: the slots are not held any more.
     pub(crate) fn meter(&self) -> Option<Arc<LimitMeter>> {
         self.keepers.meter_of(&self.leases)
+    }
+
+    pub(crate) fn id(&self) -> Option<PermitId> {
+        self.keepers.id_of(&self.leases)
     }
 
     /// As [`Permit::release`], for the only share.
@@ -239,6 +252,11 @@ impl WeakShare {
         let keepers = self.keepers.upgrade()?;
         let leases = self.leases.clone();
         leases.join().then(|| Share { keepers, leases })
+    }
+
+    /// `None`: it has no slot, or the limiter is gone.
+    pub(crate) fn id(&self) -> Option<PermitId> {
+        self.keepers.upgrade()?.id_of(&self.leases)
     }
 
     pub(crate) fn is_lost(&self) -> bool {

@@ -13,6 +13,7 @@
 //! | [`store_failures`] | What happens when Redis is slow, down, or has lost its data? |
 //! | [`redis`] | Which version, permissions, memory and failover does Redis need? How do I look into a key? |
 //! | [`metrics`] | What can I measure, and what should page me? |
+//! | [`operating`] | Who holds slots and who waits, on which replica? Why was a caller refused? |
 //! | [`config_file`] | How do limits come from a file, and change while the service runs? |
 //! | [`reuse`] | How do short requests avoid a round trip? |
 //! | [`how_it_works`] | How does it work, in two pages? |
@@ -53,6 +54,10 @@ pub mod redis {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("metrics.md")]
 pub mod metrics {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("operating.md")]
+pub mod operating {}
 
 #[cfg(any(feature = "config", not(doctest)))]
 #[doc = include_str!("links.md")]

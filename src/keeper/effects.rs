@@ -91,6 +91,10 @@ pub(crate) enum Report {
         limit: Arc<Limit>,
         kind: LostErrorKind,
     },
+    /// A value that the limit cannot have.
+    OverrideMisfit {
+        error: String,
+    },
     /// The limiter was dropped, without a shutdown, before these slots were released.
     Unreleased {
         count: usize,
@@ -264,6 +268,9 @@ impl Report {
                     ?kind,
                     "a slot was taken back"
                 );
+            }
+            Self::OverrideMisfit { error } => {
+                tracing::warn!(namespace, error, "an override does not apply");
             }
             Self::Unreleased { count, lease } => {
                 tracing::warn!(

@@ -12,18 +12,25 @@ use std::{
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
+#[cfg(feature = "operate")]
+use super::attendant::Attendant;
 use super::{
     core::{Bounds, Core},
     demand::{Leg, LimitId, Taken},
     effects::{Confirmation, Inquiry},
     lock::{Afterwards, Keeper},
 };
+#[cfg(feature = "operate")]
+use crate::overrides::LocalRecord;
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Lease, Leases, Pool, QueueId, Tenure},
+    ledger::MemberId,
     limit::{Limit, MAX_WAIT, Mode},
+    overrides::InForce,
     part::{PARTS, Part},
+    permit_id::PermitId,
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
     telemetry::LimitMeter,
@@ -34,6 +41,9 @@ pub(crate) struct Keepers {
     all: Box<[Arc<Keeper>]>,
     /// Held while limits are registered or changed: the numbers depend on the order.
     changing: Mutex<()>,
+    /// What operators have decided, if there is no store for that.
+    #[cfg(feature = "operate")]
+    record: Option<LocalRecord>,
 }
 
 /// A permit to be.
@@ -46,6 +56,8 @@ impl Keepers {
     pub(crate) fn new(all: Vec<Arc<Keeper>>) -> Arc<Self> {
         debug_assert!(matches!(all.len(), 1 | PARTS));
         Arc::new(Self {
+            #[cfg(feature = "operate")]
+            record: all[0].store.is_none().then(LocalRecord::new),
             all: all.into(),
             changing: Mutex::default(),
         })
@@ -153,6 +165,14 @@ impl Keepers {
         keeper.core.meter_of_lease(lease)
     }
 
+    /// The public id of a permit with these.
+    pub(crate) fn id_of(&self, leases: &Leases) -> Option<PermitId> {
+        let (lease, tenure) = leases.first()?;
+        let replica = self.all[lease.keeper.0].replica;
+        let seq = lease.seq();
+        Some(PermitId::new(MemberId { replica, seq }, tenure))
+    }
+
     /// Releases slots as if they had not been acquired.
     pub(super) fn untake(&self, leases: &Leases) {
         self.each_lease(leases, Core::untake);
@@ -237,6 +257,29 @@ impl Keepers {
         self.first().lock().core.mode_and_meter(limit)
     }
 
+    /// The record of this process, if it has no store.
+    #[cfg(feature = "operate")]
+    pub(crate) fn local_record(&self) -> Option<&LocalRecord> {
+        self.record.as_ref()
+    }
+
+    /// Puts overrides in force, in place of all that were.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub(crate) fn steer(&self, overrides: InForce) {
+        let overrides = Arc::new(overrides);
+        for keeper in &self.all {
+            keeper.with(|core, now| core.steer(overrides.clone(), now));
+            // Without a runtime nothing ends them in time; the next step does.
+            let _ = keeper.start_driver();
+        }
+    }
+
+    /// Whether overrides are in force.
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
+    pub(crate) fn is_steered(&self) -> bool {
+        self.first().lock().core.is_steered()
+    }
+
     #[cfg(feature = "config")]
     pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
         for keeper in &self.all {
@@ -283,7 +326,21 @@ impl Keepers {
             all.released += report.released;
             all.lost += report.lost;
         }
+        self.first().attendant.leave().await;
         all
+    }
+
+    /// Has something work beside the drivers, from now on, for as long as there is a limiter or a permit.
+    #[cfg(feature = "operate")]
+    pub(crate) fn accompany(&self, attendant: &Arc<dyn Attendant>) {
+        for keeper in &self.all {
+            keeper.attendant.set(attendant.clone());
+        }
+    }
+
+    #[cfg(feature = "operate")]
+    pub(crate) fn members(&self) -> &[Arc<Keeper>] {
+        &self.all
     }
 }
 

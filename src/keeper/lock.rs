@@ -12,6 +12,7 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use super::{
+    attendant::Seat,
     context::Settings,
     core::Core,
     driver::{DriverState, KeptSession},
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     home::{DedicatedThread, Home},
+    ledger::ReplicaId,
     part::PARTS,
     store::{Session, Store},
     sync::LockMarker,
@@ -36,9 +38,12 @@ pub(crate) struct Keeper {
     /// Keeps the limiter's own thread, if it has one.
     pub thread: Option<Arc<DedicatedThread>>,
     pub namespace: String,
+    /// Names the permits of this process in the store.
+    pub replica: ReplicaId,
     pub store_meter: StoreMeter,
     /// Notified after each step of a keeper that is shutting down.
     pub changed: Notify,
+    pub(super) attendant: Seat,
 }
 
 /// The state under the lock.
@@ -49,7 +54,7 @@ pub(super) struct Locked {
 
 impl Keeper {
     pub(crate) fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
-        let namespace = settings.namespace.clone();
+        let (namespace, replica) = (settings.namespace.clone(), settings.replica);
         telemetry::describe(&namespace);
         let share = settings.part.map(|_| 1.0 / PARTS as f64);
         let store_meter = match store {
@@ -66,8 +71,10 @@ impl Keeper {
             runtime,
             thread: home.thread(),
             namespace,
+            replica,
             store_meter,
             changed: Notify::new(),
+            attendant: Seat::default(),
         })
     }
 
@@ -139,6 +146,12 @@ impl Keeper {
             nudge: driver.nudge(core, now),
         };
         (result, afterwards)
+    }
+
+    /// Reads under the lock, for no longer than a moment.
+    #[cfg(feature = "operate")]
+    pub(crate) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
+        peek(&self.lock().core)
     }
 
     /// For what has no effects.

@@ -15,7 +15,7 @@ use super::{
     keepers::{Granted, Keepers},
     lock::Keeper,
 };
-use crate::{error::AcquireError, part::Part};
+use crate::{error::AcquireError, leases::Label, part::Part};
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -59,6 +59,12 @@ impl Request {
         }
     }
 
+    /// Labels its permit, for operators.
+    pub(crate) fn labelled(mut self, label: Label) -> Self {
+        self.step.label = label;
+        self
+    }
+
     /// Tells how its limits stand when it is granted.
     pub(crate) fn telling(mut self) -> Self {
         self.tells = true;
@@ -96,7 +102,9 @@ impl Request {
                 self.keepers.note_companions(&taken);
                 return Poll::Ready(Ok(self.granted(taken)));
             };
+            let label = mem::take(&mut self.step.label);
             self.step = Step::of_leg(&self.keepers, &self.legs[left]);
+            self.step.label = label;
             self.left = left;
             self.taken = Some(Box::new(taken));
         }
@@ -158,6 +166,7 @@ struct Step {
     keeper: Arc<Keeper>,
     /// Its first limit.
     limit: LimitId,
+    label: Label,
     stage: StepStage,
 }
 
@@ -179,6 +188,7 @@ impl Step {
         Self {
             keeper,
             limit: demand.first_limit(),
+            label: Label::default(),
             stage: StepStage::New(demand),
         }
     }
@@ -222,6 +232,7 @@ impl Step {
                 Ok(ticket) => ticket,
                 Err(error) => return (None, Err(noted(core, error))),
             };
+            core.label(&ticket, &self.label);
             let looked = look(core, &ticket, tells, now);
             (Some(ticket), looked)
         });

@@ -19,6 +19,7 @@ use super::{
     body::ResponseBody,
     fields,
     guard::{Guard, Terms, Tie},
+    labels::Labels,
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
     refusal_body::RefusalBody,
@@ -29,6 +30,7 @@ use super::{
 use crate::{
     error::AcquireError,
     keeper::{Demand, Keepers, Leg, LimitId, Request as PermitRequest},
+    leases::Label,
     limit::Mode,
     permit::Permit,
     status::Quota,
@@ -48,6 +50,7 @@ pub(crate) struct Gate {
     pub(super) unavailable_status: StatusCode,
     pub(super) refuse: Option<Arc<Refuse>>,
     pub(super) rate_limit_fields: bool,
+    pub(super) labels: Labels,
 }
 
 impl Gate {
@@ -111,24 +114,30 @@ impl Gate {
     }
 
     pub(super) fn admission(&self, head: &Parts) -> Admission {
+        let label = self.labels.of(head);
         match &self.scopes[..] {
             [(number, scope)] => match scope.find(*number, head) {
-                Lookup::Now(leg) => self.admission_under_one(leg),
-                Lookup::Later(leg) => Admission::Key(leg),
+                Lookup::Now(leg) => self.admission_under_one(leg, label),
+                Lookup::Later(leg) => Admission::Key(leg, label),
             },
-            scopes => self.admission_under_all(scopes, head),
+            scopes => self.admission_under_all(scopes, head, label),
         }
     }
 
-    fn admission_under_one(&self, leg: Option<Leg>) -> Admission {
+    fn admission_under_one(&self, leg: Option<Leg>, label: Label) -> Admission {
         match leg {
-            Some(leg) => self.ask_for(Demand::One(leg)),
+            Some(leg) => self.ask_for(Demand::One(leg), label),
             None if self.refuses_without_key(0) => Admission::NoKey(0),
             None => Admission::Unlimited,
         }
     }
 
-    fn admission_under_all(&self, scopes: &[(LimitId, Scope)], head: &Parts) -> Admission {
+    fn admission_under_all(
+        &self,
+        scopes: &[(LimitId, Scope)],
+        head: &Parts,
+        label: Label,
+    ) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
         for (index, (number, scope)) in scopes.iter().enumerate() {
             match scope.find(*number, head) {
@@ -141,13 +150,18 @@ impl Gate {
             }
         }
         match later.is_empty() {
-            true => self.ask_for_all(legs),
-            false => Admission::Keys(legs, join_all(later).boxed()),
+            true => self.ask_for_all(legs, label),
+            false => Admission::Keys(legs, join_all(later).boxed(), label),
         }
     }
 
     /// Once the keys that had to be looked up are known, each with the index of its scope.
-    fn admission_with(&self, mut legs: Vec<Leg>, found: Vec<(usize, Option<Leg>)>) -> Admission {
+    fn admission_with(
+        &self,
+        mut legs: Vec<Leg>,
+        found: Vec<(usize, Option<Leg>)>,
+        label: Label,
+    ) -> Admission {
         for (index, leg) in found {
             match leg {
                 Some(leg) => legs.push(leg),
@@ -155,18 +169,18 @@ impl Gate {
                 None => {}
             }
         }
-        self.ask_for_all(legs)
+        self.ask_for_all(legs, label)
     }
 
-    fn ask_for_all(&self, legs: Vec<Leg>) -> Admission {
+    fn ask_for_all(&self, legs: Vec<Leg>, label: Label) -> Admission {
         match legs.is_empty() {
             true => Admission::Unlimited,
-            false => self.ask_for(Demand::All(legs)),
+            false => self.ask_for(Demand::All(legs), label),
         }
     }
 
-    fn ask_for(&self, demand: Demand) -> Admission {
-        let request = PermitRequest::new(self.keepers.clone(), demand);
+    fn ask_for(&self, demand: Demand, label: Label) -> Admission {
+        let request = PermitRequest::new(self.keepers.clone(), demand).labelled(label);
         Admission::Slot(match self.rate_limit_fields {
             true => request.telling(),
             false => request,
@@ -197,6 +211,11 @@ impl Gate {
             Slot::show_none(&mut head.extensions);
             return (Guard::Plain(None), Vec::new());
         };
+        tracing::debug!(
+            id = permit.id().map(tracing::field::display),
+            waited = ?permit.waited(),
+            "admitted"
+        );
         for (limit, kind) in permit.passed() {
             tracing::debug!(
                 namespace = self.namespace(),
@@ -322,9 +341,13 @@ impl fmt::Debug for Gate {
 pub(super) enum Admission {
     Unlimited,
     /// The key for the only scope.
-    Key(BoxFuture<'static, Option<Leg>>),
+    Key(BoxFuture<'static, Option<Leg>>, Label),
     /// Keys for some of several scopes, by their indices; and the legs of the others.
-    Keys(Vec<Leg>, BoxFuture<'static, Vec<(usize, Option<Leg>)>>),
+    Keys(
+        Vec<Leg>,
+        BoxFuture<'static, Vec<(usize, Option<Leg>)>>,
+        Label,
+    ),
     /// The scope at this index requires a key.
     NoKey(usize),
     Slot(PermitRequest),
@@ -348,10 +371,13 @@ impl Admission {
             match self {
                 Self::Unlimited => return Poll::Ready(Ok(None)),
                 Self::NoKey(index) => return Poll::Ready(Err(Refused::NoKey(*index))),
-                Self::Key(leg) => *self = gate.admission_under_one(ready!(leg.as_mut().poll(cx))),
-                Self::Keys(legs, others) => {
+                Self::Key(leg, label) => {
+                    let leg = ready!(leg.as_mut().poll(cx));
+                    *self = gate.admission_under_one(leg, mem::take(label));
+                }
+                Self::Keys(legs, others, label) => {
                     let found = ready!(others.as_mut().poll(cx));
-                    *self = gate.admission_with(mem::take(legs), found);
+                    *self = gate.admission_with(mem::take(legs), found, mem::take(label));
                 }
                 Self::Slot(asked) => {
                     let granted = ready!(asked.poll(cx)).map_err(Refused::ByLimit);

@@ -12,6 +12,7 @@ use super::gates::Routing;
 use super::{
     gate::{Gate, Refuse},
     gates::Gates,
+    labels::Labels,
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
@@ -95,6 +96,7 @@ impl LimitLayer {
             unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
             refuse: None,
             rate_limit_fields: false,
+            labels: Labels::default(),
         };
         gate.name_first();
         Self {

@@ -109,6 +109,9 @@ mod gates;
 mod grpc;
 mod guard;
 mod http_client;
+#[cfg(feature = "operate")]
+mod label_by;
+mod labels;
 #[allow(clippy::module_inception)]
 mod layer;
 mod options;

@@ -114,6 +114,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
             "the limit cannot be checked at the moment".into()
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
+        RefusalKind::Paused => "newcomers are not admitted at the moment".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }

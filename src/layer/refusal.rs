@@ -60,6 +60,8 @@ pub enum RefusalKind {
     Misconfigured,
     /// The limiter is shutting down.
     ShutDown,
+    /// An operator has paused the limit: it admits no newcomers for a time.
+    Paused,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
@@ -175,7 +177,7 @@ impl Refusal {
     ///
     /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
     /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
-    /// back together. If unknown, it is 1 s.
+    /// back together. For a paused limit it is the end of the pause, with the same jitter. If unknown, it is 1 s.
     pub fn retry_after(&self) -> Duration {
         self.retry_after
     }
@@ -195,13 +197,14 @@ impl RefusalKind {
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
             Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
             Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
+            Self::Paused => AcquireErrorKind::Paused.as_str(),
             Self::ShutDown => AcquireErrorKind::ShutDown.as_str(),
             Self::NoKey => "no_key",
             Self::BodyFailed => "body_failed",
         }
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the limit is paused.
     pub fn is_limited(self) -> bool {
         matches!(
             self,
@@ -228,6 +231,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
             AcquireErrorKind::ShutDown => Self::ShutDown,
+            AcquireErrorKind::Paused => Self::Paused,
         }
     }
 }
@@ -247,7 +251,11 @@ fn retry_after(kind: RefusalKind, period: Option<Duration>, hint: Option<Duratio
     let Some(time) = hint.filter(|time| !time.is_zero()) else {
         return RETRY_SOME_TIME;
     };
-    let time = fields::bounded(period, time);
+    let time = match kind {
+        // Up to its end nobody is admitted, however long that is.
+        RefusalKind::Paused => time,
+        _ => fields::bounded(period, time),
+    };
     match kind {
         RefusalKind::TooSoon => time,
         // Jitter, so that clients that were refused together do not come back together.
@@ -354,6 +362,20 @@ mod tests {
             assert_eq!(problem["violated-policies"], json!([]));
             assert_eq!(problem.get("limit"), None);
         }
+    }
+
+    /// An estimate is at most an hour, but until the end of a pause every retry is in vain.
+    #[test]
+    fn the_retry_of_a_paused_limit_is_its_end() {
+        let end = 5 * HOUR;
+        let refusal = refusal(&CHAT, AcquireErrorKind::Paused, Some(end));
+        assert!((end..=end * 5 / 4).contains(&refusal.retry_after()));
+        let problem = problem(&refusal);
+        assert_eq!(
+            problem["detail"],
+            "newcomers are not admitted at the moment"
+        );
+        assert_eq!(problem["violated-policies"], json!([]));
     }
 
     #[test]

@@ -7,7 +7,10 @@ use std::{fmt, future::pending, iter, sync::Arc};
 use futures_util::future::select_all;
 use http::Extensions;
 
-use crate::permit::{Share, WeakShare};
+use crate::{
+    permit::{Share, WeakShare},
+    permit_id::PermitId,
+};
 
 /// View of the slot of a request, in the request's extensions.
 ///
@@ -69,6 +72,13 @@ impl Slot {
         shares.collect::<Option<_>>().map(Hold)
     }
 
+    /// Returns the id of its permit, as operators see it; under several layers that of the innermost with a slot.
+    ///
+    /// `None` if no limit with slots applies, or the limiter is gone.
+    pub fn id(&self) -> Option<PermitId> {
+        self.shares().find_map(WeakShare::id)
+    }
+
     /// Returns whether the slot was lost while it was held.
     ///
     /// Its lease has ended in the store, or a bound of the layer was reached
@@ -106,6 +116,7 @@ async fn any<F: Future>(futures: impl Iterator<Item = F>) {
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot")
+            .field("id", &self.id())
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }
@@ -140,6 +151,11 @@ impl fmt::Debug for Slot {
 pub struct Hold(Vec<Share>);
 
 impl Hold {
+    /// Returns the id of its permit: see [`Slot::id`].
+    pub fn id(&self) -> Option<PermitId> {
+        self.0.iter().find_map(Share::id)
+    }
+
     /// Returns whether the slot was lost. See [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.0.iter().any(Share::is_lost)
@@ -158,6 +174,7 @@ impl Hold {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold")
+            .field("id", &self.id())
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }

@@ -11,7 +11,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::owners::Owners;
+use super::{
+    label::{Label, LabelSlot},
+    owners::Owners,
+};
 use crate::{
     error::LostErrorKind,
     ledger::Seq,
@@ -41,6 +44,8 @@ const FOREVER: u64 = u64::MAX;
 
 /// Sentinel for [`Lease::unread_us`]: the response is being read.
 const READ: u64 = 0;
+/// Sentinel for [`Lease::tenure_us`]: no permit has the lease.
+const IDLE_NOW: u64 = u64::MAX;
 
 /// A pool that a slot can go back to without a step of the keeper.
 pub(crate) trait Recycle: Send + Sync {
@@ -79,11 +84,12 @@ pub(crate) struct Lease {
     /// Where it may wait for its next permit.
     pool: Option<Arc<dyn Recycle>>,
     owners: Owners,
-    /// When the current tenure began, in microseconds after the epoch.
+    /// When the current tenure began, in microseconds after the epoch, or `IDLE_NOW`.
     tenure_us: AtomicU64,
     /// Whether it may go to the pool without a step of the keeper.
     reusable: AtomicBool,
     watchers: Notify,
+    label: LabelSlot,
 }
 
 impl Lease {
@@ -103,9 +109,10 @@ impl Lease {
             unread_us: AtomicU64::new(READ),
             pool,
             owners: Owners::one(),
-            tenure_us: AtomicU64::new(0),
+            tenure_us: AtomicU64::new(IDLE_NOW),
             reusable: AtomicBool::new(false),
             watchers: Notify::new(),
+            label: LabelSlot::new(),
         }
     }
 
@@ -273,7 +280,28 @@ impl Lease {
     pub(crate) fn end_tenure(&self, now: Instant) -> Duration {
         self.set_unread(None);
         self.owners.next();
-        self.tenure_lasts(now)
+        let lasted = self.tenure_lasts(now);
+        self.tenure_us.store(IDLE_NOW, Ordering::Relaxed);
+        lasted
+    }
+
+    /// When the permit that has it now got it. `None`: it is idle in the pool, or its request has not collected it.
+    #[cfg(feature = "operate")]
+    pub(crate) fn tenure_since(&self) -> Option<Instant> {
+        match self.tenure_us.load(Ordering::Relaxed) {
+            IDLE_NOW => None,
+            us => Some(self.epoch + Duration::from_micros(us)),
+        }
+    }
+
+    /// Labels the permit that has it now, or will.
+    pub(crate) fn set_label(&self, label: Label) {
+        self.label.set(self.owners.tenure(), label);
+    }
+
+    #[cfg(feature = "operate")]
+    pub(crate) fn label(&self) -> Option<Label> {
+        self.label.get(self.owners.tenure())
     }
 
     pub(crate) fn tenure_lasts(&self, now: Instant) -> Duration {

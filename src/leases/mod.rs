@@ -6,10 +6,16 @@
 //! | `owners` | how many own the current permit of a lease |
 //! | `tenure` | the permits that a lease serves one after the other; the leases of one permit |
 //! | `pool` | idle slots, for the next requests of this process |
+//! | `label` | what a permit is for, as operators see it; `no_label` in its place without the feature `operate` |
 //! | `clock` | deadlines by two clocks that are never compared |
 //! | `loom` | tests: interleavings of threads in these |
 
 mod clock;
+#[cfg(feature = "operate")]
+mod label;
+#[cfg(not(feature = "operate"))]
+#[path = "no_label.rs"]
+mod label;
 mod lease;
 #[cfg(all(test, turnstile_loom))]
 pub(crate) mod loom;
@@ -19,6 +25,7 @@ mod tenure;
 
 pub(crate) use self::{
     clock::{StoreClock, local_deadline},
+    label::Label,
     lease::{KeeperId, Lease, QueueId},
     pool::{Pool, RIGHT},
     tenure::{Leases, Tenure},

@@ -74,6 +74,15 @@ impl Leases {
         Self::Many(Arc::new(Together { leases, owners }))
     }
 
+    /// The first of them, with the number of its tenure.
+    pub(crate) fn first(&self) -> Option<(&Lease, u64)> {
+        match self {
+            Self::One(tenure) => Some((&tenure.lease, tenure.number)),
+            // They come from no pool.
+            Self::Many(together) => together.leases.first().map(|lease| (&**lease, 0)),
+        }
+    }
+
     pub(crate) fn all(&self) -> &[Arc<Lease>] {
         match self {
             Self::One(tenure) => slice::from_ref(tenure.lease()),

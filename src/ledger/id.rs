@@ -11,7 +11,7 @@ pub(crate) struct ReplicaId(u128);
 
 /// A permit's name in the store: its replica, then its number there. The script reads from it which replica to wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct PermitId {
+pub(crate) struct MemberId {
     pub(crate) replica: ReplicaId,
     pub(crate) seq: Seq,
 }
@@ -20,7 +20,6 @@ pub(crate) struct PermitId {
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
 const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
-#[cfg(feature = "redis")]
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
 impl ReplicaId {
@@ -32,6 +31,12 @@ impl ReplicaId {
     #[cfg(test)]
     pub(crate) fn bits(self) -> u128 {
         self.0
+    }
+
+    /// Whether this is the text of an id.
+    #[cfg(feature = "operate")]
+    pub(crate) fn is_text(text: &str) -> bool {
+        text.len() == REPLICA_CHARS && digits(text.as_bytes()).is_some()
     }
 
     pub(crate) fn text(self) -> String {
@@ -48,14 +53,23 @@ impl fmt::Debug for ReplicaId {
     }
 }
 
-#[cfg(test)]
-impl PermitId {
+impl MemberId {
     pub(crate) fn text(self) -> String {
-        self.replica.text() + str::from_utf8(&seq_text(self.seq)).unwrap()
+        let seq = seq_text(self.seq).map(char::from);
+        self.replica.text().chars().chain(seq).collect()
+    }
+
+    /// Reads what [`text`](Self::text) wrote.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let (replica, seq) = text.split_at_checked(REPLICA_CHARS)?;
+        Some(Self {
+            replica: ReplicaId(digits(replica)?),
+            seq: parse_seq(seq)?,
+        })
     }
 }
 
-/// The second half of a [`PermitId`]'s text.
+/// The second half of a [`MemberId`]'s text.
 pub(crate) fn seq_text(seq: Seq) -> [u8; SEQ_CHARS] {
     encode(u128::from(seq))
 }
@@ -65,9 +79,14 @@ pub(crate) fn parse_seq(text: &[u8]) -> Option<Seq> {
     if text.len() != SEQ_CHARS {
         return None;
     }
+    digits(text).map(|bits| bits as u64)
+}
+
+/// Reads what [`encode`] wrote.
+fn digits(text: &[u8]) -> Option<u128> {
     text.iter().try_fold(0, |bits, character| {
         let digit = ALPHABET.binary_search(character).ok()?;
-        Some(bits << 6 | digit as u64)
+        Some(bits << 6 | digit as u128)
     })
 }
 

@@ -47,9 +47,9 @@ pub(crate) mod script;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq};
 #[cfg(feature = "redis")]
-pub(crate) use id::{ID_CHARS, SEQ_CHARS, parse_seq, seq_text};
-pub(crate) use id::{PermitId, ReplicaId, Seq};
+pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]

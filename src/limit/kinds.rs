@@ -26,11 +26,12 @@ pub enum Class {
 /// States whether a limit is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
-    feature = "config",
+    any(feature = "config", feature = "operate"),
     derive(serde::Deserialize),
     cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
+#[cfg_attr(feature = "operate", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Mode {
     /// The limit is enforced.

@@ -285,6 +285,22 @@ impl Limit {
         self
     }
 
+    /// The limit with another value, another mode, or both. The fallback in each process follows the value: it is the same
+    /// if it was the limit's own, and never more.
+    pub(crate) fn overridden(&self, value: Option<u32>, mode: Option<Mode>) -> Self {
+        let mut limit = self.clone();
+        if let Some(value) = value {
+            limit.max = value;
+            limit.fallback = match self.fallback {
+                Fallback::Local(own) if own == self.max => Fallback::Local(value),
+                Fallback::Local(own) => Fallback::Local(own.min(value)),
+                other => other,
+            };
+        }
+        limit.mode = mode.unwrap_or(self.mode);
+        limit
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name

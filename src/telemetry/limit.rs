@@ -66,6 +66,7 @@ struct Refusals {
     unavailable: Series<Counter>,
     misconfigured: Series<Counter>,
     shut_down: Series<Counter>,
+    paused: Series<Counter>,
     no_runtime: Series<Counter>,
 }
 
@@ -242,6 +243,7 @@ impl Refusals {
             unavailable: by(AcquireErrorKind::Unavailable),
             misconfigured: by(AcquireErrorKind::Misconfigured),
             shut_down: by(AcquireErrorKind::ShutDown),
+            paused: by(AcquireErrorKind::Paused),
             no_runtime: by(AcquireErrorKind::NoRuntime),
         }
     }
@@ -255,6 +257,7 @@ impl Refusals {
             AcquireErrorKind::Unavailable => &self.unavailable,
             AcquireErrorKind::Misconfigured => &self.misconfigured,
             AcquireErrorKind::ShutDown => &self.shut_down,
+            AcquireErrorKind::Paused => &self.paused,
             AcquireErrorKind::NoRuntime => &self.no_runtime,
         }
     }

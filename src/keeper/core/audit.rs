@@ -17,7 +17,7 @@ use crate::{
         },
     },
     leases::{Lease, Pool, QueueId},
-    ledger::{PermitId, ReplicaId, Seq},
+    ledger::{MemberId, ReplicaId, Seq},
     store::in_flight::ExchangeId,
 };
 
@@ -29,7 +29,7 @@ pub(in crate::keeper) struct WaitingClaim {
     pub(in crate::keeper) waits_for: String,
     pub(in crate::keeper) limit: u32,
     /// Its slots meanwhile.
-    pub(in crate::keeper) holds: Vec<PermitId>,
+    pub(in crate::keeper) holds: Vec<MemberId>,
 }
 
 impl Core {
@@ -274,7 +274,7 @@ impl Core {
             for lease in &claim.legs {
                 let (queue, seq) = (&self.queues[lease.queue.0].queue, lease.seq());
                 match queue.leg_state(seq, self.ctx.now) {
-                    Some(LegState::Held { .. }) => holds.push(PermitId { replica, seq }),
+                    Some(LegState::Held { .. }) => holds.push(MemberId { replica, seq }),
                     Some(LegState::Pending) if queue.waits_in_store(seq) => waits = Some(queue),
                     _ => {}
                 }

@@ -7,7 +7,7 @@
 //!
 //! Rates come first, and are charged once. The charge is refunded if the claim is refused after all.
 
-use std::{cmp::Ordering, time::Duration};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -57,9 +57,9 @@ impl Core {
             let index = self.queue(leg.limit, &leg.key);
             let queue = &mut self.queues[index.0].queue;
             queue.set_own_max(&mut self.ctx, leg.max);
-            let wait = match leg.max {
+            let wait = match queue.max() {
                 // It would wait for nothing.
-                Some(0) => Duration::ZERO,
+                0 => Duration::ZERO,
                 _ if shadow => Duration::ZERO,
                 _ => leg.wait,
             };
@@ -226,11 +226,29 @@ impl Core {
             let others = slots.chain(rates);
             let others = others.filter(|quota| quota.limit_name != refused);
             error.quotas.extend(others.collect::<Vec<_>>());
+            self.keep_refusal(&claim, &error);
             self.let_go(id, &mut claim);
             self.ctx.effects.wake(claim.waker.take());
             claim.stage = ClaimStage::Refused(error);
             self.claims.insert(id, claim);
         }
+    }
+
+    /// Keeps the refusal of a claim that still has its legs and fees.
+    fn keep_refusal(&mut self, claim: &Claim, error: &AcquireError) {
+        let Some(limit) = self.number_of(error.limit_name()) else {
+            return;
+        };
+        let queues = &self.queues;
+        let about = || {
+            let queues = claim.legs.iter().map(|lease| &queues[lease.queue.0].queue);
+            let mut keys = queues.filter(|queue| queue.number() == limit);
+            let mut fees = claim.fees.iter().filter(|fee| fee.limit == limit);
+            let key = keys.next().map(|queue| queue.key());
+            let key = key.or_else(|| fees.next().map(|fee| &fee.key));
+            (key, claim.legs.first().map(|lease| &**lease))
+        };
+        self.refusals.keep(limit, error, self.ctx.now, about);
     }
 
     fn let_go(&mut self, id: ClaimId, claim: &mut Claim) {
@@ -310,6 +328,37 @@ impl Core {
             self.refuse_claim(*id, error);
         }
         ids.len()
+    }
+
+    /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
+    pub(super) fn pause_claims(&mut self, limit: LimitId, until: Instant) {
+        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue.0].queue.number() == limit;
+        let concerned = |claim: &Claim| {
+            let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
+            let is_owed = |fee: &Fee| fee.limit == limit;
+            is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
+        };
+        let claims = self.claims.iter().filter(|(_, claim)| concerned(claim));
+        let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
+        for id in ids.iter().rev() {
+            let waited = self
+                .ctx
+                .now
+                .saturating_duration_since(self.claims[id].asked);
+            let error = AcquireError {
+                waited,
+                ..self.paused_error(limit, until)
+            };
+            self.refuse_claim(*id, error);
+        }
+    }
+
+    /// The refusal of a limit that an operator has paused until then.
+    pub(super) fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
+        AcquireError {
+            retry_after: Some(until.saturating_duration_since(self.ctx.now)),
+            ..self.refusal(limit, AcquireErrorKind::Paused)
+        }
     }
 
     /// The place of the leg that waits, when it joined its queue.

@@ -2,16 +2,20 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, slice, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{Core, Index};
 use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    keeper::demand::{Leg, LimitId, Taken},
+    error::{AcquireError, ConfigError, ConfigErrorKind},
+    keeper::{
+        demand::{Demand, Leg, LimitId, Taken},
+        effects::Report,
+    },
     key::Key,
     limit::{Limit, Mode},
+    overrides::InForce,
     part::Part,
     telemetry::{LimitMeter, Measure},
 };
@@ -26,7 +30,10 @@ impl Core {
         if let Some(number) = self.check(limit)? {
             return Ok(number);
         }
-        self.limits.push(Arc::new(limit.clone()));
+        let declared = Arc::new(limit.clone());
+        self.limits.push(self.overrides.apply(&declared));
+        self.report_misfit(&declared);
+        self.updated.push(declared);
         self.declared.push(limit.clone());
         self.by_key.push(Index::default());
         Ok(self.ctx.add_limit(meter.clone()))
@@ -52,11 +59,12 @@ impl Core {
         let Some(number) = self.number_of(limit.name()) else {
             return Ok(None);
         };
-        if self.limits[number.0].agrees_with(limit) || self.declared[number.0].agrees_with(limit) {
+        let updated = &self.updated[number.0];
+        if updated.agrees_with(limit) || self.declared[number.0].agrees_with(limit) {
             return Ok(Some(number));
         }
         let name = limit.name();
-        let difference = self.limits[number.0].difference(limit);
+        let difference = updated.difference(limit);
         let message =
             format!("two limits are named `{name}` and have different values: {difference}");
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
@@ -142,15 +150,96 @@ impl Core {
         self.advance_moved();
     }
 
-    fn change_limit(&mut self, number: LimitId, limit: Arc<Limit>) {
-        self.limits[number.0] = limit.clone();
+    fn change_limit(&mut self, number: LimitId, updated: Arc<Limit>) {
+        self.limits[number.0] = self.overrides.apply(&updated);
+        self.report_misfit(&updated);
+        self.updated[number.0] = updated;
+        self.follow_changes(&[number]);
+    }
+
+    /// Queues take over the limits in force that have changed, and what operators have decided for their keys.
+    fn follow_changes(&mut self, changed: &[LimitId]) {
+        let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
         self.each_queue(|queue, ctx| {
-            if queue.number() == number {
-                queue.change_limit(ctx, limit.clone());
+            let limit = &limits[queue.number().0];
+            let steered = overrides.for_key(limit, queue.key());
+            match changed.contains(&queue.number()) {
+                true => queue.change_limit(ctx, limit.clone(), steered),
+                false => queue.steer(ctx, steered),
             }
         });
-        if limit.current_mode() != Mode::Enforce {
-            self.release_sleepers(number);
+        for number in changed {
+            if limits[number.0].current_mode() != Mode::Enforce {
+                self.release_sleepers(*number);
+            }
+        }
+    }
+}
+
+/// Overrides.
+impl Core {
+    /// Puts these in force, in place of all that were.
+    pub(in crate::keeper) fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
+        self.ctx.now = now;
+        let before = std::mem::replace(&mut self.overrides, overrides);
+        // Mostly the same is read once more, and there may be many queues.
+        if before.agrees_with(&self.overrides) {
+            return;
+        }
+        for number in 0..self.updated.len() {
+            self.report_misfit(&self.updated[number].clone());
+        }
+        self.follow_overrides();
+        self.advance_moved();
+    }
+
+    pub(in crate::keeper) fn is_steered(&self) -> bool {
+        !self.overrides.is_empty()
+    }
+
+    /// Where an override has ended, what is declared holds again.
+    pub(super) fn end_overrides(&mut self) {
+        if !self.overrides.is_empty() && Arc::make_mut(&mut self.overrides).end(self.ctx.now) {
+            self.follow_overrides();
+        }
+    }
+
+    fn follow_overrides(&mut self) {
+        let mut changed = Vec::new();
+        for (number, updated) in self.updated.iter().enumerate() {
+            let limit = self.overrides.apply(updated);
+            if limit != self.limits[number] {
+                self.limits[number] = limit;
+                changed.push(LimitId(number));
+            }
+        }
+        self.follow_changes(&changed);
+        for number in 0..self.limits.len() {
+            if let Some(until) = self.overrides.paused_until(self.limits[number].name()) {
+                self.pause_claims(LimitId(number), until);
+            }
+        }
+    }
+
+    /// The refusal of a demand under a limit that an operator has paused.
+    pub(super) fn pause_of(&self, demand: &Demand) -> Option<AcquireError> {
+        if self.overrides.is_empty() {
+            return None;
+        }
+        let legs = match demand {
+            Demand::One(leg) => slice::from_ref(leg),
+            Demand::All(legs) => legs,
+        };
+        legs.iter().find_map(|leg| {
+            let until = (self.overrides).paused_until(self.limits[leg.limit.0].name())?;
+            Some(self.paused_error(leg.limit, until))
+        })
+    }
+
+    fn report_misfit(&mut self, declared: &Limit) {
+        if let Err(error) = self.overrides.misfit(declared) {
+            let error = error.to_string();
+            self.ctx.report(Report::OverrideMisfit { error });
         }
     }
 }

@@ -25,6 +25,8 @@ mod audit;
 mod breaker;
 mod claims;
 mod exchange;
+#[cfg(feature = "operate")]
+mod inspect;
 mod limits;
 mod rates;
 mod replies;
@@ -47,6 +49,7 @@ use super::{
     demand::{ClaimId, Fee, LimitId},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
+    refusals::Refusals,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -54,6 +57,7 @@ use crate::{
     leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
+    overrides::InForce,
     store::in_flight::ExchangeId,
 };
 
@@ -69,9 +73,14 @@ const SMALL_ROOM: usize = 1_000;
 /// The state machine.
 pub(crate) struct Core {
     ctx: Context,
+    /// The limits in force: with overrides.
     limits: Vec<Arc<Limit>>,
+    /// The same without overrides: as they were updated last.
+    updated: Vec<Arc<Limit>>,
     /// The same as they were when they were registered.
     declared: Vec<Limit>,
+    /// What operators have decided.
+    overrides: Arc<InForce>,
     /// Boxed, or to make room for more of them would take long.
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
@@ -107,6 +116,7 @@ pub(crate) struct Core {
     was_shut_down: bool,
     /// When to take a step for a shutdown that waits.
     alarm: Option<Instant>,
+    refusals: Refusals,
 }
 
 /// A queue, and where it is listed.
@@ -227,6 +237,8 @@ impl Core {
         Self {
             ctx: Context::new(settings, shared, now),
             limits: Vec::new(),
+            updated: Vec::new(),
+            overrides: Arc::default(),
             declared: Vec::new(),
             queues: Slab::new(),
             by_key: Vec::new(),
@@ -251,6 +263,7 @@ impl Core {
             orphaned: false,
             was_shut_down: false,
             alarm: None,
+            refusals: Refusals::default(),
         }
     }
 
@@ -347,6 +360,10 @@ impl Core {
             self.by_ledger.insert(ledger.clone(), index);
         }
         let mut queue = Queue::new(index, (limit, key.clone()), ledger, rules, &self.ctx);
+        if !self.overrides.is_empty() {
+            let steered = self.overrides.for_key(&self.limits[limit.0], key);
+            queue.steer(&mut self.ctx, steered);
+        }
         queue.start(&mut self.ctx);
         self.queues.insert(Box::new(Member {
             queue,
@@ -448,6 +465,7 @@ impl Core {
             self.bounded.due.first().map(|(at, _)| *at),
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
+            self.overrides.next_end(),
             self.ctx.confirmations.next_due(),
             self.alarm,
         ];

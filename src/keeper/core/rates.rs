@@ -21,7 +21,11 @@ const PURGE_FROM: usize = 1_024;
 impl Core {
     /// The fee of a leg, if its limit is a rate.
     pub(super) fn fee(&self, leg: &Leg, limit: &Limit, shadow: bool) -> Option<Fee> {
-        let max = leg.max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
+        let own_max = match self.overrides.is_empty() {
+            true => leg.max,
+            false => (self.overrides.for_key(limit, &leg.key)).own_max(leg.max),
+        };
+        let max = own_max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         let rate = limit.to_rate(max)?.clamped();
         let wait_us = leg.wait.as_micros() as u64;
         let charge = Charge {

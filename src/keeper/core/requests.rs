@@ -12,7 +12,7 @@ use crate::{
         effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
     },
     key::Key,
-    leases::{Lease, Pool, QueueId},
+    leases::{Label, Lease, Pool, QueueId},
     limit::Limit,
     status::{Quota, Status},
     telemetry::{LimitMeter, Measure},
@@ -26,6 +26,9 @@ impl Core {
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
+        if let Some(error) = self.pause_of(demand) {
+            return Err(error);
+        }
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
@@ -38,13 +41,29 @@ impl Core {
         Ok(Ticket::Claim(claim))
     }
 
+    /// Labels the permit to be.
+    #[inline]
+    pub(crate) fn label(&self, ticket: &Ticket, label: &Label) {
+        match ticket {
+            Ticket::Slot(lease) => lease.set_label(label.clone()),
+            Ticket::Claim(id) => {
+                let legs = self
+                    .claims
+                    .get(id)
+                    .into_iter()
+                    .flat_map(|claim| &claim.legs);
+                legs.for_each(|lease| lease.set_label(label.clone()));
+            }
+        }
+    }
+
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
         let index = self.queue(leg.limit, &leg.key);
         let queue = &mut self.queues[index.0].queue;
         queue.set_own_max(&mut self.ctx, leg.max);
         // For a key that has no slots at all it would wait for nothing.
-        let wait = match leg.max {
-            Some(0) => Duration::ZERO,
+        let wait = match queue.max() {
+            0 => Duration::ZERO,
             _ => leg.wait,
         };
         let lease = match queue.take_idle(&mut self.ctx) {
@@ -86,6 +105,11 @@ impl Core {
             return Some(Ok(taken));
         }
         let answer = queue.collect(&mut self.ctx, lease);
+        if let Some(Err(error)) = &answer {
+            let about = || (Some(queue.key()), Some(&**lease));
+            self.refusals
+                .keep(queue.number(), error, self.ctx.now, about);
+        }
         self.settle(lease.queue);
         answer
     }

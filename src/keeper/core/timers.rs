@@ -24,6 +24,7 @@ impl Core {
         while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
             self.ctx.effects.push(Effect::GiveUpOn(overdue));
         }
+        self.end_overrides();
         self.wake_sleepers();
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now

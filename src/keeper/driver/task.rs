@@ -51,7 +51,10 @@ impl Keeper {
         match runtime.spawn(driver).is_finished() {
             // The runtime has been shut down, and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
-            false => Ok(()),
+            false => {
+                self.attendant.attend(&runtime);
+                Ok(())
+            }
         }
     }
 

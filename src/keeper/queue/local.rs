@@ -15,6 +15,7 @@ use crate::{
     keeper::context::{Availability, Context},
     ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing},
     limit::{Fallback, Limit, Mode},
+    overrides::Steered,
     telemetry::Measure,
 };
 
@@ -226,6 +227,25 @@ impl Queue {
         if let Some(pool) = &self.pool {
             pool.follow_own_max(own_max);
         }
+        self.follow_max(ctx, before);
+    }
+
+    /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
+    pub(in crate::keeper) fn steer(&mut self, ctx: &mut Context, steered: Steered) {
+        let (max, was_paused) = (self.max(), self.is_paused());
+        self.steered = steered;
+        self.follow_pause(ctx, was_paused);
+        self.follow_max(ctx, max);
+    }
+
+    fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
+        if self.is_paused() && !was_paused {
+            self.recall(ctx);
+            self.refuse_waiting(ctx, AcquireErrorKind::Paused);
+        }
+    }
+
+    fn follow_max(&mut self, ctx: &mut Context, before: u32) {
         if self.max() > before {
             self.grow(ctx);
         } else if self.max() < before {
@@ -234,8 +254,15 @@ impl Queue {
     }
 
     /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
-    pub(in crate::keeper) fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>) {
-        self.limit = limit;
+    pub(in crate::keeper) fn change_limit(
+        &mut self,
+        ctx: &mut Context,
+        limit: Arc<Limit>,
+        steered: Steered,
+    ) {
+        let was_paused = self.is_paused();
+        (self.limit, self.steered) = (limit, steered);
+        self.follow_pause(ctx, was_paused);
         self.make_pool(ctx);
         self.recall(ctx);
         self.follow_policy(ctx);

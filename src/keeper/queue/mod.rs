@@ -9,6 +9,7 @@
 //! | `outbox` | what to send next |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
 //! | `requests` | a request's way: submitted, collected |
+//! | `inspect` | what operators see of it |
 //! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
 //!
 //! Each file calls only those above it. A queue knows nothing of the [core](super::core), which has many of them: it
@@ -30,6 +31,8 @@
 
 #[cfg(test)]
 pub(super) mod audit;
+#[cfg(feature = "operate")]
+mod inspect;
 mod local;
 mod outbox;
 mod permit;
@@ -55,6 +58,7 @@ use crate::{
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq},
     limit::{Fallback, Limit},
+    overrides::Steered,
     small_map::SmallMap,
 };
 
@@ -74,6 +78,8 @@ pub(super) struct Queue {
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     own_max: Option<u32>,
+    /// What operators have decided for this key.
+    steered: Steered,
     entries: SmallMap<Seq, Entry>,
     /// Those that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
     waiters: Option<Box<Waiters>>,
@@ -189,6 +195,7 @@ impl Queue {
             ledger,
             limit,
             own_max: None,
+            steered: Steered::default(),
             entries: SmallMap::default(),
             waiters: None,
             outbox: None,
@@ -229,8 +236,13 @@ impl Queue {
     }
 
     /// How many slots this key has.
-    fn max(&self) -> u32 {
-        self.own_max.unwrap_or(self.limit.max())
+    pub(super) fn max(&self) -> u32 {
+        self.value().unwrap_or(self.limit.max())
+    }
+
+    /// The value of this key, if that is not the limit's.
+    fn value(&self) -> Option<u32> {
+        self.steered.own_max(self.own_max)
     }
 
     pub(super) fn contains(&self, seq: Seq) -> bool {
@@ -300,7 +312,7 @@ impl Queue {
     fn local_limit(&self, ctx: &Context) -> u32 {
         match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
-            Fallback::Local(limit) if ctx.shared => match self.own_max {
+            Fallback::Local(limit) if ctx.shared => match self.value() {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
                 None => limit,

@@ -256,7 +256,12 @@ impl Queue {
             max,
             place,
             waited,
-            retry_after: self.next_free(ctx),
+            retry_after: match (kind, self.steered.paused_until) {
+                (AcquireErrorKind::Paused, Some(until)) => {
+                    Some(until.saturating_duration_since(ctx.now))
+                }
+                _ => self.next_free(ctx),
+            },
             quotas: self.quota(ctx).into_iter().collect(),
             ..self.limit.acquire_error(kind)
         }

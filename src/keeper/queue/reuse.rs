@@ -67,7 +67,12 @@ impl Queue {
         let enforced = self.limit.current_mode() == Mode::Enforce;
         // A late answer may come while the store is down.
         let up = ctx.availability == Availability::Up;
-        self.limit.is_reused() && enforced && !ctx.ending && up
+        self.limit.is_reused() && enforced && !self.is_paused() && !ctx.ending && up
+    }
+
+    /// Whether an operator keeps newcomers out.
+    pub(super) fn is_paused(&self) -> bool {
+        self.steered.paused_until.is_some()
     }
 
     /// The reuse that a batch asks for.

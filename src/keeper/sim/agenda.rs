@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{
-    ledger::{Exchange, PermitId, Reply, Wake},
+    ledger::{Exchange, MemberId, Reply, Wake},
     store::{StoreErrorKind, in_flight::ExchangeId},
 };
 
@@ -37,7 +37,7 @@ pub(super) struct Sent {
     /// The connection subscribes to wake-ups.
     pub(super) listens: bool,
     /// What lay idle at its sender when it was sent, by ledger.
-    pub(super) idle: BTreeMap<String, Vec<PermitId>>,
+    pub(super) idle: BTreeMap<String, Vec<MemberId>>,
 }
 
 pub(super) enum Event {

@@ -8,7 +8,7 @@ use std::{
 use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
-    ledger::{Batch, Exchange, Ledger, PermitId, ReplicaId, Reply, Seq, Standing},
+    ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing},
 };
 
 /// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
@@ -23,9 +23,9 @@ pub(super) type Picture = BTreeMap<String, Snapshot>;
 #[derive(Default)]
 pub(super) struct Snapshot {
     /// With the ends of their leases, in store milliseconds.
-    pub(super) holders: BTreeMap<PermitId, u64>,
+    pub(super) holders: BTreeMap<MemberId, u64>,
     /// By ticket, with the time until which their replicas count as alive.
-    pub(super) line: BTreeMap<i64, (PermitId, u64)>,
+    pub(super) line: BTreeMap<i64, (MemberId, u64)>,
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) fn of(ledger: &Ledger) -> Self {
         let mut listeners = BTreeSet::new();
-        let mut waiter = |(ticket, id): (i64, PermitId)| {
+        let mut waiter = |(ticket, id): (i64, MemberId)| {
             let (alive_ms, listens) = ledger.heartbeat_of(id.replica).unwrap_or_default();
             if listens {
                 listeners.insert(id.replica);
@@ -48,31 +48,31 @@ impl Snapshot {
     }
 
     /// Those whose lease has not ended.
-    pub(super) fn holding(&self, now_ms: u64) -> impl Iterator<Item = PermitId> {
+    pub(super) fn holding(&self, now_ms: u64) -> impl Iterator<Item = MemberId> {
         let holders = self.holders.iter();
         holders
             .filter(move |(_, until_ms)| **until_ms > now_ms)
             .map(|(id, _)| *id)
     }
 
-    pub(super) fn holds(&self, id: PermitId, now_ms: u64) -> bool {
+    pub(super) fn holds(&self, id: MemberId, now_ms: u64) -> bool {
         self.holders
             .get(&id)
             .is_some_and(|until_ms| *until_ms > now_ms)
     }
 
-    pub(super) fn has(&self, id: PermitId) -> bool {
+    pub(super) fn has(&self, id: MemberId) -> bool {
         self.holders.contains_key(&id) || self.line.values().any(|(waiter, _)| *waiter == id)
     }
 
     /// Those whose replica is alive.
-    pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, PermitId)> {
+    pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, MemberId)> {
         let line = self.line.iter();
         line.filter(move |(_, (_, alive_ms))| *alive_ms >= now_ms)
             .map(|(ticket, (id, _))| (*ticket, *id))
     }
 
-    fn ticket(&self, id: PermitId) -> Option<i64> {
+    fn ticket(&self, id: MemberId) -> Option<i64> {
         let mut line = self.line.iter();
         line.find(|(_, (waiter, _))| *waiter == id)
             .map(|(ticket, _)| *ticket)
@@ -158,7 +158,7 @@ impl World {
     }
 
     /// Whether a waiter could be granted a slot: it calls, or its wake-up would be received, or it does without.
-    fn is_reachable(&self, id: PermitId, run: &Exchange, ledger: &Snapshot) -> bool {
+    fn is_reachable(&self, id: MemberId, run: &Exchange, ledger: &Snapshot) -> bool {
         let owner = id.replica;
         owner == run.replica || !ledger.listeners.contains(&owner) || !self.absent.contains(&owner)
     }
@@ -180,7 +180,7 @@ impl World {
         let is_crowded = |batch: &&Batch| {
             self.picture.get(&*batch.key).is_some_and(|ledger| {
                 let held = ledger.holding(now_ms).count() + batch.adopt.len();
-                let id = |seq: &Seq| PermitId {
+                let id = |seq: &Seq| MemberId {
                     replica: exchange.replica,
                     seq: *seq,
                 };
@@ -249,7 +249,7 @@ impl World {
         }
         loop {
             let held = stuck.values().flat_map(|claim| &claim.holds);
-            let held: BTreeSet<PermitId> = held.copied().collect();
+            let held: BTreeSet<MemberId> = held.copied().collect();
             let before = stuck.len();
             stuck.retain(|_, claim| {
                 let Some(ledger) = self.picture.get(&claim.waits_for) else {
@@ -276,7 +276,7 @@ impl World {
     pub(super) fn check_reuse(&mut self, replica: usize, lease: &Lease) {
         let Replica { id, core, .. } = &self.replicas[replica];
         let (replica, seq) = (*id, lease.seq());
-        self.excuses.note_reuse(PermitId { replica, seq }, self.now);
+        self.excuses.note_reuse(MemberId { replica, seq }, self.now);
         if self.faults.failover > 0.0 || self.faults.step > 0.0 {
             // Those who wait may have come back, or the time at which they came is not known.
             return;
@@ -299,6 +299,6 @@ impl World {
     }
 }
 
-fn is_adopted(run: &Exchange, batch: &Batch, id: PermitId) -> bool {
+fn is_adopted(run: &Exchange, batch: &Batch, id: MemberId) -> bool {
     id.replica == run.replica && batch.adopt.contains(&id.seq)
 }

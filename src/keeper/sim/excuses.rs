@@ -19,16 +19,16 @@ use std::{
 };
 
 use super::{LONGEST_HOLD, LONGEST_STALL, PATIENCE, checks::Snapshot, world::World};
-use crate::ledger::{Exchange, PermitId, ReplicaId, Seq};
+use crate::ledger::{Exchange, MemberId, ReplicaId, Seq};
 
 #[derive(Default)]
 pub(super) struct Excuses {
     /// Those who may hold past the limit, since when.
-    excused: BTreeMap<PermitId, Duration>,
+    excused: BTreeMap<MemberId, Duration>,
     /// Those whom the store may not have, until when.
-    missing: BTreeMap<PermitId, Duration>,
+    missing: BTreeMap<MemberId, Duration>,
     /// Names that may be in a ledger though their keeper has given them back.
-    revived: BTreeSet<PermitId>,
+    revived: BTreeSet<MemberId>,
     /// How far the store's clock was stepped back in all.
     pub(super) stepped_back: Duration,
     pub(super) over: Overshoot,
@@ -43,21 +43,21 @@ pub(super) struct Overshoot {
 }
 
 impl Excuses {
-    pub(super) fn is_excused(&self, id: PermitId) -> bool {
+    pub(super) fn is_excused(&self, id: MemberId) -> bool {
         self.excused.contains_key(&id)
     }
 
-    pub(super) fn may_be_missing(&self, id: PermitId, now: Duration) -> bool {
+    pub(super) fn may_be_missing(&self, id: MemberId, now: Duration) -> bool {
         self.missing.get(&id).is_some_and(|until| *until >= now)
     }
 
-    pub(super) fn is_revived(&self, id: PermitId) -> bool {
+    pub(super) fn is_revived(&self, id: MemberId) -> bool {
         self.revived.contains(&id)
     }
 
     /// Whether the store may be told of a holder that it does not have: it has lost it, or never knew of it, because
     /// it was let in without the store.
-    pub(super) fn may_be_adopted(&mut self, id: PermitId, is_new: bool, now: Duration) -> bool {
+    pub(super) fn may_be_adopted(&mut self, id: MemberId, is_new: bool, now: Duration) -> bool {
         if is_new {
             self.note_admission(id, now);
         }
@@ -65,12 +65,12 @@ impl Excuses {
     }
 
     /// A policy has let somebody in.
-    pub(super) fn note_admission(&mut self, id: PermitId, now: Duration) {
+    pub(super) fn note_admission(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).or_insert(now);
     }
 
     /// A slot of which the store has told since then that it is held serves somebody else.
-    pub(super) fn note_reuse(&mut self, id: PermitId, now: Duration) {
+    pub(super) fn note_reuse(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).and_modify(|since| *since = now);
     }
 
@@ -85,18 +85,18 @@ impl Excuses {
         let seqs = single.chain(claims.map(|ask| ask.seq));
         let replica = exchange.replica;
         self.revived
-            .extend(seqs.map(|seq| PermitId { replica, seq }));
+            .extend(seqs.map(|seq| MemberId { replica, seq }));
     }
 
     /// Its release could not be told for so long that it is told no more.
-    pub(super) fn note_given_up(&mut self, id: PermitId) {
+    pub(super) fn note_given_up(&mut self, id: MemberId) {
         self.revived.insert(id);
     }
 
     /// Since when somebody was excused who should have ended by now.
     pub(super) fn is_overdue(
         &self,
-        id: PermitId,
+        id: MemberId,
         now: Duration,
         lease: Duration,
     ) -> Option<Duration> {
@@ -144,7 +144,7 @@ impl World {
             let (before, waiters) = (before.get(key), ledger.line.values().map(|(id, _)| id));
             let names = ledger.holders.keys().chain(waiters);
             // A release that was heard before is not repeated.
-            let gone = |id: &PermitId| before.is_none_or(|before| !before.has(*id));
+            let gone = |id: &MemberId| before.is_none_or(|before| !before.has(*id));
             let revived = names.filter(|id| gone(id) || !self.is_known(**id)).copied();
             let revived: Vec<_> = revived.collect();
             self.excuses.revived.extend(revived);
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Whether its keeper knows of a name.
-    pub(super) fn is_known(&self, id: PermitId) -> bool {
+    pub(super) fn is_known(&self, id: MemberId) -> bool {
         let of = |id: ReplicaId| self.replicas.iter().find(|replica| replica.id == id);
         of(id.replica).is_some_and(|replica| replica.core.knows(id.seq as Seq))
     }

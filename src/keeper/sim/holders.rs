@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::world::World;
-use crate::{leases::Lease, ledger::PermitId};
+use crate::{leases::Lease, ledger::MemberId};
 
 /// Those who hold slots of one ledger.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl World {
             let id = replica.id;
             for lease in leases.all() {
                 let seq = lease.seq();
-                let id = PermitId { replica: id, seq };
+                let id = MemberId { replica: id, seq };
                 let core = &self.replicas[self.clients[number].replica].core;
                 let key = core.ledger_of(lease).to_string();
                 self.check_holder(number, id, &key, lease);
@@ -49,7 +49,7 @@ impl World {
         self.check_held(&held);
     }
 
-    fn check_holder(&mut self, client: usize, id: PermitId, key: &str, lease: &Lease) {
+    fn check_holder(&mut self, client: usize, id: MemberId, key: &str, lease: &Lease) {
         if lease.deadline().is_none() {
             // It was admitted by a policy.
             return self.excuses.note_admission(id, self.now);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     keeper::{Settings, core::Core, queue::FORGET_AFTER},
-    ledger::{PermitId, ReplicaId},
+    ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
     store::{Event as StoreEvent, StoreError, StoreErrorKind, in_flight::ExchangeId},
 };
@@ -38,10 +38,10 @@ pub(super) struct Replica {
 
 impl Replica {
     /// What lies idle and is not over, by ledger.
-    pub(super) fn idle(&self, now: Instant) -> BTreeMap<String, Vec<PermitId>> {
+    pub(super) fn idle(&self, now: Instant) -> BTreeMap<String, Vec<MemberId>> {
         let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
             let replica = self.id;
-            let ids = seqs.into_iter().map(|seq| PermitId { replica, seq });
+            let ids = seqs.into_iter().map(|seq| MemberId { replica, seq });
             (ledger, ids.collect())
         });
         idle.collect()

@@ -20,7 +20,7 @@ use super::{
     replica::Replica,
 };
 use crate::{
-    ledger::{Ledgers, PermitId, ReplicaId},
+    ledger::{Ledgers, MemberId, ReplicaId},
     limit::Fallback,
     part::Part,
 };
@@ -71,12 +71,12 @@ pub(super) struct World {
     /// The largest limit that the store was told, by ledger.
     pub(super) largest: BTreeMap<String, usize>,
     /// All that ever held a slot in the store.
-    pub(super) granted: BTreeSet<PermitId>,
+    pub(super) granted: BTreeSet<MemberId>,
     /// Names in a ledger that are news to their keeper, or to their client, and since when.
-    pub(super) strangers: BTreeMap<PermitId, Duration>,
-    pub(super) ungreeted: BTreeMap<PermitId, Duration>,
+    pub(super) strangers: BTreeMap<MemberId, Duration>,
+    pub(super) ungreeted: BTreeMap<MemberId, Duration>,
     /// Names in a ledger that were to be released, and until when.
-    pub(super) given_up_at: BTreeMap<PermitId, Instant>,
+    pub(super) given_up_at: BTreeMap<MemberId, Instant>,
     pub(super) totals: Totals,
     /// If it is wanted.
     pub(super) log: Option<Vec<String>>,

@@ -9,6 +9,7 @@ mod edges;
 mod ends;
 mod leases;
 mod outages;
+mod overrides;
 mod renewals;
 mod reuse;
 

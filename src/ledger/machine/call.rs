@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{Batch, Exchange, PermitId, ReplicaId, Seq, Wake};
+use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
 
 /// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
@@ -49,8 +49,8 @@ impl Call {
         }
     }
 
-    pub(in crate::ledger) fn own(&self, seq: Seq) -> PermitId {
-        PermitId {
+    pub(in crate::ledger) fn own(&self, seq: Seq) -> MemberId {
+        MemberId {
             replica: self.replica,
             seq,
         }
@@ -87,7 +87,7 @@ impl Call {
     }
 
     /// Tells a replica of a promoted waiter: one wake-up for a replica and a ledger, with all permits.
-    pub(super) fn wake(&mut self, batch: &Batch, id: PermitId, until_ms: u64) {
+    pub(super) fn wake(&mut self, batch: &Batch, id: MemberId, until_ms: u64) {
         let latest_first = self.wakes.iter_mut().rev();
         let mut same =
             latest_first.filter(|(to, wake)| *to == id.replica && *wake.key == *batch.key);

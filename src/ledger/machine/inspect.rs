@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 use super::Heartbeat;
 use super::{Ledger, Waiter};
-use crate::ledger::PermitId;
+use crate::ledger::MemberId;
 #[cfg(test)]
 use crate::ledger::ReplicaId;
 
@@ -15,7 +15,7 @@ impl Ledger {
     pub(crate) fn is_sound(&self) -> bool {
         use super::Place::{Holds, Waits};
 
-        let holds = |(until_ms, id): &(u64, PermitId)| matches!(self.places.get(id), Some(Holds { until_ms: until }) if until == until_ms);
+        let holds = |(until_ms, id): &(u64, MemberId)| matches!(self.places.get(id), Some(Holds { until_ms: until }) if until == until_ms);
         let waits = |(ticket, waiter): (&i64, &Waiter)| matches!(self.places.get(&waiter.id), Some(Waits { ticket: at }) if at == ticket);
         self.holders.keys().all(holds)
             && self.queue.iter().all(waits)
@@ -25,11 +25,11 @@ impl Ledger {
 
 #[cfg(test)]
 impl Ledger {
-    pub(crate) fn holders(&self) -> impl Iterator<Item = (PermitId, u64)> {
+    pub(crate) fn holders(&self) -> impl Iterator<Item = (MemberId, u64)> {
         self.holders.keys().map(|&(until_ms, id)| (id, until_ms))
     }
 
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, MemberId)> {
         self.queue
             .iter()
             .map(|(&ticket, waiter)| (ticket, waiter.id))
@@ -50,8 +50,8 @@ impl Ledger {
     /// Rebuilds a ledger from holders, waiters and heartbeats. All replicas listen, no waiter was passed over, and tickets
     /// begin at that of the call's time.
     pub(in crate::ledger) fn restored(
-        holders: impl IntoIterator<Item = (PermitId, u64)>,
-        queue: impl IntoIterator<Item = PermitId>,
+        holders: impl IntoIterator<Item = (MemberId, u64)>,
+        queue: impl IntoIterator<Item = MemberId>,
         heartbeats: impl IntoIterator<Item = (ReplicaId, u64)>,
         call: &super::Call,
     ) -> Self {

@@ -3,7 +3,7 @@
 use std::cmp::{max, min};
 
 use super::{Call, Ledger, Place};
-use crate::ledger::{Batch, PermitId, Standing};
+use crate::ledger::{Batch, MemberId, Standing};
 
 impl Ledger {
     pub(super) fn release(&mut self, call: &Call, batch: &Batch) {
@@ -19,7 +19,7 @@ impl Ledger {
 
     /// A renewal never shortens a lease, since another replica may have granted a longer one. An ended lease is revived
     /// if it was not expired yet: its slot was not given away.
-    fn renew_one(&mut self, call: &Call, id: PermitId) -> Standing {
+    fn renew_one(&mut self, call: &Call, id: MemberId) -> Standing {
         match self.places.get(&id) {
             None => Standing::Absent,
             Some(&Place::Waits { ticket }) => Standing::Waiting { ticket },
@@ -66,7 +66,7 @@ impl Ledger {
         }
     }
 
-    pub(in crate::ledger) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
+    pub(in crate::ledger) fn hold(&mut self, id: MemberId, until_ms: u64) -> Standing {
         let before = self.places.insert(id, Place::Holds { until_ms });
         self.leave(before, id);
         self.holders.insert((until_ms, id), ());

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use self::call::SWEEP_BUDGET;
 pub(crate) use self::call::{Call, MAX_LEASE_MS};
-use super::{Ask, Batch, BatchReply, PermitId, Promotion, ReplicaId, Seq, Standing};
+use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standing};
 use crate::small_map::SmallMap;
 
 /// Holders and waiters of one limit key.
@@ -23,9 +23,9 @@ use crate::small_map::SmallMap;
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledger {
     /// Each permit's place: in `holders` or in `queue`, never in both.
-    places: SmallMap<PermitId, Place>,
+    places: SmallMap<MemberId, Place>,
     /// By deadline, in store milliseconds.
-    holders: SmallMap<(u64, PermitId), ()>,
+    holders: SmallMap<(u64, MemberId), ()>,
     /// By ticket.
     queue: BTreeMap<i64, Waiter>,
     /// A heartbeat that has ended stays for a while, as a sign that the queue may contain dead waiters.
@@ -40,7 +40,7 @@ pub(crate) struct Ledger {
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
-    id: PermitId,
+    id: MemberId,
     /// A slot went to a waiter behind this one, since its replica was not connected.
     was_passed: bool,
 }
@@ -153,13 +153,13 @@ impl Ledger {
         (batch.limit as usize).saturating_sub(self.holders.len())
     }
 
-    fn remove(&mut self, id: PermitId) {
+    fn remove(&mut self, id: MemberId) {
         let before = self.places.remove(&id);
         self.leave(before, id);
     }
 
     /// Frees the place that a permit had.
-    fn leave(&mut self, place: Option<Place>, id: PermitId) {
+    fn leave(&mut self, place: Option<Place>, id: MemberId) {
         match place {
             Some(Place::Holds { until_ms }) => drop(self.holders.remove(&(until_ms, id))),
             Some(Place::Waits { ticket }) => drop(self.queue.remove(&ticket)),

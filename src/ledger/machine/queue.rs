@@ -3,7 +3,7 @@
 use std::cmp::{max, min};
 
 use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
-use crate::ledger::{Ask, Batch, PermitId, Promotion, ReplicaId, Standing};
+use crate::ledger::{Ask, Batch, MemberId, Promotion, ReplicaId, Standing};
 
 /// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
 pub(super) const FIRST_TICKET: i64 = -(1 << 52);
@@ -111,7 +111,7 @@ impl Ledger {
         }
     }
 
-    pub(in crate::ledger) fn standing(&self, id: PermitId) -> Option<Standing> {
+    pub(in crate::ledger) fn standing(&self, id: MemberId) -> Option<Standing> {
         let standing = |place: &Place| match *place {
             Place::Holds { until_ms } => Standing::Held { until_ms },
             Place::Waits { ticket } => Standing::Waiting { ticket },
@@ -158,7 +158,7 @@ impl Ledger {
         let start = call.now_us % (self.queue.len() - window + 1) as u64;
         let waiters = self.queue.values().skip(start as usize).take(window);
         let ids = waiters.map(|waiter| waiter.id);
-        let is_dead = |id: &PermitId| self.presence(call, id.replica) == Presence::Dead;
+        let is_dead = |id: &MemberId| self.presence(call, id.replica) == Presence::Dead;
         let dead: Vec<_> = ids.filter(is_dead).collect();
         for &id in &dead {
             self.remove(id);
@@ -170,7 +170,7 @@ impl Ledger {
     }
 
     /// Tickets never go back, so a ticket below that of the head is known to have left the queue.
-    pub(in crate::ledger) fn enqueue(&mut self, call: &Call, id: PermitId) -> Standing {
+    pub(in crate::ledger) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
         let tail = self.queue.keys().next_back();
         let ticket = FIRST_TICKET + call.now_us as i64;
         let ticket = tail.map_or(ticket, |&tail| max(tail + 1, ticket));

@@ -4,7 +4,7 @@ use super::{
     Bounds, Broken, Id, PROMOTED, State, Steps,
     message::{Message, replica},
 };
-use crate::ledger::{BatchReply, PermitId, ReplicaId, Wake};
+use crate::ledger::{BatchReply, MemberId, ReplicaId, Wake};
 
 pub(super) struct Check<'a> {
     pub(super) message: &'a Message,
@@ -79,12 +79,12 @@ impl Check<'_> {
 
     /// Each grant is reported once, by the reply or by a wake-up.
     pub(super) fn of_replies(&self, reply: &BatchReply, wakes: &[(ReplicaId, Wake)]) -> Broken {
-        let own = reply.promoted.iter().map(|grant| PermitId {
+        let own = reply.promoted.iter().map(|grant| MemberId {
             replica: replica(self.message.client),
             seq: grant.seq,
         });
         let others = wakes.iter().flat_map(|(replica, wake)| {
-            let id = |&seq| PermitId {
+            let id = |&seq| MemberId {
                 replica: *replica,
                 seq,
             };

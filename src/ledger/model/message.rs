@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{ALIVE, Bounds, Id, LEASE, PROMOTED, Steps};
-use crate::ledger::{Ask, Batch, Exchange, PermitId, ReplicaId, Reuse};
+use crate::ledger::{Ask, Batch, Exchange, MemberId, ReplicaId, Reuse};
 
 const STEP_MS: u64 = 1_000;
 pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
@@ -77,14 +77,14 @@ impl Message {
 }
 
 impl Id {
-    pub(super) fn name(self) -> PermitId {
-        PermitId {
+    pub(super) fn name(self) -> MemberId {
+        MemberId {
             replica: replica(self.client),
             seq: self.seq.into(),
         }
     }
 
-    pub(super) fn of(id: PermitId) -> Self {
+    pub(super) fn of(id: MemberId) -> Self {
         Self {
             client: id.replica.bits() as u8,
             seq: id.seq as u8,

@@ -14,6 +14,7 @@
 //! | `connection`, `link` | makes the connection of a session; one connection |
 //! | `subscription` | whether connections subscribe to wake-ups |
 //! | `events` | what the store reports by itself |
+//! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
 //! | `error`, `socket`, `known`, `locked` | errors, streams, names and what is known of the server, locks |
 //!
@@ -24,6 +25,8 @@
 mod cluster;
 pub(crate) mod codec;
 mod connection;
+#[cfg(feature = "operate")]
+pub(crate) mod control;
 mod error;
 mod events;
 mod exchange;

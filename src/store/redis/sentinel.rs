@@ -158,6 +158,11 @@ impl Sentinels {
         })
     }
 
+    #[cfg(feature = "operate")]
+    pub(super) fn db(&self) -> i64 {
+        self.server.redis_settings().db()
+    }
+
     /// The primary that one sentinel names, if that server confirms it.
     async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
         let came = Arc::new(AtomicBool::new(false));

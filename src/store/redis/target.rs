@@ -109,6 +109,23 @@ impl Target {
         }
     }
 
+    #[cfg(feature = "operate")]
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.part().is_some()
+    }
+
+    /// The database that it leads to.
+    #[cfg(feature = "operate")]
+    pub(crate) fn db(&self) -> i64 {
+        match self {
+            Self::Server(client) => client.get_connection_info().redis_settings().db(),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinels) => sentinels.db(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => 0,
+        }
+    }
+
     pub(super) fn dialer(&self) -> Dialer {
         match self {
             Self::Server(client) => Dialer::Server(client.clone()),

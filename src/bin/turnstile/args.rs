@@ -1,0 +1,206 @@
+//! The arguments.
+
+use std::time::Duration;
+
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use tower_turnstile::{Mode, operate::KeyDigest};
+
+use crate::change::length;
+
+/// Asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits for a time.
+///
+/// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
+/// replicas have answered, or confirmed a change.
+#[derive(Debug, Parser)]
+#[command(name = "turnstile", version)]
+pub(crate) struct Args {
+    /// URL of the store. A password in an argument is seen by everybody on the machine: prefer the environment.
+    #[arg(long, env = "TURNSTILE_STORE", hide_env_values = true)]
+    pub store: String,
+
+    /// Namespace of the service.
+    #[arg(long, env = "TURNSTILE_NAMESPACE", default_value = "turnstile")]
+    pub namespace: String,
+
+    /// Print one JSON array of flat objects.
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Limits and replicas on one page.
+    Status,
+    /// Limits, with what is held and waits under them.
+    Limits,
+    /// Who holds slots of a limit, and who waits for them.
+    Permits {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: MaybeCaller,
+    },
+    /// Keys of a limit that are in use, the longest queues first.
+    Keys {
+        /// Name of the limit.
+        limit: String,
+    },
+    /// The last refusals of a limit.
+    Refusals {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: MaybeCaller,
+    },
+    /// Replicas, and their settings.
+    Replicas,
+    /// What a request of one caller would meet now, and why.
+    Explain {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: Caller,
+    },
+    /// The digest of a caller's key, as other commands print it. Asks nobody.
+    Digest {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: Caller,
+    },
+    #[command(flatten)]
+    Change(Change),
+}
+
+/// What was changed for a time, and commands that do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Change {
+    /// What operators have changed, and is in force.
+    Overrides,
+    /// The latest changes.
+    Log,
+    /// Sets the value of a limit, or of one caller, for a time. Lowering takes no slot away.
+    Set {
+        /// Name of the limit.
+        limit: String,
+        /// Slots, or requests in a period. Only a caller may have 0.
+        value: u32,
+        #[command(flatten)]
+        caller: MaybeCaller,
+        #[command(flatten)]
+        term: Term,
+    },
+    /// Sets the mode of a limit for a time. `shadow` and `off` admit everybody.
+    Mode {
+        /// Name of the limit.
+        limit: String,
+        mode: ModeArg,
+        #[command(flatten)]
+        term: Term,
+    },
+    /// Admits nobody for a time. Newcomers and those who wait are refused; holders finish.
+    Pause {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        term: Term,
+        /// Wait until nobody holds a slot.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Removes what was changed of a limit, or of one caller: what is declared holds again.
+    Unset {
+        /// Name of the limit.
+        limit: String,
+        #[command(flatten)]
+        caller: MaybeCaller,
+        #[command(flatten)]
+        signature: Signature,
+    },
+    /// Takes back the latest change.
+    Undo {
+        #[command(flatten)]
+        signature: Signature,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ModeArg {
+    Enforce,
+    Shadow,
+    Off,
+}
+
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Self {
+        match mode {
+            ModeArg::Enforce => Self::Enforce,
+            ModeArg::Shadow => Self::Shadow,
+            ModeArg::Off => Self::Off,
+        }
+    }
+}
+
+/// How long a change holds, by whom, and why.
+#[derive(Debug, Group)]
+pub(crate) struct Term {
+    /// How long it holds: 1s to 7d.
+    #[arg(long = "for", value_name = "TIME", value_parser = length)]
+    pub length: Duration,
+    #[command(flatten)]
+    pub signature: Signature,
+}
+
+/// By whom, and why. All operators see it.
+#[derive(Debug, Group)]
+pub(crate) struct Signature {
+    /// Why.
+    #[arg(long)]
+    pub reason: String,
+    /// Who changes it.
+    #[arg(long, env = "USER")]
+    pub author: String,
+}
+
+/// One caller.
+#[derive(Debug, Group)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Caller {
+    /// The caller's key. Empty for the key that all callers share.
+    #[arg(long)]
+    key: Option<String>,
+    /// The digest of the caller's key.
+    #[arg(long)]
+    digest: Option<KeyDigest>,
+}
+
+/// One caller, or all.
+#[derive(Debug, Group)]
+#[group(required = false, multiple = false)]
+pub(crate) struct MaybeCaller {
+    /// The caller's key. Empty for the key that all callers share.
+    #[arg(long)]
+    key: Option<String>,
+    /// The digest of the caller's key.
+    #[arg(long)]
+    digest: Option<KeyDigest>,
+}
+
+impl Caller {
+    pub(crate) fn digest(&self, limit: &str) -> KeyDigest {
+        digest(limit, self.key.as_deref(), self.digest).unwrap_or_else(|| KeyDigest::of(limit, ""))
+    }
+}
+
+impl MaybeCaller {
+    pub(crate) fn digest(&self, limit: &str) -> Option<KeyDigest> {
+        digest(limit, self.key.as_deref(), self.digest)
+    }
+}
+
+fn digest(limit: &str, key: Option<&str>, digest: Option<KeyDigest>) -> Option<KeyDigest> {
+    digest.or_else(|| key.map(|key| KeyDigest::of(limit, key)))
+}

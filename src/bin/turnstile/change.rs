@@ -1,0 +1,253 @@
+//! Commands that change something, and those that show what was changed.
+
+use std::{process::ExitCode, time::Duration};
+
+use serde_json::{Value, json};
+use tower_turnstile::operate::{
+    By, Edited, LogEntry, Operator, Outcome, Override, Overrides, Setting, Target,
+};
+
+use crate::{
+    args::{Args, Change, Signature, Term},
+    code,
+    output::{self, Row},
+    run::Failure,
+    text::{duration, escaped},
+};
+
+pub(crate) async fn run(
+    args: &Args,
+    operator: &Operator,
+    change: &Change,
+) -> Result<ExitCode, Failure> {
+    let outcome = match change {
+        Change::Overrides => {
+            show(args, &operator.overrides().await?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Change::Log => {
+            show_log(args, &operator.log().await?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Change::Set {
+            limit,
+            value,
+            caller,
+            term,
+        } => {
+            let (by, target) = (by(&term.signature)?, target(limit, caller.digest(limit)));
+            let seen = seen(operator, &target).await?;
+            let length = term.length;
+            operator.set(&seen, &target, *value, length, &by).await?
+        }
+        Change::Mode { limit, mode, term } => {
+            let by = by(&term.signature)?;
+            let seen = seen(operator, &Target::limit(limit)).await?;
+            let mode = (*mode).into();
+            operator.mode(&seen, limit, mode, term.length, &by).await?
+        }
+        Change::Pause { limit, term, wait } => {
+            return pause(args, operator, limit, term, *wait).await;
+        }
+        Change::Unset {
+            limit,
+            caller,
+            signature,
+        } => {
+            let (by, target) = (by(signature)?, target(limit, caller.digest(limit)));
+            let seen = seen(operator, &target).await?;
+            operator.unset(&seen, &target, &by).await?
+        }
+        Change::Undo { signature } => {
+            let (by, log) = (by(signature)?, operator.log().await?);
+            let Some(last) = log.first() else {
+                let message = "there is no change to take back".to_owned();
+                return Err(Failure::new(code::REFUSED, message));
+            };
+            for edited in &last.edits {
+                eprintln!("takes back: {}", escaped(&edit_text(edited)));
+            }
+            operator.undo(last, &by).await?
+        }
+    };
+    Ok(report(args, &outcome))
+}
+
+async fn pause(
+    args: &Args,
+    operator: &Operator,
+    limit: &str,
+    term: &Term,
+    wait: bool,
+) -> Result<ExitCode, Failure> {
+    let by = by(&term.signature)?;
+    let seen = seen(operator, &Target::limit(limit)).await?;
+    let outcome = operator.pause(&seen, limit, term.length, &by).await?;
+    let code = report(args, &outcome);
+    if wait {
+        eprintln!("waiting until nobody holds a slot");
+        operator.drained(limit).await?;
+        eprintln!("nobody holds a slot");
+    }
+    Ok(code)
+}
+
+fn by(signature: &Signature) -> Result<By, Failure> {
+    Ok(By::new(&signature.author, &signature.reason)?)
+}
+
+fn target(limit: &str, key: Option<tower_turnstile::operate::KeyDigest>) -> Target {
+    match key {
+        Some(digest) => Target::digest(limit, digest),
+        None => Target::limit(limit),
+    }
+}
+
+/// Reads the overrides, and says what holds before the change.
+async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, Failure> {
+    let seen = operator.overrides().await?;
+    for one in seen.of(target) {
+        let text = format!("before: {target} is {}, by {}", one.setting, one.author);
+        eprintln!("{}", escaped(&text));
+    }
+    Ok(seen)
+}
+
+fn report(args: &Args, outcome: &Outcome) -> ExitCode {
+    if args.json {
+        output::json(std::slice::from_ref(outcome));
+    }
+    match outcome {
+        Outcome::Done { replicas } => {
+            eprintln!("done on {replicas} of {replicas}");
+            ExitCode::SUCCESS
+        }
+        Outcome::Recorded {
+            confirmed,
+            of,
+            missing,
+        } => {
+            let missing: Vec<_> = missing.iter().map(|label| escaped(label)).collect();
+            let missing = missing.join(", ");
+            eprintln!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
+            ExitCode::from(code::PARTIAL)
+        }
+        _ => ExitCode::from(code::PARTIAL),
+    }
+}
+
+struct OverrideRow<'a>(&'a Override, u64);
+
+impl Row for OverrideRow<'_> {
+    const COLUMNS: &'static [&'static str] =
+        &["LIMIT", "KEY", "SETTING", "ENDS IN", "AUTHOR", "REASON"];
+
+    fn cells(&self) -> Vec<String> {
+        let Self(one, now_ms) = self;
+        vec![
+            one.target.limit_name().to_owned(),
+            one.target.key_digest().unwrap_or_default().to_owned(),
+            one.setting.to_string(),
+            duration(one.until_ms.saturating_sub(*now_ms)),
+            one.author.clone(),
+            one.reason.clone(),
+        ]
+    }
+}
+
+fn show(args: &Args, overrides: &Overrides) {
+    if args.json {
+        return output::json(overrides.all());
+    }
+    let row = |one| OverrideRow(one, overrides.read_at_ms());
+    output::table(&overrides.all().iter().map(row).collect::<Vec<_>>());
+    if overrides.ignored() > 0 {
+        eprintln!("{} entries cannot be read", overrides.ignored());
+    }
+}
+
+struct LogRow<'a>(&'a LogEntry, &'a Edited, u64);
+
+impl Row for LogRow<'_> {
+    const COLUMNS: &'static [&'static str] = &["AGO", "AUTHOR", "CHANGE", "REASON"];
+
+    fn cells(&self) -> Vec<String> {
+        let Self(entry, edited, now_ms) = self;
+        vec![
+            duration(now_ms.saturating_sub(entry.at_ms)),
+            entry.author.clone(),
+            edit_text(edited),
+            entry.reason.clone(),
+        ]
+    }
+}
+
+/// One object for each override that was changed.
+fn show_log(args: &Args, log: &[LogEntry]) {
+    let edits = log
+        .iter()
+        .flat_map(|entry| entry.edits.iter().map(move |edited| (entry, edited)));
+    if args.json {
+        let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
+        return output::json(&flat);
+    }
+    // Ages are counted from the latest change: the log has no other clock.
+    let latest_ms = log.first().map_or(0, |entry| entry.at_ms);
+    let rows: Vec<_> = edits
+        .map(|(entry, edited)| LogRow(entry, edited, latest_ms))
+        .collect();
+    output::table(&rows);
+}
+
+fn flat(entry: &LogEntry, edited: &Edited) -> Value {
+    let text = |setting: Option<Setting>| setting.map(|setting| setting.to_string());
+    json!({
+        "at_ms": entry.at_ms,
+        "what": entry.what,
+        "limit": edited.target.limit_name(),
+        "key": edited.target.key_digest(),
+        "before": text(edited.before),
+        "after": text(edited.after),
+        "author": entry.author,
+        "reason": entry.reason,
+    })
+}
+
+fn edit_text(edited: &Edited) -> String {
+    let text = |setting: Option<Setting>| match setting {
+        Some(setting) => setting.to_string(),
+        None => "as declared".to_owned(),
+    };
+    let (before, after) = (text(edited.before), text(edited.after));
+    format!("{}: {before} -> {after}", edited.target)
+}
+
+/// Reads a length such as `90s`, `10m`, `1h` or `7d`.
+pub(crate) fn length(text: &str) -> Result<Duration, String> {
+    let fault = || "write a number with s, m, h or d, such as 90s or 1h".to_owned();
+    let unit = text.chars().last().ok_or_else(fault)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3_600,
+        'd' => 86_400,
+        _ => return Err(fault()),
+    };
+    let count: u32 = text[..text.len() - 1].parse().map_err(|_| fault())?;
+    Ok(Duration::from_secs(u64::from(count) * seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_a_unit() {
+        for (text, seconds) in [("90s", 90), ("10m", 600), ("1h", 3_600), ("7d", 604_800)] {
+            assert_eq!(length(text), Ok(Duration::from_secs(seconds)));
+        }
+        for text in ["", "1", "h", "-1h", "1.5h", "1\u{e9}", "99999999999s"] {
+            assert!(length(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits
+//! for a time.
+
+mod args;
+mod change;
+mod output;
+mod run;
+mod table;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::args::Args;
+
+/// Exit codes that scripts can rely on.
+mod code {
+    /// Refused or not found.
+    pub(super) const REFUSED: u8 = 1;
+    /// As clap's.
+    pub(super) const WRONG_CALL: u8 = 2;
+    /// The store did not answer.
+    pub(super) const NO_STORE: u8 = 3;
+    /// Not all replicas have answered, or confirmed a change.
+    pub(super) const PARTIAL: u8 = 4;
+}
+
+fn main() -> ExitCode {
+    // A wrong call ends here, with code 2.
+    let args = Args::parse();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run::run(&args)),
+        Err(error) => Err(run::Failure::new(code::REFUSED, error.to_string())),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("turnstile: {}", text::escaped(&failure.message));
+            ExitCode::from(failure.code)
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Tables, JSON, and what is said beside them.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, Verdict};
+
+use crate::text::escaped;
+
+/// A row of a table.
+pub(crate) trait Row {
+    const COLUMNS: &'static [&'static str];
+
+    /// One for each column; they may hold anything.
+    fn cells(&self) -> Vec<String>;
+}
+
+/// A reader that has gone is no fault: `turnstile permits chat | head`.
+fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    if out
+        .write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .is_err()
+    {
+        std::process::exit(0);
+    }
+}
+
+pub(crate) fn line(text: &str) {
+    print(&format!("{text}\n"));
+}
+
+pub(crate) fn blank() {
+    line("");
+}
+
+/// Escaped by JSON, and the rest of what a terminal would obey by us.
+pub(crate) fn json<T: Serialize>(rows: &[T]) {
+    let text = serde_json::to_string_pretty(rows).unwrap_or_default();
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | ' '..='~' => shown.push(character),
+            _ => {
+                let mut units = [0; 2];
+                for unit in character.encode_utf16(&mut units) {
+                    shown.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+    }
+    line(&shown);
+}
+
+pub(crate) fn table<T: Row>(rows: &[T]) {
+    let head = T::COLUMNS.iter().map(ToString::to_string).collect();
+    let cells = rows
+        .iter()
+        .map(|row| row.cells().iter().map(|cell| escaped(cell)).collect());
+    let lines: Vec<Vec<String>> = std::iter::once(head).chain(cells).collect();
+    let width = |column: usize| {
+        let cells = lines.iter().map(|line| line[column].chars().count());
+        cells.max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..T::COLUMNS.len()).map(width).collect();
+    let mut text = String::new();
+    for cells in &lines {
+        let padded = cells.iter().zip(&widths);
+        let padded: Vec<_> = padded
+            .map(|(cell, &width)| format!("{cell:width$}"))
+            .collect();
+        text.push_str(padded.join("  ").trim_end());
+        text.push('\n');
+    }
+    print(&text);
+}
+
+/// How many replicas the rows come from, on standard error.
+pub(crate) fn answered<T>(answers: &Answers<T>) {
+    let labels = |labels: &[String]| {
+        let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
+        labels.join(", ")
+    };
+    eprintln!(
+        "{} of {} replicas answered",
+        answers.answered, answers.replicas
+    );
+    if !answers.missing.is_empty() {
+        eprintln!("no answer: {}", labels(&answers.missing));
+    }
+    if !answers.busy.is_empty() {
+        eprintln!("asked too often: {}", labels(&answers.busy));
+    }
+    if answers.left_out > 0 {
+        eprintln!("and {} more: choose one key with --key", answers.left_out);
+    }
+}
+
+fn verdict(verdict: Option<Verdict>) -> String {
+    match verdict {
+        Some(Verdict::Admitted) => "a request would be admitted".to_owned(),
+        Some(Verdict::Queued(place)) => format!("a request would queue at place {place}"),
+        Some(Verdict::Full) => "a request would be refused: all slots are in use".to_owned(),
+        Some(Verdict::QueueFull) => {
+            "a request would be refused: all slots are in use, and the queue is full".to_owned()
+        }
+        Some(Verdict::Paused) => "a request would be refused: the limit is paused".to_owned(),
+        _ => "a rate: see its refusals".to_owned(),
+    }
+}
+
+pub(crate) fn explanation(why: &Explanation) {
+    let limit = escaped(&why.limit.limit);
+    line(&format!(
+        "limit {limit} ({}): {} of {} slots in use, {} waiting; {}",
+        escaped(&why.limit.mode),
+        why.in_use,
+        why.max,
+        why.waiting,
+        verdict(why.verdict)
+    ));
+    if !why.permits.rows.is_empty() {
+        blank();
+        table(&why.permits.rows);
+    }
+    if !why.unclaimed.is_empty() {
+        blank();
+        line("slots that no replica has answered for:");
+        table(&why.unclaimed);
+    }
+    if !why.refusals.rows.is_empty() {
+        blank();
+        line("last refusals:");
+        table(&why.refusals.rows);
+    }
+    answered(&why.permits);
+}
+
+/// One flat object; the rows are those of `permits` and `refusals`.
+pub(crate) fn flat_explanation(why: &Explanation) -> Value {
+    let is_held = |row: &&PermitRow| row.state == PermitState::Held;
+    json!({
+        "limit": why.limit.limit,
+        "mode": why.limit.mode,
+        "key": why.key,
+        "max": why.max,
+        "in_use": why.in_use,
+        "waiting": why.waiting,
+        "verdict": verdict(why.verdict),
+        "answered_for": why.permits.rows.iter().filter(is_held).count(),
+        "unclaimed": why.unclaimed.len(),
+        "refusals": why.refusals.rows.len(),
+    })
+}

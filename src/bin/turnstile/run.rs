@@ -1,0 +1,119 @@
+//! What each command asks and prints.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+use serde_json::json;
+use tower_turnstile::{
+    ConfigError, ConfigErrorKind,
+    operate::{Answers, OperateError, OperateErrorKind, Operator},
+};
+
+use crate::{
+    args::{Args, Command},
+    change, code,
+    output::{self, Row},
+};
+
+/// Why a command fails.
+pub(crate) struct Failure {
+    pub code: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: String) -> Self {
+        Self { code, message }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        let code = match error.kind() {
+            ConfigErrorKind::Unreachable => code::NO_STORE,
+            ConfigErrorKind::Url | ConfigErrorKind::Value => code::WRONG_CALL,
+            _ => code::REFUSED,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<OperateError> for Failure {
+    fn from(error: OperateError) -> Self {
+        let code = match error.kind() {
+            OperateErrorKind::Unavailable => code::NO_STORE,
+            OperateErrorKind::Value => code::WRONG_CALL,
+            _ => code::REFUSED,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if let Command::Digest { limit, caller } = &args.command {
+        let digest = caller.digest(limit);
+        match args.json {
+            true => output::json(&[json!({"limit": limit, "key": digest})]),
+            false => output::line(&digest.to_string()),
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let builder = Operator::builder().namespace(&args.namespace);
+    let operator = builder.connect(&args.store).await?;
+    ask(args, &operator).await
+}
+
+async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
+    Ok(match &args.command {
+        Command::Change(made) => return change::run(args, operator, made).await,
+        Command::Status => return status(args, operator).await,
+        Command::Limits => show(args, &operator.limits().await?),
+        Command::Replicas => show(args, &operator.replicas().await?),
+        Command::Permits { limit, caller } => {
+            show(args, &operator.permits(limit, caller.digest(limit)).await?)
+        }
+        Command::Keys { limit } => show(args, &operator.keys(limit, None).await?),
+        Command::Refusals { limit, caller } => {
+            show(args, &operator.refusals(limit, caller.digest(limit)).await?)
+        }
+        Command::Explain { limit, caller } => {
+            let why = operator.explain(limit, caller.digest(limit)).await?;
+            match args.json {
+                true => output::json(&[output::flat_explanation(&why)]),
+                false => output::explanation(&why),
+            }
+            exit_code(&why.permits)
+        }
+        Command::Digest { .. } => unreachable!("it asks nobody"),
+    })
+}
+
+async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
+    let (replicas, limits) = (operator.replicas().await?, operator.limits().await?);
+    if args.json {
+        return Ok(show(args, &limits));
+    }
+    output::table(&replicas.rows);
+    output::blank();
+    output::table(&limits.rows);
+    output::answered(&limits);
+    Ok(exit_code(&limits))
+}
+
+fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> ExitCode {
+    if args.json {
+        output::json(&answers.rows);
+    } else {
+        output::table(&answers.rows);
+    }
+    // Beside the JSON, which has rows only.
+    output::answered(answers);
+    exit_code(answers)
+}
+
+fn exit_code<T>(answers: &Answers<T>) -> ExitCode {
+    match answers.answered == answers.replicas && answers.busy.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(code::PARTIAL),
+    }
+}

@@ -1,0 +1,84 @@
+//! Text that a terminal shows as it is: whatever callers and replicas have put into it.
+
+use std::fmt::Write;
+
+/// Escapes control characters, and marks that change the direction of text or cannot be seen.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\\' => shown.push_str("\\\\"),
+            _ if character.is_control() || is_invisible(character) => {
+                // A `String` takes everything.
+                let _ = write!(shown, "{}", character.escape_unicode());
+            }
+            _ => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Marks of direction and of formatting, separators of lines, and tags.
+fn is_invisible(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
+}
+
+/// A time as people say it.
+pub(crate) fn duration(ms: u64) -> String {
+    let seconds = ms / 1_000;
+    match seconds {
+        0 => format!("{ms}ms"),
+        1..60 => format!("{seconds}.{}s", ms % 1_000 / 100),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_is_escaped() {
+        for (text, shown) in [
+            ("acme", "acme"),
+            ("\u{e4}\u{4f60}", "\u{e4}\u{4f60}"),
+            ("a\\u{1b}", "a\\\\u{1b}"),
+            ("\u{1b}[2J\r\n\t", "\\u{1b}[2J\\u{d}\\u{a}\\u{9}"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            (
+                "a\u{202e}b\u{2066}c\u{200f}",
+                "a\\u{202e}b\\u{2066}c\\u{200f}",
+            ),
+            ("\u{feff}\u{2028}", "\\u{feff}\\u{2028}"),
+        ] {
+            assert_eq!(escaped(text), shown);
+        }
+    }
+
+    #[test]
+    fn times_are_short() {
+        for (ms, shown) in [
+            (0, "0ms"),
+            (999, "999ms"),
+            (1_250, "1.2s"),
+            (61_000, "1m01s"),
+            (3_661_000, "1h01m"),
+            (90_000_000, "1d01h"),
+        ] {
+            assert_eq!(duration(ms), shown);
+        }
+    }
+}

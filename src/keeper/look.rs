@@ -1,0 +1,37 @@
+//! What operators may see under the keeper's lock, a little at a time.
+
+use tokio::time::Instant;
+
+use super::demand::LimitId;
+use crate::{key::Key, leases::Lease, ledger::Seq, status::Usage};
+
+/// Queues and entries that one look passes: about 20 microseconds under the lock.
+pub(crate) const LOOK: usize = 256;
+
+/// Where the next look begins.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor {
+    pub queue: usize,
+    pub seq: Seq,
+}
+
+/// What a walk is for.
+pub(crate) trait Visitor {
+    /// Whether to see the entries of this queue.
+    /// `ledger`: its name in the store; empty in memory.
+    fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, usage: &dyn Fn() -> Usage)
+    -> bool;
+
+    /// An entry of the queue that was seen last.
+    fn entry(&mut self, entry: EntryLook<'_>);
+}
+
+/// A permit or a request, as it is under the keeper's lock.
+pub(crate) struct EntryLook<'a> {
+    pub lease: &'a Lease,
+    pub waits: bool,
+    /// Since when it is held, or waits for this limit.
+    pub since: Instant,
+    /// The place at which a waiter joined the queue; 0 if it did not.
+    pub place: u32,
+}

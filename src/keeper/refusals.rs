@@ -1,0 +1,69 @@
+//! The last refusals of each limit, for operators: why was this caller refused? `no_refusals.rs` is in its place without
+//! the feature `operate`.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
+
+use super::demand::LimitId;
+use crate::{
+    error::{AcquireError, AcquireErrorKind},
+    key::Key,
+    leases::{Label, Lease},
+};
+
+/// Refusals of a limit that are kept.
+pub(crate) const MAX_REFUSALS: usize = 20;
+
+/// A refusal, with the numbers by which it was decided.
+#[derive(Clone)]
+pub(crate) struct RefusalNote {
+    pub at: Instant,
+    pub kind: AcquireErrorKind,
+    pub key: Option<Key>,
+    pub label: Option<Label>,
+    pub max: u32,
+    pub in_use: u32,
+    pub waiting: u32,
+    pub waited: Duration,
+}
+
+/// By the limits' numbers, oldest first.
+#[derive(Default)]
+pub(super) struct Refusals(Vec<VecDeque<RefusalNote>>);
+
+impl Refusals {
+    /// Keeps a refusal. `about`: the key under the limit, and a lease of the request, as far as there are any.
+    pub(super) fn keep<'a>(
+        &mut self,
+        limit: LimitId,
+        error: &AcquireError,
+        at: Instant,
+        about: impl FnOnce() -> (Option<&'a Key>, Option<&'a Lease>),
+    ) {
+        let (key, lease) = about();
+        let note = RefusalNote {
+            at,
+            kind: error.kind,
+            key: key.cloned(),
+            label: lease.and_then(Lease::label),
+            max: error.max,
+            in_use: error.in_use,
+            waiting: error.waiting,
+            waited: error.waited,
+        };
+        if self.0.len() <= limit.0 {
+            self.0.resize_with(limit.0 + 1, VecDeque::new);
+        }
+        let notes = &mut self.0[limit.0];
+        if notes.len() == MAX_REFUSALS {
+            notes.pop_front();
+        }
+        notes.push_back(note);
+    }
+
+    pub(super) fn of(&self, limit: LimitId) -> Vec<RefusalNote> {
+        let notes = self.0.get(limit.0).into_iter().flatten();
+        notes.cloned().collect()
+    }
+}

@@ -1,0 +1,351 @@
+//! What operators decide, laid over what is declared.
+
+use super::*;
+use crate::{
+    limit::Mode,
+    overrides::{Decision, InForce},
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+/// Less than the time to a renewal.
+const SHORT: Duration = Duration::from_secs(5);
+const FIVE: Limit = Limit::concurrent("a", 5);
+const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(60)).burst(1);
+
+impl World {
+    /// These hold for an hour from now on, and no others.
+    fn steer(&mut self, keeper: usize, decisions: &[(&str, Decision)]) {
+        self.steer_for(keeper, decisions, HOUR);
+    }
+
+    fn steer_for(&mut self, keeper: usize, decisions: &[(&str, Decision)], length: Duration) {
+        let (now, mut in_force) = (self.local(), InForce::default());
+        for (limit, decision) in decisions {
+            in_force.add(limit, *decision, now + length);
+        }
+        self.keepers[keeper].steer(Arc::new(in_force), now);
+    }
+
+    fn ask_all(&mut self, count: usize, wait: Duration) -> Vec<Arc<Lease>> {
+        let asked = (0..count).map(|_| self.ask(0, wait)).collect();
+        self.settle();
+        asked
+    }
+
+    fn ask_as(&mut self, key: &Key, max: Option<u32>) -> Arc<Lease> {
+        let now = self.local();
+        let leg = Leg {
+            limit: LimitId(0),
+            key: key.clone(),
+            wait: Duration::ZERO,
+            max,
+            cost: 1,
+        };
+        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        let Ok(Ticket::Slot(lease)) = asked else {
+            panic!("refused at once");
+        };
+        self.settle();
+        lease
+    }
+
+    /// How many of these get a slot: each that is refused is gone.
+    fn admitted(&mut self, asked: &[Arc<Lease>]) -> usize {
+        let admitted = asked.iter().filter(|lease| held(self.collect(0, lease)));
+        admitted.count()
+    }
+
+    fn submit_error(&mut self) -> AcquireError {
+        let leg = Leg {
+            limit: LimitId(0),
+            key: Key::SHARED,
+            wait: PATIENT,
+            max: None,
+            cost: 1,
+        };
+        let now = self.local();
+        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        asked.map(drop).expect_err("paused")
+    }
+
+    fn go_down(&mut self) {
+        let probe = self.ask(0, Duration::ZERO);
+        let sent = self.send(0);
+        self.pass(STORE_TIMEOUT);
+        self.fail(0, &sent, true);
+        let _ = self.collect(0, &probe);
+        self.release(0, &probe);
+        assert!(!self.keepers[0].status().store_up);
+    }
+}
+
+fn key_value(key: &Key, value: u32) -> Decision {
+    Decision::KeyValue(key.digest("a"), value)
+}
+
+#[test]
+fn a_raise_admits_waiters_with_one_exchange() {
+    let mut world = World::new(1, &FIVE);
+    let holders = world.ask_all(5, PATIENT);
+    let waiters = world.ask_all(40, PATIENT);
+    assert_eq!((world.admitted(&holders), world.admitted(&waiters)), (5, 0));
+    world.steer(0, &[("a", Decision::Value(8))]);
+    let outgoing = world.send(0);
+    world.complete(0, &outgoing);
+    assert_eq!(world.admitted(&waiters), 3);
+}
+
+/// G1: nobody loses a slot, and no newcomer is admitted until there are fewer holders.
+#[test]
+fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
+    let mut world = World::new(2, &FIVE);
+    let holders = world.ask_all(5, PATIENT);
+    assert_eq!(world.admitted(&holders), 5);
+    let waiter = world.ask_all(1, PATIENT);
+    world.steer(0, &[("a", Decision::Value(2))]);
+    for lease in &holders[..3] {
+        world.release(0, lease);
+        world.settle();
+        assert_eq!(world.admitted(&waiter), 0);
+    }
+    assert!(holders[3..].iter().all(|lease| lease.over().is_none()));
+    world.release(0, &holders[3]);
+    world.settle();
+    assert_eq!(world.admitted(&waiter), 1);
+}
+
+#[test]
+fn at_the_end_the_declared_value_holds_again() {
+    let mut world = World::new(1, &FIVE);
+    world.steer_for(0, &[("a", Decision::Value(1))], SHORT);
+    let asked = world.ask_all(6, PATIENT);
+    assert_eq!(world.admitted(&asked), 1);
+    world.pass(SHORT - Duration::from_millis(1));
+    world.settle();
+    assert_eq!(world.admitted(&asked[1..]), 0);
+    assert!(world.keepers[0].next_due().is_some());
+    world.pass(Duration::from_millis(1));
+    world.settle();
+    assert_eq!(world.admitted(&asked[1..]), 4);
+}
+
+#[test]
+fn an_update_changes_what_is_declared_only() {
+    let mut world = World::new(1, &FIVE);
+    world.steer_for(0, &[("a", Decision::Value(1))], SHORT);
+    let now = world.local();
+    let other = Limit::concurrent("a", 7);
+    world.keepers[0].revise(&[&other], now).expect("valid");
+    let asked = world.ask_all(8, PATIENT);
+    assert_eq!(world.admitted(&asked), 1);
+    // Code that declares the limit meanwhile agrees with what is declared, not with what is in force.
+    assert!(world.keepers[0].add(&other).is_ok());
+    assert!(world.keepers[0].add(&Limit::concurrent("a", 1)).is_err());
+    world.pass(SHORT);
+    world.settle();
+    assert_eq!(world.admitted(&asked[1..]), 6);
+}
+
+#[test]
+fn a_key_goes_over_its_limit_and_the_limit_over_plans() {
+    let mut world = World::new(1, &FIVE);
+    let (gold, blocked) = (Key::from("gold"), Key::from(&b"\0\xff{}"[..]));
+    world.steer(0, &[("a", Decision::Value(2)), ("a", key_value(&gold, 3))]);
+    let mut taken = [(0, &gold, None), (0, &Key::SHARED, Some(20))];
+    for (count, key, max) in &mut taken {
+        while *count < 9 {
+            let lease = world.ask_as(key, *max);
+            match held(world.collect(0, &lease)) {
+                true => *count += 1,
+                false => break,
+            }
+        }
+    }
+    assert_eq!(taken.map(|(count, ..)| count), [3, 2]);
+    // A key without any slots is blocked for good reason.
+    let lease = world.ask_as(&blocked, Some(0));
+    assert!(!held(world.collect(0, &lease)));
+    world.steer(0, &[("a", key_value(&blocked, 1))]);
+    let lease = world.ask_as(&blocked, Some(0));
+    assert!(held(world.collect(0, &lease)));
+    // The others have their plans again.
+    let lease = world.ask_as(&Key::SHARED, Some(20));
+    assert!(held(world.collect(0, &lease)));
+}
+
+/// A value of its own, and the change of the limit at the same time: neither is in force without the other.
+#[test]
+fn a_key_and_its_limit_change_together() {
+    let mut world = World::new(1, &FIVE);
+    let now = world.local();
+    // In this process the ledger would admit waiters at once.
+    world.keepers[0] = Core::new(settings(0), false, now);
+    world.keepers[0].add(&FIVE).expect("valid");
+    let both = [
+        ("a", Decision::Value(50)),
+        ("a", key_value(&Key::SHARED, 5)),
+    ];
+    let asked = world.ask_all(10, PATIENT);
+    assert_eq!(world.admitted(&asked), 5);
+    world.steer(0, &both);
+    assert_eq!(world.admitted(&asked[5..]), 0);
+    world.steer(0, &[("a", Decision::Value(2))]);
+    assert_eq!(world.admitted(&asked[5..]), 0);
+    world.steer(0, &[]);
+    assert_eq!(world.admitted(&asked[5..]), 0);
+    world.steer(0, &[("a", key_value(&Key::SHARED, 8))]);
+    assert_eq!(world.admitted(&asked[5..]), 3);
+}
+
+#[test]
+fn a_pause_refuses_newcomers_and_waiters_until_its_end() {
+    for reuse in [false, true] {
+        let limit = if reuse { FIVE.reuse() } else { FIVE };
+        let mut world = World::new(1, &limit);
+        let holders = world.ask_all(5, PATIENT);
+        assert_eq!(world.admitted(&holders), 5);
+        let waiter = world.ask_all(1, PATIENT);
+        world.steer_for(0, &[("a", Decision::Pause)], LEASE);
+        let error = world.collect(0, &waiter[0]).expect("an answer").err();
+        let error = error.expect("refused");
+        assert_eq!(error.kind(), AcquireErrorKind::Paused);
+        assert_eq!(error.retry_after(), Some(LEASE));
+        for lease in &holders[1..] {
+            world.release(0, lease);
+            world.settle();
+        }
+        assert_eq!(holders[0].over(), None);
+        assert_eq!(world.ledger(), (1, 0));
+        world.pass(LEASE / 3);
+        world.settle();
+        let error = world.submit_error();
+        assert_eq!(error.kind(), AcquireErrorKind::Paused);
+        assert_eq!(error.retry_after(), Some(LEASE * 2 / 3));
+        world.pass(LEASE * 2 / 3);
+        let newcomers = world.ask_all(5, PATIENT);
+        assert_eq!(world.admitted(&newcomers), 4);
+    }
+}
+
+#[test]
+fn a_pause_holds_in_an_outage_and_against_any_mode() {
+    let mut world = World::new(1, &FIVE.fallback(Fallback::Allow));
+    world.go_down();
+    let off = ("a", Decision::Mode(Mode::Off));
+    world.steer(0, &[("a", Decision::Pause), off]);
+    assert_eq!(world.submit_error().kind(), AcquireErrorKind::Paused);
+}
+
+/// A request under several limits is not kept waiting for one that is paused.
+#[test]
+fn a_pause_refuses_claims_too() {
+    const OTHER: Limit = Limit::concurrent("b", 5);
+    let mut world = World::under(1, &[&ONE, &OTHER]);
+    let holder = world.grant(PATIENT);
+    let now = world.local();
+    let leg = |limit| Leg {
+        limit: LimitId(limit),
+        key: Key::SHARED,
+        wait: PATIENT,
+        max: None,
+        cost: 1,
+    };
+    let asked = world.keepers[0].submit(&Demand::All(vec![leg(0), leg(1)]), now);
+    let Ok(ticket) = asked else { panic!("refused") };
+    world.settle();
+    world.steer(0, &[("b", Decision::Pause)]);
+    let answer = world.keepers[0].collect(&ticket, now).expect("an answer");
+    let error = answer.err().expect("refused");
+    assert_eq!(
+        (error.limit_name(), error.kind()),
+        ("b", AcquireErrorKind::Paused)
+    );
+    world.settle();
+    assert_eq!(world.ledger(), (1, 0));
+    world.release(0, &holder);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+}
+
+/// A kill switch that was set while the store is there holds when it goes.
+#[test]
+fn a_lowered_value_caps_the_fallback() {
+    for (limit, value, expected) in [
+        (FIVE, 2, 2),
+        (FIVE, 8, 8),
+        (FIVE.fallback(Fallback::Local(3)), 2, 2),
+        (FIVE.fallback(Fallback::Local(3)), 8, 3),
+    ] {
+        let mut world = World::new(1, &limit);
+        world.steer(0, &[("a", Decision::Value(value))]);
+        world.go_down();
+        let asked: Vec<_> = (0..9).map(|_| world.ask(0, Duration::ZERO)).collect();
+        assert_eq!(world.admitted(&asked), expected);
+    }
+}
+
+#[test]
+fn a_mode_lets_waiters_go_on_and_ends() {
+    for mode in [Mode::Shadow, Mode::Off] {
+        let mut world = World::new(1, &ONE);
+        let _holder = world.grant(PATIENT);
+        let waiter = world.ask_all(1, PATIENT);
+        world.steer_for(0, &[("a", Decision::Mode(mode))], LEASE);
+        assert_eq!(world.admitted(&waiter), 1);
+        world.settle();
+        assert_eq!(world.keepers[0].mode_and_meter(LimitId(0)).0, mode);
+        world.pass(LEASE);
+        assert_eq!(world.keepers[0].mode_and_meter(LimitId(0)).0, Mode::Enforce);
+    }
+    // A limit in shadow mode is enforced for a time.
+    let mut world = World::new(1, &ONE.mode(Mode::Shadow));
+    world.steer(0, &[("a", Decision::Mode(Mode::Enforce))]);
+    world.grant(Duration::ZERO);
+    let refused = world.ask_all(1, Duration::ZERO);
+    assert_eq!(world.admitted(&refused), 0);
+}
+
+#[test]
+fn a_rate_has_its_override_and_no_other() {
+    let mut world = World::new(1, &OPENS);
+    let ask = |world: &mut World, key: &Key| {
+        let (now, leg) = (world.local(), LimitId(0));
+        let leg = Leg {
+            limit: leg,
+            key: key.clone(),
+            wait: Duration::ZERO,
+            max: None,
+            cost: 1,
+        };
+        let ticket = world.keepers[0].submit(&Demand::One(leg), now);
+        let ticket = ticket.unwrap_or_else(|error| panic!("{error}"));
+        world.settle();
+        let answer = world.keepers[0].collect(&ticket, now).expect("an answer");
+        answer.err().and_then(|error| error.retry_after())
+    };
+    let gold = Key::from("gold");
+    let of_gold = Decision::KeyValue(gold.digest("opens"), 240);
+    world.steer(0, &[("opens", Decision::Value(120)), ("opens", of_gold)]);
+    for (key, millis) in [(Key::SHARED, 500), (gold, 250)] {
+        assert_eq!(ask(&mut world, &key), None);
+        assert_eq!(ask(&mut world, &key), Some(Duration::from_millis(millis)));
+    }
+    // A rate of nothing does not exist: what is declared holds.
+    world.steer(0, &[("opens", Decision::Value(0))]);
+    let other = Key::from("other");
+    assert_eq!(ask(&mut world, &other), None);
+    assert_eq!(ask(&mut world, &other), Some(Duration::from_secs(1)));
+}
+
+/// What is read again each minute is the same most of the time.
+#[test]
+fn overrides_that_are_read_again_change_nothing() {
+    let mut world = World::new(1, &FIVE.reuse());
+    let decisions = [("a", Decision::Value(3)), ("gone", Decision::Value(7))];
+    world.steer(0, &decisions);
+    let holders = world.ask_all(3, PATIENT);
+    let waiters = world.ask_all(2, PATIENT);
+    assert_eq!((world.admitted(&holders), world.admitted(&waiters)), (3, 0));
+    world.steer(0, &decisions);
+    assert!(!world.may_send(0));
+}

@@ -1,0 +1,32 @@
+//! The setting that labels permits.
+//!
+//! Tests: `tests/operate/labels.rs`.
+
+use std::{borrow::Cow, sync::Arc};
+
+use http::request::Parts;
+
+use super::{labels::LabelOf, layer::LimitLayer};
+
+impl LimitLayer {
+    /// Sets what [operators](crate::operate) see a request as.
+    ///
+    /// Default: the method, and with the feature `axum` the matched route, such as `POST /chats/{id}`. Return routes and
+    /// names of operations rather than paths, which may have secrets in them. At most 128 bytes of it are kept. A
+    /// `&'static str` costs no allocation.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// let layer = Limiter::in_memory()
+    ///     .layer(Limit::concurrent("chat", 5))
+    ///     .label_by(|head| if head.uri.path().starts_with("/v1/") { "v1" } else { "v2" });
+    /// ```
+    pub fn label_by<L: Into<Cow<'static, str>>>(
+        self,
+        label: impl Fn(&Parts) -> L + Send + Sync + 'static,
+    ) -> Self {
+        let by: Arc<LabelOf> = Arc::new(move |head| label(head).into());
+        self.edit(move |gate| gate.labels.by = Some(by.clone()))
+    }
+}

@@ -1,0 +1,41 @@
+//! What operators see a request as.
+//!
+//! Tests: `tests/operate/labels.rs`.
+
+#[cfg(feature = "operate")]
+use std::{borrow::Cow, sync::Arc};
+
+use http::request::Parts;
+
+use crate::leases::Label;
+
+/// How the permits of a layer are labelled. Default: by method and matched route.
+#[derive(Clone, Default)]
+pub(super) struct Labels {
+    #[cfg(feature = "operate")]
+    pub(super) by: Option<Arc<LabelOf>>,
+}
+
+#[cfg(feature = "operate")]
+pub(super) type LabelOf = dyn Fn(&Parts) -> Cow<'static, str> + Send + Sync;
+
+#[cfg(feature = "operate")]
+impl Labels {
+    pub(super) fn of(&self, head: &Parts) -> Label {
+        if let Some(by) = &self.by {
+            return by(head).into();
+        }
+        #[cfg(feature = "axum")]
+        if let Some(route) = head.extensions.get() {
+            return Label::of_route(&head.method, route);
+        }
+        Label::of_method(&head.method)
+    }
+}
+
+#[cfg(not(feature = "operate"))]
+impl Labels {
+    pub(super) fn of(&self, _: &Parts) -> Label {
+        Label::default()
+    }
+}

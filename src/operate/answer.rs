@@ -1,0 +1,268 @@
+//! What operators are told: rows, and how many replicas they come from.
+
+use serde::{Deserialize, Serialize};
+
+use super::digest::KeyDigest;
+use crate::permit_id::PermitId;
+
+/// The answers of all replicas to one question.
+///
+/// "7 of 8 replicas answered" is `answered` of `replicas`: those that were on the roster of the store, and any other that
+/// answered. A replica that crashed stays on the roster for up to three minutes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Answers<T> {
+    /// The rows of all replicas.
+    pub rows: Vec<T>,
+    /// Replicas that answered.
+    pub answered: usize,
+    /// Replicas that were asked.
+    pub replicas: usize,
+    /// Labels of replicas that did not answer in time.
+    pub missing: Vec<String>,
+    /// Labels of replicas that refused to answer because they are asked too often.
+    pub busy: Vec<String>,
+    /// Rows that did not fit into the answers, which have up to 16 KiB each. Those that are left out are the youngest.
+    pub left_out: u64,
+}
+
+impl<T> Answers<T> {
+    pub(super) fn none() -> Self {
+        Self {
+            rows: Vec::new(),
+            answered: 0,
+            replicas: 0,
+            missing: Vec::new(),
+            busy: Vec::new(),
+            left_out: 0,
+        }
+    }
+
+    /// Returns whether all replicas answered in full.
+    pub fn is_complete(&self) -> bool {
+        self.answered == self.replicas && self.busy.is_empty() && self.left_out == 0
+    }
+}
+
+/// A replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReplicaRow {
+    /// The replica's id: random, and new with each start.
+    pub replica: String,
+    /// Its label: the host's name by default.
+    pub label: String,
+    /// The version of this library in it.
+    pub version: String,
+    /// Time since its limiter was made, in milliseconds.
+    pub uptime_ms: u64,
+    /// Permits that it holds.
+    pub held: usize,
+    /// Its queued requests.
+    pub waiting: usize,
+    /// Whether its last call to the store succeeded.
+    pub store_up: bool,
+    /// Its lease, in milliseconds. Replicas should have the same settings.
+    pub lease_ms: u64,
+    /// Its waiter TTL, in milliseconds.
+    pub waiter_ttl_ms: u64,
+    /// The version of the operators' record that it applies. `None`: it has read none.
+    pub token: Option<String>,
+}
+
+/// A limit, over all replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LimitRow {
+    /// The limit's name.
+    pub limit: String,
+    /// Its value; of replicas that differ, the largest, which applies.
+    pub max: u32,
+    /// Its value without an operator's override: in code, or in the configuration file.
+    pub declared_max: u32,
+    /// Whether an operator has paused it.
+    pub paused: bool,
+    /// Of a rate: the period that the value is for, in milliseconds.
+    pub period_ms: Option<u64>,
+    /// `enforce`, `shadow` or `off`.
+    pub mode: String,
+    /// How long a request may queue, in milliseconds.
+    pub wait_ms: u64,
+    /// Longest queue of a key.
+    pub max_waiters: u32,
+    /// Permits that are held, under all keys.
+    pub held: usize,
+    /// Requests that are queued or delayed, under all keys.
+    pub waiting: usize,
+    /// Keys that a replica holds or waits for. One on several replicas counts on each.
+    pub keys: usize,
+    /// Age of the oldest waiter, in milliseconds.
+    pub oldest_wait_ms: Option<u64>,
+    /// Whether replicas differ in the value or the mode, as in a rollout.
+    pub differs: bool,
+}
+
+/// A permit that is held, or a request that waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PermitRow {
+    /// The limit's name.
+    #[serde(default)]
+    pub limit: String,
+    /// The caller.
+    pub key: KeyDigest,
+    /// The caller's key, if its replica [shows keys](crate::LimiterBuilder::show_keys). Bytes that are no text are
+    /// escaped. Empty for the key that all callers share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_text: Option<String>,
+    /// Its id, which the store, logs and [`Permit::id`](crate::Permit::id) have too.
+    pub id: PermitId,
+    /// Whether it is held or waits.
+    pub state: PermitState,
+    /// For how long it has been held, or has waited, in milliseconds.
+    pub age_ms: u64,
+    /// Of a waiter: the place at which it joined the queue; 0 if that is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub place: u32,
+    /// What it is for: by default the method and the route.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label: String,
+    /// The id of its replica.
+    #[serde(default)]
+    pub replica: String,
+    /// The label of its replica.
+    #[serde(default)]
+    pub replica_label: String,
+}
+
+/// The state of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum PermitState {
+    /// It is held.
+    Held,
+    /// It waits.
+    Waiting,
+}
+
+/// A key of a limit, over all replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct KeyRow {
+    /// The limit's name.
+    #[serde(default)]
+    pub limit: String,
+    /// The caller.
+    pub key: KeyDigest,
+    /// The caller's key: see [`PermitRow::key_text`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_text: Option<String>,
+    /// Permits that are held.
+    pub held: usize,
+    /// Requests that are queued.
+    pub waiting: usize,
+    /// The limit's value for this key; of replicas that differ, the largest.
+    pub max: u32,
+    /// Age of the oldest waiter, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_wait_ms: Option<u64>,
+    /// Replicas that hold or wait for it.
+    #[serde(default)]
+    pub replicas: usize,
+}
+
+/// A refusal, with the numbers of the moment at which it was decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RefusalRow {
+    /// The limit's name.
+    #[serde(default)]
+    pub limit: String,
+    /// The caller, if it was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeyDigest>,
+    /// The caller's key: see [`PermitRow::key_text`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_text: Option<String>,
+    /// Why, as the metrics name it: `full`, `queue_full`, `timed_out`, `too_soon`, `unavailable`, `misconfigured`,
+    /// `shut_down` or `no_runtime`.
+    pub reason: String,
+    /// Time since then, in milliseconds.
+    pub age_ms: u64,
+    /// The limit's value for the key.
+    pub max: u32,
+    /// Slots that were in use.
+    pub in_use: u32,
+    /// Requests that were queued.
+    pub waiting: u32,
+    /// How long it had waited, in milliseconds.
+    pub waited_ms: u64,
+    /// What it was for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label: String,
+    /// The id of its replica.
+    #[serde(default)]
+    pub replica: String,
+    /// The label of its replica.
+    #[serde(default)]
+    pub replica_label: String,
+}
+
+/// What would happen to a request of one caller now, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The limit.
+    pub limit: LimitRow,
+    /// The caller.
+    pub key: KeyDigest,
+    /// The limit's value for this caller.
+    pub max: u32,
+    /// Slots in use, by the store.
+    pub in_use: u32,
+    /// Requests that are queued, by the store.
+    pub waiting: u32,
+    /// What a request would meet. `None` for a rate, whose state is not looked at.
+    pub verdict: Option<Verdict>,
+    /// The caller's permits and queued requests.
+    pub permits: Answers<PermitRow>,
+    /// Slots in use that no replica has answered for.
+    pub unclaimed: Vec<UnclaimedRow>,
+    /// The last refusals of the caller.
+    pub refusals: Answers<RefusalRow>,
+}
+
+/// What a request would meet now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Verdict {
+    /// An operator has paused the limit.
+    Paused,
+    /// A slot is free, or the limit is not enforced.
+    Admitted,
+    /// It would queue, at this place.
+    Queued(u32),
+    /// All slots are in use, and requests do not queue.
+    Full,
+    /// All slots are in use, and the queue is full.
+    QueueFull,
+}
+
+/// A slot in use that no replica has answered for.
+///
+/// Its replica has crashed, does not answer, or is not operable. Under [`Limit::reuse`](crate::Limit::reuse) it may also be
+/// idle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct UnclaimedRow {
+    /// Its name in the store, which begins with the id of its replica.
+    pub id: String,
+    /// Time until its lease ends, unless it is renewed, in milliseconds.
+    pub ends_in_ms: u64,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}

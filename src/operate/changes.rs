@@ -1,0 +1,159 @@
+//! What operators say with a change, and what they are told of it.
+
+use serde::Serialize;
+
+use super::{digest::KeyDigest, error::OperateError};
+use crate::overrides::{
+    Logged, MAX_AUTHOR, MAX_REASON, Note, Override, Record, Setting, Target, What,
+};
+
+/// Who makes a change, and why. Both are kept with it, and are shown to all operators.
+///
+/// They are claims: the store knows only the user that an operator is logged in as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct By {
+    author: String,
+    reason: String,
+}
+
+/// The overrides in force, as an operator has seen them.
+///
+/// A change names what its operator has seen, and is refused if that has changed meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides(pub(super) Record);
+
+/// How far a change has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It is in force in all replicas.
+    Done {
+        /// How many there are.
+        replicas: usize,
+    },
+    /// It is recorded. Replicas that have not confirmed it apply it once they read the record: within a minute, or when they
+    /// connect.
+    Recorded {
+        /// Replicas that have confirmed it.
+        confirmed: usize,
+        /// Replicas that are known.
+        of: usize,
+        /// The labels of those that have not.
+        missing: Vec<String>,
+    },
+}
+
+/// A change in the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct LogEntry {
+    /// When it was made, in milliseconds since 1970 by the store's clock.
+    pub at_ms: u64,
+    /// Who has made it, as they said.
+    pub author: String,
+    /// Why, as they said.
+    pub reason: String,
+    /// What was done.
+    pub what: What,
+    /// What was changed, in each case before and after.
+    pub edits: Vec<Edited>,
+    #[serde(skip)]
+    pub(super) logged: Logged,
+}
+
+/// One override before and after a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Edited {
+    /// What it is about.
+    #[serde(flatten)]
+    pub target: Target,
+    /// `None`: there was no override.
+    pub before: Option<Setting>,
+    /// `None`: there is no override.
+    pub after: Option<Setting>,
+}
+
+impl Target {
+    /// One key of a limit, by its digest.
+    pub fn digest(limit: impl Into<String>, digest: KeyDigest) -> Self {
+        Self::of_digest(limit, digest.bits())
+    }
+}
+
+impl By {
+    /// An author (1 to 64 bytes) with a reason (1 to 256 bytes), both without control characters.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not.
+    pub fn new(author: impl Into<String>, reason: impl Into<String>) -> Result<Self, OperateError> {
+        let (author, reason) = (author.into(), reason.into());
+        for (what, text, most) in [
+            ("author", &author, MAX_AUTHOR),
+            ("reason", &reason, MAX_REASON),
+        ] {
+            let is_blank = text.trim().is_empty();
+            if is_blank || text.len() > most || text.contains(char::is_control) {
+                return Err(OperateError::value(format!(
+                    "the {what} must be 1 to {most} bytes without control characters"
+                )));
+            }
+        }
+        Ok(Self { author, reason })
+    }
+
+    pub(super) fn note(&self, what: What) -> Note {
+        Note {
+            author: self.author.clone(),
+            reason: self.reason.clone(),
+            what,
+        }
+    }
+}
+
+impl Overrides {
+    /// Returns all of them.
+    pub fn all(&self) -> &[Override] {
+        &self.0.overrides
+    }
+
+    /// Returns those of a limit or key.
+    pub fn of<'a>(&'a self, target: &'a Target) -> impl Iterator<Item = &'a Override> {
+        self.all().iter().filter(move |one| one.target == *target)
+    }
+
+    /// Returns how many entries of the record cannot be read, and are ignored.
+    pub fn ignored(&self) -> usize {
+        self.0.faults.len()
+    }
+
+    /// Returns when they were read, in milliseconds since 1970 by the store's clock.
+    pub fn read_at_ms(&self) -> u64 {
+        self.0.now_ms
+    }
+}
+
+impl From<Logged> for LogEntry {
+    fn from(logged: Logged) -> Self {
+        let edits = logged.edits.iter().filter_map(|[field, before, after]| {
+            let read = |text: &str| Override::read(field.as_bytes(), text.as_bytes()).ok();
+            let (before, after) = (read(before), read(after));
+            let target = before.as_ref().or(after.as_ref())?.target.clone();
+            Some(Edited {
+                target,
+                before: before.map(|before| before.setting),
+                after: after.map(|after| after.setting),
+            })
+        });
+        Self {
+            at_ms: logged.at_ms,
+            author: logged.note.author.clone(),
+            reason: logged.note.reason.clone(),
+            what: logged.note.what,
+            edits: edits.collect(),
+            logged,
+        }
+    }
+}

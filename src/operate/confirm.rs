@@ -1,0 +1,51 @@
+//! Which replicas have put a change in force.
+//!
+//! Tests: `tests/operate/steering.rs`.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{answer::ReplicaRow, changes::Outcome, operator::Operator};
+use crate::overrides::Token;
+
+/// Time for replicas that were slow to read the record.
+const SECOND_TRY: Duration = Duration::from_millis(200);
+
+impl Operator {
+    /// Asks all replicas. Each reads the record before it answers, if it has heard of the change.
+    pub(super) async fn confirmation(&self, token: &Token) -> Outcome {
+        let mut outcome = self.confirmed(token).await;
+        if let Outcome::Recorded { of: 1.., .. } = outcome {
+            sleep(SECOND_TRY).await;
+            outcome = self.confirmed(token).await;
+        }
+        outcome
+    }
+
+    async fn confirmed(&self, token: &Token) -> Outcome {
+        // The change is recorded, whatever becomes of the question.
+        let Ok(answers) = self.replicas().await else {
+            return Outcome::Recorded {
+                confirmed: 0,
+                of: 0,
+                missing: Vec::new(),
+            };
+        };
+        let others = |row: &&ReplicaRow| row.token.as_deref() != Some(token.as_str());
+        let others = answers.rows.iter().filter(others);
+        let mut missing: Vec<String> = others.map(|row| row.label.clone()).collect();
+        let confirmed = answers.rows.len() - missing.len();
+        missing.extend(answers.missing.into_iter().chain(answers.busy));
+        match missing.is_empty() && confirmed > 0 {
+            true => Outcome::Done {
+                replicas: confirmed,
+            },
+            false => Outcome::Recorded {
+                confirmed,
+                of: confirmed + missing.len(),
+                missing,
+            },
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! What this process answers operators.
+
+use std::{
+    cmp::Reverse,
+    sync::{Arc, OnceLock, Weak},
+};
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{
+    answer::{KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    digest::KeyDigest,
+    hook::Hook,
+    walk::{Count, Counts, Keys, Permits, walk},
+    wire::{Answer, Ask, Body, Of, VERSION},
+};
+use crate::{
+    keeper::{Keepers, LimitId, MAX_REFUSALS, RefusalNote},
+    key::Key,
+    limit::{Limit, Mode},
+    permit_id::PermitId,
+};
+
+/// Longest answer, in bytes.
+pub(super) const MAX_ANSWER: usize = 16 * 1_024;
+/// Bytes of an answer beside its rows, at most: labels may be escaped.
+const HEADER: usize = 1_024;
+
+/// Answers for one process.
+pub(super) struct Desk {
+    pub(super) keepers: Weak<Keepers>,
+    /// One id over all parts of a cluster.
+    replica: String,
+    label: String,
+    shows_keys: bool,
+    since: Instant,
+    /// What the operators have decided, as far as it is read here.
+    pub(super) record: OnceLock<Arc<dyn Hook>>,
+}
+
+impl Desk {
+    pub(super) fn new(keepers: &Arc<Keepers>, label: String, shows_keys: bool) -> Self {
+        Self {
+            replica: keepers.members()[0].replica.text(),
+            keepers: Arc::downgrade(keepers),
+            label,
+            shows_keys,
+            since: Instant::now(),
+            record: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn replica(&self) -> &str {
+        &self.replica
+    }
+
+    pub(super) fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// `None`: the limiter is gone, or there is nothing to answer.
+    pub(super) async fn answer(&self, number: u64, ask: &Ask) -> Option<Answer> {
+        let keepers = self.keepers.upgrade()?;
+        let mut left_out = 0;
+        let body = match ask {
+            Ask::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
+            Ask::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
+            Ask::Permits(of) => match number_of(&keepers, &of.limit) {
+                Some(limit) => {
+                    let (rows, more) = self.permits(&keepers, limit, of).await;
+                    left_out = more;
+                    Body::Permits(fitting(rows, &mut left_out))
+                }
+                None => Body::UnknownLimit,
+            },
+            Ask::Keys(of) => match number_of(&keepers, &of.limit) {
+                Some(limit) => {
+                    let (rows, more) = self.keys(&keepers, limit, of).await;
+                    left_out = more;
+                    Body::Keys(fitting(rows, &mut left_out))
+                }
+                None => Body::UnknownLimit,
+            },
+            Ask::Refusals(of) => match number_of(&keepers, &of.limit) {
+                Some(limit) => {
+                    Body::Refusals(fitting(self.refusals(&keepers, limit, of), &mut left_out))
+                }
+                None => Body::UnknownLimit,
+            },
+            Ask::ReadAgain => return None,
+        };
+        Some(Answer {
+            left_out,
+            ..self.with(number, body)
+        })
+    }
+
+    /// The answer to a question that comes too soon after others.
+    pub(super) fn busy(&self, number: u64) -> Answer {
+        self.with(number, Body::Busy)
+    }
+
+    fn with(&self, number: u64, body: Body) -> Answer {
+        Answer {
+            v: VERSION,
+            number,
+            replica: self.replica.clone(),
+            label: self.label.clone(),
+            left_out: 0,
+            body,
+        }
+    }
+
+    fn itself(&self, keepers: &Keepers) -> ReplicaRow {
+        let status = keepers.status();
+        let (lease, waiter_ttl) = keepers.members()[0].peek(|core| {
+            let settings = core.settings();
+            (settings.lease, settings.waiter_ttl)
+        });
+        ReplicaRow {
+            replica: self.replica.clone(),
+            label: self.label.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_ms: self.since.elapsed().as_millis() as u64,
+            held: status.held,
+            waiting: status.waiting,
+            store_up: status.store_up,
+            lease_ms: lease.as_millis() as u64,
+            waiter_ttl_ms: waiter_ttl.as_millis() as u64,
+            token: self.record.get().and_then(|record| record.token()),
+        }
+    }
+
+    fn key_text(&self, key: &Key) -> Option<String> {
+        let is_shown = self.shows_keys || *key == Key::SHARED;
+        is_shown.then(|| key.shown())
+    }
+
+    async fn permits(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> (Vec<PermitRow>, u64) {
+        let mut permits = Permits::new(limit, of);
+        walk(keepers, &mut permits).await;
+        let now = Instant::now();
+        let (seen, left_out) = permits.finish();
+        let rows = seen.into_iter().map(|permit| PermitRow {
+            limit: String::new(),
+            key: KeyDigest::of(&of.limit, &permit.key),
+            key_text: self.key_text(&permit.key),
+            id: PermitId::new(permit.member, permit.tenure),
+            state: if permit.waits {
+                PermitState::Waiting
+            } else {
+                PermitState::Held
+            },
+            age_ms: age_ms(permit.since, now),
+            place: permit.place,
+            label: permit
+                .label
+                .map(|label| label.to_string())
+                .unwrap_or_default(),
+            replica: String::new(),
+            replica_label: String::new(),
+        });
+        (rows.collect(), left_out)
+    }
+
+    async fn keys(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> (Vec<KeyRow>, u64) {
+        let mut keys = Keys::new(limit, of);
+        walk(keepers, &mut keys).await;
+        let now = Instant::now();
+        let (seen, left_out) = keys.finish();
+        let rows = seen.into_iter().map(|sum| KeyRow {
+            limit: String::new(),
+            key: KeyDigest::of(&of.limit, &sum.key),
+            key_text: self.key_text(&sum.key),
+            held: sum.held,
+            waiting: sum.waiting,
+            max: sum.max,
+            oldest_wait_ms: sum.oldest.map(|oldest| age_ms(oldest, now)),
+            replicas: 0,
+        });
+        (rows.collect(), left_out)
+    }
+
+    /// The latest first.
+    fn refusals(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> Vec<RefusalRow> {
+        let now = Instant::now();
+        let mut notes: Vec<RefusalNote> = Vec::new();
+        for keeper in keepers.members() {
+            notes.append(&mut keeper.peek(|core| core.refusals(limit)));
+        }
+        notes.sort_by_key(|note| Reverse(note.at));
+        let rows = notes.into_iter().map(|note| {
+            let key = note.key.as_ref();
+            RefusalRow {
+                limit: String::new(),
+                key: key.map(|key| KeyDigest::of(&of.limit, key)),
+                key_text: key.and_then(|key| self.key_text(key)),
+                reason: note.kind.as_str().to_owned(),
+                age_ms: age_ms(note.at, now),
+                max: note.max,
+                in_use: note.in_use,
+                waiting: note.waiting,
+                waited_ms: note.waited.as_millis() as u64,
+                label: note
+                    .label
+                    .map(|label| label.to_string())
+                    .unwrap_or_default(),
+                replica: String::new(),
+                replica_label: String::new(),
+            }
+        });
+        let of_key = |row: &RefusalRow| of.key.is_none() || row.key == of.key;
+        rows.filter(of_key).take(MAX_REFUSALS).collect()
+    }
+}
+
+fn number_of(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
+    let limits = keepers.members()[0].peek(|core| core.all_limits());
+    let mut limits = limits.iter();
+    limits
+        .position(|(limit, _)| limit.name() == limit_name)
+        .map(LimitId)
+}
+
+async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
+    let mut counts = Counts::default();
+    walk(keepers, &mut counts).await;
+    let now = Instant::now();
+    let mut delayed: Vec<usize> = Vec::new();
+    let mut limits: Vec<(Arc<Limit>, usize)> = Vec::new();
+    for keeper in keepers.members() {
+        limits = keeper.peek(|core| core.all_limits());
+        delayed.resize(limits.len(), 0);
+        let each = delayed.iter_mut().zip(&limits);
+        each.for_each(|(sum, (_, delayed))| *sum += delayed);
+    }
+    counts.by_limit.resize_with(limits.len(), Count::default);
+    let declared = keepers.members()[0].peek(|core| core.all_declared());
+    let rows = limits.iter().zip(counts.by_limit).zip(delayed);
+    let rows = rows.zip(declared);
+    rows.map(|((((limit, _), count), delayed), declared)| LimitRow {
+        limit: limit.name().to_owned(),
+        max: limit.max(),
+        declared_max: declared.0,
+        paused: declared.1,
+        period_ms: limit.period().map(|period| period.as_millis() as u64),
+        mode: mode_text(limit.current_mode()).to_owned(),
+        wait_ms: limit.wait().as_millis() as u64,
+        max_waiters: limit.waiters(),
+        held: count.held,
+        waiting: count.waiting + delayed,
+        keys: count.keys,
+        oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
+        differs: false,
+    })
+    .collect()
+}
+
+pub(super) fn mode_text(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforce => "enforce",
+        Mode::Shadow => "shadow",
+        Mode::Off => "off",
+    }
+}
+
+fn age_ms(since: Instant, now: Instant) -> u64 {
+    now.saturating_duration_since(since).as_millis() as u64
+}
+
+/// Leaves out the last rows that do not fit into an answer, and counts them.
+fn fitting<T: Serialize>(mut rows: Vec<T>, left_out: &mut u64) -> Vec<T> {
+    let mut bytes = HEADER;
+    let fits = rows.iter().take_while(|row| {
+        // Its comma is counted too.
+        bytes += serde_json::to_vec(row).map_or(MAX_ANSWER, |text| text.len() + 1);
+        bytes <= MAX_ANSWER
+    });
+    let fits = fits.count();
+    *left_out += (rows.len() - fits) as u64;
+    rows.truncate(fits);
+    rows
+}

@@ -1,0 +1,80 @@
+//! Digests of keys: how operators name a caller without its key.
+
+use std::{error::Error, fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::key::Key;
+
+/// The digest of a caller's key under one limit.
+///
+/// Keys are often credentials, so operators see digests. As text it has 32 hexadecimal digits: those in the name of the
+/// key in the store (see [Inspecting a key](crate::guide::redis#inspecting-a-key)).
+///
+/// ```
+/// use tower_turnstile::operate::KeyDigest;
+///
+/// let acme = KeyDigest::of("chat", "acme");
+/// assert_eq!(acme.to_string().parse(), Ok(acme));
+/// assert_ne!(acme, KeyDigest::of("search", "acme"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyDigest(u128);
+
+impl KeyDigest {
+    /// The digest of a key under the limit of this name.
+    pub fn of(limit: &str, key: impl Into<Key>) -> Self {
+        Self(key.into().digest(limit))
+    }
+
+    pub(super) fn bits(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Display for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Error of a text that is no [`KeyDigest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseKeyDigestError(());
+
+impl fmt::Display for ParseKeyDigestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the digest of a key is 32 hexadecimal digits")
+    }
+}
+
+impl Error for ParseKeyDigestError {}
+
+impl FromStr for KeyDigest {
+    type Err = ParseKeyDigestError;
+
+    fn from_str(text: &str) -> Result<Self, ParseKeyDigestError> {
+        let is_digest = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let bits = is_digest.then(|| u128::from_str_radix(text, 16).ok());
+        bits.flatten().map(Self).ok_or(ParseKeyDigestError(()))
+    }
+}
+
+impl Serialize for KeyDigest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyDigest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(de::Error::custom)
+    }
+}

@@ -1,0 +1,77 @@
+//! Errors of an operator's calls.
+
+use std::{error::Error, fmt};
+
+#[cfg(feature = "redis")]
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Error of an operator's call. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperateError {
+    kind: OperateErrorKind,
+    message: String,
+}
+
+/// Reason for an [`OperateError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OperateErrorKind {
+    /// The store did not answer in time.
+    Unavailable,
+    /// The store's user may not use a command, key or channel that is needed.
+    Permission,
+    /// The store answers but cannot be used.
+    Store,
+    /// No replica has a limit of this name.
+    UnknownLimit,
+    /// The operator asks its own process only, and the call needs a store.
+    NoStore,
+    /// A value, a time, or an author is out of range.
+    Value,
+    /// Another operator has changed the same since it was read.
+    Conflict,
+    /// There are too many overrides.
+    Full,
+    /// There is nothing to remove.
+    NotFound,
+}
+
+impl OperateError {
+    pub(crate) fn new(kind: OperateErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn value(message: impl Into<String>) -> Self {
+        Self::new(OperateErrorKind::Value, message)
+    }
+
+    /// Returns the reason.
+    pub fn kind(&self) -> OperateErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for OperateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for OperateError {}
+
+#[cfg(feature = "redis")]
+impl From<StoreError> for OperateError {
+    fn from(error: StoreError) -> Self {
+        let kind = match error.kind {
+            StoreErrorKind::Outage => OperateErrorKind::Unavailable,
+            StoreErrorKind::Permission | StoreErrorKind::Credentials => {
+                OperateErrorKind::Permission
+            }
+            StoreErrorKind::Misconfigured => OperateErrorKind::Store,
+        };
+        Self::new(kind, error.message)
+    }
+}

@@ -1,0 +1,24 @@
+//! What a replica does about the record of what operators decided.
+
+use futures_util::future::BoxFuture;
+
+#[cfg(feature = "redis")]
+use super::names::Names;
+#[cfg(feature = "redis")]
+use crate::{keeper::Keepers, store::redis::control::Control};
+
+/// The record, as a replica follows it.
+pub(crate) trait Hook: Send + Sync {
+    /// Reads the record: on each new connection to operators, when it has changed, and once a minute. It has no time limit
+    /// but the connection's own; questions wait for it meanwhile.
+    #[cfg(feature = "redis")]
+    fn read_again<'a>(
+        &'a self,
+        keepers: &'a Keepers,
+        control: &'a Control,
+        names: &'a Names,
+    ) -> BoxFuture<'a, ()>;
+
+    /// The version that is applied here.
+    fn token(&self) -> Option<String>;
+}

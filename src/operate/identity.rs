@@ -1,0 +1,54 @@
+//! What operators see a replica as.
+
+#[cfg(feature = "redis")]
+use std::time::Duration;
+
+#[cfg(feature = "redis")]
+use super::link::Link;
+#[cfg(feature = "redis")]
+use crate::store::redis::Target;
+
+/// Longest label of a replica, in characters.
+const MAX_LABEL: usize = 64;
+
+/// Settings of a limiter for operators.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Identity {
+    /// Whether operators may ask this replica through the store.
+    pub(crate) operable: bool,
+    pub(crate) label: Option<String>,
+    /// Whether operators see callers' keys.
+    pub(crate) shows_keys: bool,
+}
+
+impl Identity {
+    /// What is wrong with it.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let label = self.label.as_ref()?;
+        let is_good = (1..=MAX_LABEL).contains(&label.chars().count())
+            && !label.chars().any(char::is_control);
+        let fault = || {
+            format!("replica_label must be 1 to {MAX_LABEL} characters without control characters")
+        };
+        (!is_good).then(fault)
+    }
+
+    /// The label, or else the host's name.
+    pub(crate) fn label(&self) -> String {
+        match &self.label {
+            Some(label) => label.clone(),
+            None => {
+                let host = gethostname::gethostname();
+                let host = host.to_string_lossy();
+                let shown = host.chars().filter(|character| !character.is_control());
+                shown.take(MAX_LABEL).collect()
+            }
+        }
+    }
+
+    /// The way to operators, if they may ask.
+    #[cfg(feature = "redis")]
+    pub(crate) fn link(&self, target: &Target, patience: Duration) -> Option<Link> {
+        self.operable.then(|| Link::new(target, patience))
+    }
+}

@@ -1,0 +1,467 @@
+//! A replica's ear for operators: one task and one connection of a process, apart from those that requests use.
+//!
+//! Messages are checked before they are read: their size when they come in, their number by the length of the queue and
+//! by a rate. Then: the format, the operator's name (it becomes part of a channel), the store time until which they count,
+//! and whether they were seen before.
+//!
+//! Tests: `tests/operate/`.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, Notify, mpsc},
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    desk::{Desk, MAX_ANSWER},
+    follow::Follower,
+    hook::Hook,
+    link::Link,
+    names::Names,
+    roster,
+    wire::{Ask, Message, VERSION},
+};
+use crate::{
+    keeper::Attendant,
+    ledger::ReplicaId,
+    limiter::Limiter,
+    store::{StoreError, redis::control::Control},
+};
+
+/// Messages in a second that are read; others are dropped unread. So many may come at once.
+const MAX_READ: f64 = 50.0;
+/// Questions in a second that are answered; to others the answer is that this replica is busy.
+const MAX_ANSWERED: f64 = 20.0;
+/// Messages that are remembered, so that one that comes twice is answered once.
+const MAX_KNOWN: usize = 64;
+/// Longest time for which a message may count, in milliseconds.
+const MAX_VALID_MS: u64 = 60_000;
+/// Longest delay of an answer. It grows by a millisecond with each replica.
+const MAX_JITTER_MS: u32 = 1_000;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Shortest time between two looks at the store's clock because of a message that seems too old.
+const CLOCK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Answers operators until it is dropped.
+pub(crate) struct Listener(Arc<Shared>);
+
+struct Shared {
+    control: Control,
+    names: Names,
+    desk: Desk,
+    questions: Mutex<mpsc::Receiver<Vec<u8>>>,
+    /// Whether its task runs.
+    runs: AtomicBool,
+    /// The limiter is shut down.
+    has_left: AtomicBool,
+    /// Whether it was logged that operators cannot ask.
+    warned: AtomicBool,
+    over: Notify,
+}
+
+/// Has a limiter listen to operators, from now on, on this runtime or the current one.
+///
+/// If the store is there, the record of overrides is in force when this returns, before the first request.
+pub(crate) async fn listen(
+    limiter: &Limiter,
+    link: Link,
+    namespace: &str,
+    runtime: Option<Handle>,
+    is_reached: bool,
+) {
+    let Link {
+        control,
+        questions,
+        db,
+    } = link;
+    let identity = limiter.identity();
+    let desk = Desk::new(limiter.keepers(), identity.label(), identity.shows_keys);
+    let names = Names::new(namespace, db);
+    let follower = Arc::new(Follower::default());
+    if is_reached {
+        follower
+            .read_again(limiter.keepers(), &control, &names)
+            .await;
+    }
+    let _ = desk.record.set(follower);
+    let listener = Listener(Arc::new(Shared {
+        control,
+        names,
+        desk,
+        questions: Mutex::new(questions),
+        runs: AtomicBool::new(false),
+        has_left: AtomicBool::new(false),
+        warned: AtomicBool::new(false),
+        over: Notify::new(),
+    }));
+    if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
+        listener.attend(&runtime);
+    }
+    let listener: Arc<dyn Attendant> = Arc::new(listener);
+    limiter.keepers().accompany(&listener);
+}
+
+impl Attendant for Listener {
+    fn attend(&self, runtime: &Handle) {
+        if !self.0.has_left.load(Relaxed) && !self.0.runs.swap(true, Relaxed) {
+            let running = Running(self.0.clone());
+            runtime.spawn(async move { running.0.run().await });
+        }
+    }
+
+    fn leave(&self) -> BoxFuture<'static, ()> {
+        let shared = self.0.clone();
+        async move {
+            if !shared.has_left.swap(true, Relaxed) {
+                shared.over.notify_one();
+                shared.leave_roster().await;
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.over.notify_one();
+    }
+}
+
+/// Notes the end of the task, however it ends.
+struct Running(Arc<Shared>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.runs.store(false, Relaxed);
+    }
+}
+
+/// Why a replica does not listen any more on a connection.
+enum End {
+    /// The limiter is gone, or shut down.
+    Over,
+    Failed(StoreError),
+    Disconnected,
+}
+
+impl Shared {
+    async fn run(&self) {
+        let mut questions = self.questions.lock().await;
+        let mut state = Listening::new();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let end = tokio::select! {
+                () = self.over.notified() => End::Over,
+                end = self.listen(&mut questions, &mut state, &mut pause) => end,
+            };
+            let rest = match end {
+                End::Over => {
+                    if !self.has_left.load(Relaxed) {
+                        self.leave_roster().await;
+                    }
+                    return;
+                }
+                End::Disconnected => FIRST_PAUSE,
+                End::Failed(error) if error.is_outage() => pause,
+                End::Failed(error) => {
+                    self.warn(&error);
+                    LONGEST_PAUSE
+                }
+            };
+            // Replicas do not come back all at once.
+            let rest = rest.mul_f64(0.5 + 0.5 * fastrand::f64());
+            pause = (2 * pause).min(LONGEST_PAUSE);
+            tokio::select! {
+                () = self.over.notified() => self.over.notify_one(),
+                () = sleep(rest) => {}
+            }
+        }
+    }
+
+    /// Until the connection ends, or something fails.
+    async fn listen(
+        &self,
+        questions: &mut mpsc::Receiver<Vec<u8>>,
+        state: &mut Listening,
+        pause: &mut Duration,
+    ) -> End {
+        // The roster first: in a cluster its key leads the connection to the right node.
+        if let Err(error) = self.join_roster(state).await {
+            return End::Failed(error);
+        }
+        let channel = self.names.control_channel();
+        if let Err(error) = self.control.subscribe(&channel).await {
+            return End::Failed(error);
+        }
+        *pause = FIRST_PAUSE;
+        self.read_record().await;
+        loop {
+            tokio::select! {
+                () = self.control.ended() => {
+                    if !self.control.is_connected() {
+                        return End::Disconnected;
+                    }
+                }
+                Some(message) = questions.recv() => {
+                    if let Err(error) = self.take(&message, state).await {
+                        return End::Failed(error);
+                    }
+                }
+                () = sleep_until(state.join_at) => {
+                    if let Err(error) = self.join_roster(state).await {
+                        return End::Failed(error);
+                    }
+                    self.read_record().await;
+                }
+            }
+        }
+    }
+
+    async fn join_roster(&self, state: &mut Listening) -> Result<(), StoreError> {
+        let me = (self.desk.replica(), self.desk.label());
+        let now_ms = roster::write(&self.control, &self.names, me, true).await?;
+        let now = Instant::now();
+        state.clock = Some((now_ms, now));
+        state.join_at = now + roster::EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
+        Ok(())
+    }
+
+    /// Without waiting for long: the process may be about to end.
+    async fn leave_roster(&self) {
+        let me = (self.desk.replica(), self.desk.label());
+        // If it fails, the entry gets stale.
+        let _ = roster::write(&self.control, &self.names, me, false).await;
+        self.control.disconnect();
+    }
+
+    async fn read_record(&self) {
+        if let (Some(record), Some(keepers)) = (self.desk.record.get(), self.desk.keepers.upgrade())
+        {
+            let read = record.read_again(&keepers, &self.control, &self.names);
+            read.await;
+        }
+    }
+
+    /// Reads and answers a message, unless it is not to be trusted.
+    async fn take(&self, message: &[u8], state: &mut Listening) -> Result<(), StoreError> {
+        if !state.read.take() {
+            return Ok(());
+        }
+        let Ok(message) = serde_json::from_slice::<Message>(message) else {
+            return Ok(());
+        };
+        if message.v != VERSION || !ReplicaId::is_text(&message.from) {
+            return Ok(());
+        }
+        if !state.counts(&message) {
+            if !state.may_look_at_clock() {
+                return Ok(());
+            }
+            self.join_roster(state).await?;
+            if !state.counts(&message) {
+                return Ok(());
+            }
+        }
+        if !state.is_new(&message) {
+            return Ok(());
+        }
+        if message.ask == Ask::ReadAgain {
+            self.read_record().await;
+            return Ok(());
+        }
+        let answer = match state.answered.take() {
+            true => self.desk.answer(message.number, &message.ask).await,
+            false => Some(self.desk.busy(message.number)),
+        };
+        let Some(answer) = answer.and_then(|answer| serde_json::to_vec(&answer).ok()) else {
+            return Ok(());
+        };
+        debug_assert!(answer.len() <= MAX_ANSWER);
+        let jitter = fastrand::u32(0..=message.replicas.min(MAX_JITTER_MS));
+        if message.replicas > 1 {
+            sleep(Duration::from_millis(jitter.into())).await;
+        }
+        let channel = self.names.answer_channel(&message.from);
+        match self.control.publish(&channel, &answer).await {
+            Err(error) if error.is_outage() => Err(error),
+            Err(error) => {
+                self.warn(&error);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn warn(&self, error: &StoreError) {
+        if !self.warned.swap(true, Relaxed) {
+            tracing::warn!(
+                replica = self.desk.label(),
+                %error,
+                "operators cannot ask this replica: its user lacks rights in the store"
+            );
+        }
+    }
+}
+
+/// What a listener knows from one message to the next.
+struct Listening {
+    /// The store's time in milliseconds, and when it was read.
+    clock: Option<(u64, Instant)>,
+    clock_looked_at: Option<Instant>,
+    join_at: Instant,
+    read: Budget,
+    answered: Budget,
+    known: VecDeque<(String, u64)>,
+}
+
+impl Listening {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            clock: None,
+            clock_looked_at: None,
+            join_at: now,
+            read: Budget::new(MAX_READ, now),
+            answered: Budget::new(MAX_ANSWERED, now),
+            known: VecDeque::new(),
+        }
+    }
+
+    /// Whether a message counts now, by the store's clock.
+    fn counts(&self, message: &Message) -> bool {
+        self.clock.is_some_and(|(read_ms, at)| {
+            let now_ms = read_ms + at.elapsed().as_millis() as u64;
+            (now_ms..now_ms + MAX_VALID_MS).contains(&message.not_after_ms)
+        })
+    }
+
+    /// The store's clock may have been stepped since it was read.
+    fn may_look_at_clock(&mut self) -> bool {
+        let now = Instant::now();
+        let may = self
+            .clock_looked_at
+            .is_none_or(|at| now >= at + CLOCK_PAUSE);
+        if may {
+            self.clock_looked_at = Some(now);
+        }
+        may
+    }
+
+    fn is_new(&mut self, message: &Message) -> bool {
+        let id = (message.from.clone(), message.number);
+        if self.known.contains(&id) {
+            return false;
+        }
+        if self.known.len() == MAX_KNOWN {
+            self.known.pop_front();
+        }
+        self.known.push_back(id);
+        true
+    }
+}
+
+/// A rate in a second, which is also the burst.
+struct Budget {
+    rate: f64,
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    fn new(rate: f64, at: Instant) -> Self {
+        Self {
+            rate,
+            left: rate,
+            at,
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        let now = Instant::now();
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * self.rate;
+        (self.left, self.at) = ((self.left + earned).min(self.rate), now);
+        let may = self.left >= 1.0;
+        if may {
+            self.left -= 1.0;
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn message(number: u64, not_after_ms: u64) -> Message {
+        Message {
+            v: VERSION,
+            from: "-".repeat(16),
+            number,
+            not_after_ms,
+            replicas: 1,
+            ask: Ask::Replicas,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_budget_is_a_rate() {
+        let mut budget = Budget::new(20.0, Instant::now());
+        assert_eq!((0..100).filter(|_| budget.take()).count(), 20);
+        advance(Duration::from_millis(100)).await;
+        assert_eq!((0..100).filter(|_| budget.take()).count(), 2);
+        advance(Duration::from_secs(100)).await;
+        assert_eq!((0..100).filter(|_| budget.take()).count(), 20);
+    }
+
+    /// By the store's clock: this process may have any.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_counts_for_a_while() {
+        let mut state = Listening::new();
+        assert!(!state.counts(&message(1, 1_000)), "the time is not known");
+        state.clock = Some((1_000_000, Instant::now()));
+        for (not_after_ms, counts) in [
+            (999_999, false),
+            (1_000_000, true),
+            (1_059_999, true),
+            (1_060_000, false),
+            (u64::MAX, false),
+        ] {
+            assert_eq!(
+                state.counts(&message(1, not_after_ms)),
+                counts,
+                "{not_after_ms}"
+            );
+        }
+        advance(Duration::from_millis(10)).await;
+        assert!(!state.counts(&message(1, 1_000_009)));
+        assert!(state.may_look_at_clock());
+        assert!(!state.may_look_at_clock());
+        advance(CLOCK_PAUSE).await;
+        assert!(state.may_look_at_clock());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_is_new_once() {
+        let mut state = Listening::new();
+        assert!(state.is_new(&message(1, 1)));
+        assert!(!state.is_new(&message(1, 2)));
+        for number in 2..MAX_KNOWN as u64 + 2 {
+            assert!(state.is_new(&message(number, 1)));
+        }
+        assert!(state.is_new(&message(1, 1)), "so many are not remembered");
+        assert_eq!(state.known.len(), MAX_KNOWN);
+    }
+}

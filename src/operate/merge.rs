@@ -1,0 +1,156 @@
+//! The answers of several replicas as one.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{
+    answer::{Answers, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    digest::KeyDigest,
+    wire::{Answer, Body},
+};
+
+/// All answers to one question, and who did not answer.
+pub(super) struct Collected {
+    pub answers: Vec<Answer>,
+    pub missing: Vec<String>,
+}
+
+impl Collected {
+    /// Whether replicas answered, and none knows the limit.
+    pub(super) fn is_unknown_limit(&self) -> bool {
+        let mut bodies = self.answers.iter().map(|answer| &answer.body);
+        let is_any = !self.answers.is_empty();
+        is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
+    }
+
+    /// The numbers, without the rows.
+    fn head<T>(&self) -> Answers<T> {
+        let is_busy = |answer: &&Answer| matches!(answer.body, Body::Busy);
+        let busy = self.answers.iter().filter(is_busy);
+        let busy: Vec<String> = busy.map(|answer| answer.label.clone()).collect();
+        Answers {
+            answered: self.answers.len(),
+            replicas: self.answers.len() + self.missing.len(),
+            missing: self.missing.clone(),
+            left_out: self.answers.iter().map(|answer| answer.left_out).sum(),
+            busy,
+            ..Answers::none()
+        }
+    }
+
+    pub(super) fn replicas(self) -> Answers<ReplicaRow> {
+        let mut all = self.head();
+        for answer in self.answers {
+            if let Body::Replicas(rows) = answer.body {
+                all.rows.extend(rows);
+            }
+        }
+        all.rows
+            .sort_by(|one: &ReplicaRow, other| one.label.cmp(&other.label));
+        all
+    }
+
+    pub(super) fn limits(self) -> Answers<LimitRow> {
+        let mut all = self.head();
+        let mut limits: BTreeMap<String, LimitRow> = BTreeMap::new();
+        for answer in self.answers {
+            let Body::Limits(rows) = answer.body else {
+                continue;
+            };
+            for row in rows {
+                match limits.get_mut(&row.limit) {
+                    Some(sum) => add_limit(sum, row),
+                    None => drop(limits.insert(row.limit.clone(), row)),
+                }
+            }
+        }
+        all.rows = limits.into_values().collect();
+        all
+    }
+
+    /// Holders first, then waiters; of each the oldest first.
+    pub(super) fn permits(self, limit: &str) -> Answers<PermitRow> {
+        let mut all = self.head();
+        for answer in self.answers {
+            let Body::Permits(rows) = answer.body else {
+                continue;
+            };
+            all.rows.extend(rows.into_iter().map(|row| PermitRow {
+                limit: limit.to_owned(),
+                replica: answer.replica.clone(),
+                replica_label: answer.label.clone(),
+                ..row
+            }));
+        }
+        let order = |row: &PermitRow| {
+            (
+                row.state == PermitState::Waiting,
+                std::cmp::Reverse(row.age_ms),
+            )
+        };
+        all.rows.sort_by_key(order);
+        all
+    }
+
+    /// The longest queues first.
+    pub(super) fn keys(self, limit: &str) -> Answers<KeyRow> {
+        let mut all = self.head();
+        let mut keys: HashMap<KeyDigest, KeyRow> = HashMap::new();
+        for answer in self.answers {
+            let Body::Keys(rows) = answer.body else {
+                continue;
+            };
+            for row in rows {
+                let sum = keys.entry(row.key).or_insert_with(|| KeyRow {
+                    limit: limit.to_owned(),
+                    key: row.key,
+                    key_text: None,
+                    held: 0,
+                    waiting: 0,
+                    max: 0,
+                    oldest_wait_ms: None,
+                    replicas: 0,
+                });
+                sum.held += row.held;
+                sum.waiting += row.waiting;
+                sum.max = sum.max.max(row.max);
+                sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+                sum.replicas += 1;
+                sum.key_text = sum.key_text.take().or(row.key_text);
+            }
+        }
+        all.rows = keys.into_values().collect();
+        let order = |row: &KeyRow| (std::cmp::Reverse((row.waiting, row.held)), row.key);
+        all.rows.sort_by_key(order);
+        all
+    }
+
+    /// The latest first.
+    pub(super) fn refusals(self, limit: &str) -> Answers<RefusalRow> {
+        let mut all = self.head();
+        for answer in self.answers {
+            let Body::Refusals(rows) = answer.body else {
+                continue;
+            };
+            all.rows.extend(rows.into_iter().map(|row| RefusalRow {
+                limit: limit.to_owned(),
+                replica: answer.replica.clone(),
+                replica_label: answer.label.clone(),
+                ..row
+            }));
+        }
+        all.rows.sort_by_key(|row: &RefusalRow| row.age_ms);
+        all
+    }
+}
+
+fn add_limit(sum: &mut LimitRow, row: LimitRow) {
+    let setting = |row: &LimitRow| (row.max, row.period_ms, row.mode.clone(), row.paused);
+    sum.differs |= setting(sum) != setting(&row);
+    sum.max = sum.max.max(row.max);
+    sum.declared_max = sum.declared_max.max(row.declared_max);
+    sum.paused |= row.paused;
+    sum.held += row.held;
+    sum.waiting += row.waiting;
+    sum.keys += row.keys;
+    sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
+}

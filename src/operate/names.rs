@@ -1,0 +1,64 @@
+//! Names in the store: the operators' record, roster and channels.
+
+use super::digest::KeyDigest;
+use crate::part::Part;
+
+/// The names of one namespace in one database.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    namespace: String,
+    /// Channels are common to all databases of a server.
+    db: i64,
+    in_cluster: bool,
+}
+
+impl Names {
+    pub(crate) fn new(namespace: &str, db: i64) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            db,
+            in_cluster: false,
+        }
+    }
+
+    /// In a cluster the names of ledgers begin with those of its parts.
+    pub(crate) fn in_cluster(self, in_cluster: bool) -> Self {
+        Self { in_cluster, ..self }
+    }
+
+    /// The key of a ledger.
+    pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
+        match self.in_cluster {
+            true => format!(
+                "{}{digest}",
+                Part::of(digest.bits()).prefix(&self.namespace)
+            ),
+            false => format!("{}:{{{digest}}}", self.namespace),
+        }
+    }
+
+    /// The key of the record of overrides. Its hash slot is that of all keys here.
+    pub(crate) fn record(&self) -> String {
+        format!("{}:control", self.namespace)
+    }
+
+    /// The key of the log of changes. Services may not write it: unlike a ledger it does not begin with `<namespace>:{`.
+    pub(crate) fn log(&self) -> String {
+        format!("{{{}:control}}:log", self.namespace)
+    }
+
+    /// The key of the roster. Like the ledgers it begins with `<namespace>:{`, so that services may write it.
+    pub(crate) fn roster(&self) -> String {
+        format!("{0}:{{{0}:control}}:roster", self.namespace)
+    }
+
+    /// The channel of questions and orders.
+    pub(crate) fn control_channel(&self) -> String {
+        format!("{}:control:{}", self.namespace, self.db)
+    }
+
+    /// The channel of the answers to one operator.
+    pub(crate) fn answer_channel(&self, operator: &str) -> String {
+        format!("{}:answer:{operator}", self.namespace)
+    }
+}

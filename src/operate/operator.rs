@@ -1,0 +1,226 @@
+//! An operator: whom it asks, and what it asks.
+
+use std::fmt;
+
+#[cfg(feature = "redis")]
+use super::remote::Remote;
+use super::{
+    answer::{Answers, Explanation, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    desk::Desk,
+    digest::KeyDigest,
+    error::{OperateError, OperateErrorKind},
+    explain::{self, Standing},
+    merge::Collected,
+    wire::{Ask, Of},
+};
+use crate::limiter::Limiter;
+
+/// An operator of a service: asks its replicas what they hold and wait for.
+///
+/// [`connect`](Self::connect) asks all replicas of a store, [`Limiter::operator`] one process. An operator acquires
+/// nothing, and no request waits for it. The store stores none of its questions, nor their answers.
+///
+/// Each question goes to all replicas at once and takes a few round trips. Replicas that do not answer within half a
+/// second are named ([`Answers::missing`]). One operator asks one question at a time.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_turnstile::{Limit, Limiter};
+///
+/// let limiter = Limiter::in_memory();
+/// let permit = limiter.semaphore(Limit::concurrent("jobs", 5), "acme").acquire().await?;
+///
+/// let operator = limiter.operator(); // or Operator::connect("redis://127.0.0.1").await?
+/// let permits = operator.permits("jobs", None).await?;
+/// assert_eq!(permits.rows[0].id, permit.id().unwrap());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Operator(Place);
+
+/// Whom an operator asks.
+pub(super) enum Place {
+    Here(Desk),
+    #[cfg(feature = "redis")]
+    Store(Box<Remote>),
+}
+
+impl Limiter {
+    /// Returns an operator that asks this process only.
+    ///
+    /// In memory that is all there is. With a store other replicas are left out: see
+    /// [`Operator::connect`](crate::operate::Operator).
+    pub fn operator(&self) -> Operator {
+        let identity = self.identity();
+        let desk = Desk::new(self.keepers(), identity.label(), identity.shows_keys);
+        Operator(Place::Here(desk))
+    }
+}
+
+impl Operator {
+    #[cfg(feature = "redis")]
+    pub(super) fn of_store(remote: Remote) -> Self {
+        Self(Place::Store(Box::new(remote)))
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.0
+    }
+
+    /// Lists the replicas.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer, or refuses. Replicas that do not answer are no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like all methods here: dropping the future changes nothing.
+    pub async fn replicas(&self) -> Result<Answers<ReplicaRow>, OperateError> {
+        self.ask(Ask::Replicas).await.map(Collected::replicas)
+    }
+
+    /// Lists the limits, with what all replicas hold and wait for under them.
+    ///
+    /// # Errors
+    ///
+    /// As [`replicas`](Self::replicas).
+    pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
+        self.ask(Ask::Limits).await.map(Collected::limits)
+    }
+
+    /// Lists who holds slots of a limit and who waits for them, under all keys or one.
+    ///
+    /// Holders come first, then waiters; of each the oldest first. Of a rate nobody holds anything.
+    ///
+    /// # Errors
+    ///
+    /// As [`replicas`](Self::replicas), and [`OperateErrorKind::UnknownLimit`] if no replica knows the limit.
+    pub async fn permits(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Permits).await?;
+        Ok(collected.permits(limit))
+    }
+
+    /// Lists the keys of a limit that are in use, those with the longest queues first.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn keys(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<KeyRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Keys).await?;
+        Ok(collected.keys(limit))
+    }
+
+    /// Lists the last refusals of a limit, up to 20 of each replica, the latest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn refusals(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+    ) -> Result<Answers<RefusalRow>, OperateError> {
+        let collected = self.ask_of(limit, key, Ask::Refusals).await?;
+        Ok(collected.refusals(limit))
+    }
+
+    /// Explains what a request of one caller would meet now, from the replicas and from the store.
+    ///
+    /// It asks several questions in turn, so the parts may be of different moments.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits).
+    pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
+        let permits = self.permits(limit, Some(key)).await?;
+        let refusals = self.refusals(limit, Some(key)).await?;
+        let own = self.keys(limit, Some(key)).await?.rows.pop();
+        let mut limits = self.limits().await?.rows.into_iter();
+        let row = limits.find(|row| row.limit == limit);
+        let row = row.ok_or_else(|| unknown(limit))?;
+        let standing = self.standing(key, &permits).await?;
+        Ok(explain::explain(row, key, own, standing, permits, refusals))
+    }
+
+    /// How a key stands: by the store, or in memory by the permits.
+    async fn standing(
+        &self,
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
+        permits: &Answers<PermitRow>,
+    ) -> Result<Standing, OperateError> {
+        match &self.0 {
+            Place::Here(_) => Ok(Standing::of(permits)),
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => Ok(Standing::in_store(remote.ledger(key).await?, permits)),
+        }
+    }
+
+    async fn ask_of(
+        &self,
+        limit: &str,
+        key: Option<KeyDigest>,
+        ask: impl FnOnce(Of) -> Ask,
+    ) -> Result<Collected, OperateError> {
+        if limit.len() > MAX_LIMIT_NAME {
+            return Err(unknown(limit));
+        }
+        let of = Of {
+            limit: limit.to_owned(),
+            key,
+        };
+        let collected = self.ask(ask(of)).await?;
+        match collected.is_unknown_limit() {
+            true => Err(unknown(limit)),
+            false => Ok(collected),
+        }
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
+        match &self.0 {
+            Place::Here(desk) => {
+                let answer = desk.answer(0, &ask).await.ok_or_else(gone)?;
+                Ok(Collected {
+                    answers: vec![answer],
+                    missing: Vec::new(),
+                })
+            }
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => Ok(remote.ask(ask).await?),
+        }
+    }
+}
+
+/// Longest name of a limit that is asked for, in bytes: a question has 4 KiB, and a byte may take six there.
+const MAX_LIMIT_NAME: usize = 512;
+
+fn unknown(limit: &str) -> OperateError {
+    let limit: String = limit
+        .chars()
+        .take(64)
+        .flat_map(char::escape_debug)
+        .collect();
+    OperateError::new(
+        OperateErrorKind::UnknownLimit,
+        format!("no replica has a limit `{limit}`"),
+    )
+}
+
+pub(super) fn gone() -> OperateError {
+    OperateError::new(OperateErrorKind::Unavailable, "the limiter was dropped")
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operator").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! The record of overrides in the store: read by replicas and operators, changed by operators.
+//!
+//! Tests: `follow.rs`, `tests/operate/`, by theme.
+
+use std::collections::BTreeMap;
+
+use redis::{FromRedisValue, Value, cmd};
+use tokio::{join, time::Instant};
+
+use super::{
+    names::Names,
+    wire::{Ask, Message, VERSION},
+};
+use crate::{
+    ledger::ReplicaId,
+    overrides::{
+        Change, Changed, Logged, MAX_LOGGED, MAX_OVERRIDES, RECORD_LUA, Record, arguments, logged,
+        reply,
+    },
+    store::{StoreError, StoreErrorKind, redis::control::Control},
+};
+
+/// Fields of the record in one reply: all of them, unless the server has a sparse table.
+const PAGE: usize = 2 * MAX_OVERRIDES;
+
+/// The record, and when it was asked for. `None`: there is none.
+pub(super) struct Reading {
+    pub(super) record: Option<Record>,
+    /// What it says of times counts from here.
+    pub(super) since: Instant,
+}
+
+/// Reads the whole record, with one round trip, or one more on a new connection. It is not read by `HGETALL`, which would return all of a hash that is no
+/// record, however large.
+pub(super) async fn read(control: &Control, names: &Names) -> Result<Reading, StoreError> {
+    if !control.is_connected() {
+        // In a cluster this leads to the node of the record, whose clock is the one that counts.
+        let _ = page(control, names, "0").await?;
+    }
+    let since = Instant::now();
+    let time = cmd("TIME");
+    let (time, first) = join!(control.run(&time), page(control, names, "0"));
+    let (seconds, micros): (u64, u64) = parsed(time?)?;
+    let (mut cursor, page_fields) = first?;
+    let mut fields = BTreeMap::from_iter(page_fields);
+    while cursor != "0" && fields.len() <= MAX_OVERRIDES + 1 {
+        let (next, more) = page(control, names, &cursor).await?;
+        fields.extend(more);
+        cursor = next;
+    }
+    let now_ms = seconds * 1_000 + micros / 1_000;
+    let record = Record::read(&fields, now_ms);
+    let record = record.map_err(|_| unreadable("the record of overrides has too many fields"))?;
+    Ok(Reading { record, since })
+}
+
+type Page = (String, Vec<(Vec<u8>, Vec<u8>)>);
+
+async fn page(control: &Control, names: &Names, cursor: &str) -> Result<Page, StoreError> {
+    let mut scan = cmd("HSCAN");
+    scan.arg(names.record()).arg(cursor).arg("COUNT").arg(PAGE);
+    parsed(control.run(&scan).await?)
+}
+
+/// Makes a change, and tells the replicas.
+pub(super) async fn change(
+    control: &Control,
+    names: &Names,
+    change: &Change,
+) -> Result<Changed, StoreError> {
+    let channel = names.control_channel();
+    let mut eval = cmd("EVAL");
+    eval.arg(RECORD_LUA)
+        .arg(2)
+        .arg(names.record())
+        .arg(names.log());
+    eval.arg(arguments(change, &channel, &read_again()));
+    let words: Vec<String> = parsed(control.run(&eval).await?)?;
+    reply(&words).ok_or_else(|| unreadable("the answer to a change of overrides cannot be read"))
+}
+
+/// The message that the record has changed, of an operator who asks nothing else. The script adds until when it counts.
+fn read_again() -> String {
+    let from = ReplicaId::from_bits(u128::from(fastrand::u64(..)));
+    let message = Message {
+        v: VERSION,
+        from: from.text(),
+        number: 1,
+        not_after_ms: 0,
+        replicas: 0,
+        ask: Ask::ReadAgain,
+    };
+    serde_json::to_string(&message).expect("texts and numbers")
+}
+
+/// The latest changes, newest first. What cannot be read is left out.
+pub(super) async fn log(control: &Control, names: &Names) -> Result<Vec<Logged>, StoreError> {
+    let mut range = cmd("LRANGE");
+    range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);
+    let entries: Vec<Vec<u8>> = parsed(control.run(&range).await?)?;
+    Ok(entries.iter().filter_map(|entry| logged(entry)).collect())
+}
+
+fn parsed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
+    let parsed = redis::from_redis_value(value);
+    parsed.map_err(|_| unreadable("the record of overrides cannot be read"))
+}
+
+fn unreadable(message: &str) -> StoreError {
+    StoreError {
+        kind: StoreErrorKind::Misconfigured,
+        message: message.to_owned(),
+    }
+}

@@ -1,0 +1,118 @@
+//! An operator's questions to all replicas of a store.
+
+use std::{collections::HashSet, time::Duration};
+
+use tokio::{
+    sync::{Mutex, mpsc},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    digest::KeyDigest,
+    ledger::{self, LedgerLook},
+    link::MAX_QUESTION,
+    merge::Collected,
+    names::Names,
+    roster::{self, Member},
+    wire::{Answer, Ask, Message, VERSION},
+};
+use crate::store::{StoreError, redis::control::Control};
+
+/// How long replicas have for their answers. The jitter of many replicas is added.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a question counts, in milliseconds of the store's clock.
+const VALID_MS: u64 = 5_000;
+
+/// A connection to the store, and the answers that come by it.
+pub(super) struct Remote {
+    pub(super) control: Control,
+    pub(super) names: Names,
+    /// Characters of the channel of its answers.
+    id: String,
+    asking: Mutex<Asking>,
+}
+
+struct Asking {
+    answers: mpsc::Receiver<Vec<u8>>,
+    last_number: u64,
+}
+
+impl Remote {
+    /// Subscribes to the answers.
+    pub(super) async fn connect(
+        control: Control,
+        names: Names,
+        id: String,
+        answers: mpsc::Receiver<Vec<u8>>,
+    ) -> Result<Self, StoreError> {
+        control.subscribe(&names.answer_channel(&id)).await?;
+        let asking = Asking {
+            answers,
+            last_number: 0,
+        };
+        Ok(Self {
+            control,
+            names,
+            id,
+            asking: Mutex::new(asking),
+        })
+    }
+
+    /// Asks all replicas, and waits until those on the roster have answered, or have had their time. One question at a
+    /// time.
+    pub(super) async fn ask(&self, ask: Ask) -> Result<Collected, StoreError> {
+        let mut asking = self.asking.lock().await;
+        let (number, roster) = self.publish(&mut asking, ask).await?;
+        let jitter = Duration::from_millis(roster.len().min(1_000) as u64);
+        let until = Instant::now() + PATIENCE + jitter;
+        let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
+        let mut answers: Vec<Answer> = Vec::new();
+        while !awaited.is_empty() {
+            let Ok(Some(message)) = timeout_at(until, asking.answers.recv()).await else {
+                break;
+            };
+            let Ok(answer) = serde_json::from_slice::<Answer>(&message) else {
+                continue;
+            };
+            let is_known = answers.iter().any(|known| known.replica == answer.replica);
+            if answer.v == VERSION && answer.number == number && !is_known {
+                awaited.remove(&*answer.replica);
+                answers.push(answer);
+            }
+        }
+        let missing = roster.iter().filter(|member| awaited.contains(&*member.id));
+        let missing = missing.map(|member| member.label.clone()).collect();
+        Ok(Collected { answers, missing })
+    }
+
+    /// The ledger of a key, as the store has it.
+    pub(super) async fn ledger(&self, key: KeyDigest) -> Result<LedgerLook, StoreError> {
+        // In a cluster the connection may move, and miss answers.
+        let _asking = self.asking.lock().await;
+        ledger::read(&self.control, &self.names.ledger(key)).await
+    }
+
+    /// Returns the number of the message, and the replicas that should see it.
+    async fn publish(
+        &self,
+        asking: &mut Asking,
+        ask: Ask,
+    ) -> Result<(u64, Vec<Member>), StoreError> {
+        // The roster first: in a cluster its key leads the connection to where the answers are subscribed to.
+        let (now_ms, roster) = roster::read(&self.control, &self.names).await?;
+        asking.last_number += 1;
+        let message = Message {
+            v: VERSION,
+            from: self.id.clone(),
+            number: asking.last_number,
+            not_after_ms: now_ms + VALID_MS,
+            replicas: roster.len() as u32,
+            ask,
+        };
+        let message = serde_json::to_vec(&message).map_err(|_| roster::unreadable())?;
+        debug_assert!(message.len() <= MAX_QUESTION, "limit names are bounded");
+        let channel = self.names.control_channel();
+        self.control.publish(&channel, &message).await?;
+        Ok((asking.last_number, roster))
+    }
+}

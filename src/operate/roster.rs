@@ -1,0 +1,82 @@
+//! The roster: which replicas there are, so that an operator knows who did not answer.
+//!
+//! A member is a replica's id and label. It is added once a minute, and counts for three.
+
+use std::time::Duration;
+
+use redis::{cmd, from_redis_value};
+
+use super::names::Names;
+use crate::store::{StoreError, StoreErrorKind, redis::control::Control};
+
+const ROSTER_LUA: &str = include_str!("roster.lua");
+/// How often a replica is added.
+pub(super) const EVERY: Duration = Duration::from_secs(60);
+/// Time after which a replica is off the roster, in milliseconds.
+const STALE_MS: u64 = 180_000;
+/// Most members that are read.
+const MAX_MEMBERS: u32 = 10_000;
+
+/// Characters of a replica's id.
+const ID_CHARS: usize = 16;
+
+/// A replica on the roster.
+pub(super) struct Member {
+    pub id: String,
+    pub label: String,
+}
+
+/// Adds a replica, or takes it off. Returns the store's time in milliseconds.
+pub(super) async fn write(
+    control: &Control,
+    names: &Names,
+    (id, label): (&str, &str),
+    is_there: bool,
+) -> Result<u64, StoreError> {
+    let member = format!("{id}{label}");
+    let is_there: &[u8] = if is_there { b"1" } else { b"0" };
+    let stale_ms = STALE_MS.to_string();
+    let arguments = [member.as_bytes(), stale_ms.as_bytes(), is_there];
+    let now_ms = control
+        .eval(ROSTER_LUA, &names.roster(), &arguments)
+        .await?;
+    from_redis_value(now_ms).map_err(|_| unreadable())
+}
+
+/// The store's time in milliseconds, and the replicas.
+pub(super) async fn read(
+    control: &Control,
+    names: &Names,
+) -> Result<(u64, Vec<Member>), StoreError> {
+    // Plain commands: an operator who only reads may not run scripts.
+    let mut range = cmd("ZRANGE");
+    range.arg(names.roster()).arg("-inf").arg("+inf");
+    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_MEMBERS);
+    let members = control.run(range.arg("WITHSCORES")).await?;
+    let members: Vec<(Vec<u8>, f64)> = from_redis_value(members).map_err(|_| unreadable())?;
+    let now_ms = time_ms(control).await?;
+    let is_fresh = |added_ms: f64| added_ms as u64 + STALE_MS >= now_ms;
+    let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
+    let members = members.filter_map(|(member, _)| {
+        let (id, label) = member.split_at_checked(ID_CHARS)?;
+        Some(Member {
+            id: String::from_utf8(id.to_vec()).ok()?,
+            label: String::from_utf8_lossy(label).into_owned(),
+        })
+    });
+    Ok((now_ms, members.collect()))
+}
+
+/// The store's time in milliseconds: of the node that the last command went to.
+pub(super) async fn time_ms(control: &Control) -> Result<u64, StoreError> {
+    let time = control.run(&cmd("TIME")).await?;
+    let (seconds, micros): (u64, u64) = from_redis_value(time).map_err(|_| unreadable())?;
+    Ok(seconds * 1_000 + micros / 1_000)
+}
+
+pub(super) fn unreadable() -> StoreError {
+    StoreError {
+        kind: StoreErrorKind::Misconfigured,
+        message: "the store's answer to an operator cannot be read".to_owned(),
+    }
+}

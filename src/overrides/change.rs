@@ -1,0 +1,148 @@
+//! A change of the record: what an operator asks for, and what comes of it.
+//!
+//! Tests: `tests/operate/`, by theme.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    record::Record,
+    setting::{Override, Setting, Target, Token},
+};
+
+/// Changes that are kept in the log.
+pub(crate) const MAX_LOGGED: usize = 100;
+/// Time for which the log is kept after the last change, in ms: 30 days.
+pub(crate) const LOG_MS: u64 = 30 * 24 * 3_600_000;
+
+/// A change to be made: all of its edits, or none.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) token: Token,
+    pub(crate) edits: Vec<Edit>,
+    pub(crate) note: Note,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Edit {
+    pub(crate) field: String,
+    /// The token that the operator has seen there; `None` if there was no override.
+    pub(crate) seen: Option<Token>,
+    pub(crate) to: New,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum New {
+    /// An override of this length from now, with this [JSON](Override::json).
+    For { length_ms: u64, json: String },
+    /// A whole text that was there before.
+    Text(String),
+    /// No override.
+    Nothing,
+}
+
+/// What the log keeps of a change besides its edits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub(crate) author: String,
+    pub(crate) reason: String,
+    pub(crate) what: What,
+}
+
+/// The kind of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum What {
+    /// An override was set.
+    Set,
+    /// Overrides were removed.
+    Unset,
+    /// The change before was taken back.
+    Undo,
+}
+
+/// What came of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    Done,
+    /// Another operator was faster at this field.
+    Meanwhile {
+        field: String,
+        text: String,
+    },
+    /// There would be too many overrides.
+    Full,
+    /// There is nothing to remove.
+    Same,
+}
+
+/// A change in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Logged {
+    pub(crate) at_ms: u64,
+    pub(crate) token: Token,
+    pub(crate) note: Note,
+    /// Field, text before and text after, which are empty where there was no override.
+    pub(crate) edits: Vec<[String; 3]>,
+}
+
+impl Change {
+    /// Sets something, in place of what the operator has seen. `None`: a key cannot have that.
+    pub(crate) fn set(
+        seen: &Record,
+        target: &Target,
+        setting: Setting,
+        length_ms: u64,
+        (token, note): (Token, Note),
+    ) -> Option<Self> {
+        let field = target.field(setting)?;
+        let json = Override::json(setting, &note.author, &note.reason);
+        let edit = Edit {
+            seen: seen.token_at(&field),
+            field,
+            to: New::For { length_ms, json },
+        };
+        Some(Self {
+            token,
+            edits: vec![edit],
+            note,
+        })
+    }
+
+    /// Removes all overrides of a target that the operator has seen.
+    pub(crate) fn unset(seen: &Record, target: &Target, (token, note): (Token, Note)) -> Self {
+        let fields = target.fields().into_iter();
+        let edits = fields.map(|field| Edit {
+            seen: seen.token_at(&field),
+            field,
+            to: New::Nothing,
+        });
+        Self {
+            token,
+            edits: edits.collect(),
+            note,
+        }
+    }
+
+    /// Takes back a change, unless something was changed there since.
+    pub(crate) fn undo(logged: &Logged, (token, note): (Token, Note)) -> Self {
+        let edits = logged.edits.iter().map(|[field, before, after]| Edit {
+            field: field.clone(),
+            seen: token_in(after),
+            to: match before.is_empty() {
+                true => New::Nothing,
+                false => New::Text(before.clone()),
+            },
+        });
+        Self {
+            token,
+            edits: edits.collect(),
+            note,
+        }
+    }
+}
+
+/// The token in an override's text.
+pub(crate) fn token_in(text: &str) -> Option<Token> {
+    Token::try_from(text.split(' ').nth(2)?.to_owned()).ok()
+}

@@ -1,0 +1,198 @@
+//! Overrides as this process applies them: laid over declared limits, until their local ends.
+//!
+//! Tests: `keeper/tests/overrides.rs`.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::ConfigError,
+    key::Key,
+    limit::{Limit, Mode},
+};
+
+/// All overrides that are in force in this process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InForce {
+    by_limit: HashMap<String, OfLimit>,
+    /// When the first of them ends.
+    next_end: Option<Instant>,
+}
+
+/// The overrides of one limit.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct OfLimit {
+    value: Option<Until<u32>>,
+    mode: Option<Until<Mode>>,
+    pause: Option<Until<()>>,
+    /// By the [digest](Key::digest) of the key.
+    keys: HashMap<u128, Until<u32>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Until<T> {
+    what: T,
+    end: Instant,
+}
+
+/// Whether both are the same for as long as they last.
+impl<T: PartialEq> PartialEq for Until<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.what == other.what
+    }
+}
+
+/// An operator's decision about a limit, or about one of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// The limit's value, for all keys that have no override of their own.
+    Value(u32),
+    /// The value of the key with this digest.
+    KeyValue(u128, u32),
+    Mode(Mode),
+    /// No newcomer is admitted.
+    Pause,
+}
+
+/// What the overrides say about one key of a limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Steered {
+    value: SteeredValue,
+    /// When newcomers are admitted again.
+    pub(crate) paused_until: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SteeredValue {
+    #[default]
+    Declared,
+    /// The limit has an override, which is in the value of the limit itself.
+    Limit,
+    Key(u32),
+}
+
+impl Steered {
+    /// The key's own value, if the declared one is this. A key that is declared to have no slots at all is blocked, and
+    /// stays so when the limit is raised.
+    pub(crate) fn own_max(self, declared: Option<u32>) -> Option<u32> {
+        match self.value {
+            SteeredValue::Key(value) => Some(value),
+            SteeredValue::Limit => declared.filter(|value| *value == 0),
+            SteeredValue::Declared => declared,
+        }
+    }
+}
+
+impl InForce {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_limit.is_empty()
+    }
+
+    /// Whether both decide the same, whenever that ends.
+    pub(crate) fn agrees_with(&self, other: &Self) -> bool {
+        self.by_limit == other.by_limit
+    }
+
+    /// Adds a decision that holds until then.
+    pub(crate) fn add(&mut self, limit_name: &str, decision: Decision, end: Instant) {
+        let of_limit = self.by_limit.entry(limit_name.to_owned()).or_default();
+        match decision {
+            Decision::Value(what) => of_limit.value = Some(Until { what, end }),
+            Decision::Mode(what) => of_limit.mode = Some(Until { what, end }),
+            Decision::Pause => of_limit.pause = Some(Until { what: (), end }),
+            Decision::KeyValue(digest, what) => {
+                of_limit.keys.insert(digest, Until { what, end });
+            }
+        }
+        self.next_end = Some(self.next_end.map_or(end, |first| first.min(end)));
+    }
+
+    /// Drops what has ended. Returns whether there was any.
+    pub(crate) fn end(&mut self, now: Instant) -> bool {
+        let ended = self.next_end().is_some_and(|end| end <= now);
+        if ended {
+            for of_limit in self.by_limit.values_mut() {
+                of_limit.value.take_if(|value| value.end <= now);
+                of_limit.mode.take_if(|mode| mode.end <= now);
+                of_limit.pause.take_if(|pause| pause.end <= now);
+                of_limit.keys.retain(|_, value| value.end > now);
+            }
+            self.by_limit
+                .retain(|_, of_limit| of_limit.ends().next().is_some());
+            self.next_end = self.by_limit.values().flat_map(OfLimit::ends).min();
+        }
+        ended
+    }
+
+    pub(crate) fn next_end(&self) -> Option<Instant> {
+        self.next_end
+    }
+
+    /// The limit with its overrides. Those that do not fit this limit are left out.
+    pub(crate) fn apply(&self, declared: &Arc<Limit>) -> Arc<Limit> {
+        let Some(of_limit) = self.by_limit.get(declared.name()) else {
+            return declared.clone();
+        };
+        let mode = of_limit.mode.map(|mode| mode.what);
+        let value = of_limit.value_of(declared).ok().flatten();
+        match (value, mode) {
+            (None, None) => declared.clone(),
+            (value, mode) => Arc::new(declared.overridden(value, mode)),
+        }
+    }
+
+    /// What they say about a key of this limit.
+    pub(crate) fn for_key(&self, limit: &Limit, key: &Key) -> Steered {
+        let Some(of_limit) = self.by_limit.get(limit.name()) else {
+            return Steered::default();
+        };
+        let own = match of_limit.keys.is_empty() {
+            true => None,
+            false => of_limit.keys.get(&key.digest(limit.name())),
+        };
+        let own = own.map(|own| own.what);
+        let value = match own.filter(|value| limit.check_value(*value).is_ok()) {
+            Some(value) => SteeredValue::Key(value),
+            None if matches!(of_limit.value_of(limit), Ok(Some(_))) => SteeredValue::Limit,
+            None => SteeredValue::Declared,
+        };
+        Steered {
+            value,
+            paused_until: self.paused_until(limit.name()),
+        }
+    }
+
+    /// When the limit admits newcomers again, if it is paused.
+    pub(crate) fn paused_until(&self, limit_name: &str) -> Option<Instant> {
+        let pause = self.by_limit.get(limit_name)?.pause.as_ref()?;
+        Some(pause.end)
+    }
+
+    /// The first value that this limit cannot have, if there is one.
+    pub(crate) fn misfit(&self, declared: &Limit) -> Result<(), ConfigError> {
+        let Some(of_limit) = self.by_limit.get(declared.name()) else {
+            return Ok(());
+        };
+        of_limit.value_of(declared)?;
+        let mut keys = of_limit.keys.values();
+        keys.try_for_each(|value| declared.check_value(value.what))
+    }
+}
+
+impl OfLimit {
+    fn ends(&self) -> impl Iterator<Item = Instant> {
+        let value = self.value.iter().map(|value| value.end);
+        let mode = self.mode.iter().map(|mode| mode.end);
+        let pause = self.pause.iter().map(|pause| pause.end);
+        let keys = self.keys.values().map(|value| value.end);
+        value.chain(mode).chain(pause).chain(keys)
+    }
+
+    fn value_of(&self, limit: &Limit) -> Result<Option<u32>, ConfigError> {
+        let value = self.value.map(|value| value.what);
+        value.map_or(Ok(()), |value| limit.check_value(value))?;
+        // To admit nobody there is the pause, which says so to callers.
+        Ok(value.filter(|value| *value > 0))
+    }
+}

@@ -1,0 +1,75 @@
+//! The script that changes the record in Redis, and the shape of what goes in and out of it.
+//!
+//! Tests: below.
+
+use serde::Deserialize;
+
+use super::{
+    change::{Change, Changed, LOG_MS, Logged, MAX_LOGGED, New, Note},
+    record::{MAX_LENGTH_MS, MAX_OVERRIDES},
+};
+
+/// `record.lua` describes the format.
+pub(crate) const RECORD_LUA: &str = include_str!("record.lua");
+
+/// The arguments of a change, behind which this message is published.
+pub(crate) fn arguments(change: &Change, channel: &str, message: &str) -> Vec<String> {
+    let note = serde_json::to_string(&change.note).expect("texts");
+    let mut arguments = vec![
+        change.token.as_str().to_owned(),
+        note,
+        channel.to_owned(),
+        message.to_owned(),
+        MAX_OVERRIDES.to_string(),
+        MAX_LOGGED.to_string(),
+        MAX_LENGTH_MS.to_string(),
+        LOG_MS.to_string(),
+        change.edits.len().to_string(),
+    ];
+    for edit in &change.edits {
+        let seen = edit.seen.as_ref().map_or("", |seen| seen.as_str());
+        let (length, text) = match &edit.to {
+            New::For { length_ms, json } => (length_ms.to_string(), json.clone()),
+            New::Text(text) => (String::new(), text.clone()),
+            New::Nothing => Default::default(),
+        };
+        arguments.extend([edit.field.clone(), seen.to_owned(), length, text]);
+    }
+    arguments
+}
+
+/// Reads the reply. `None`: it is none of the script's.
+pub(crate) fn reply(words: &[String]) -> Option<Changed> {
+    let words: Vec<&str> = words.iter().map(|word| &**word).collect();
+    Some(match words[..] {
+        ["done", _now_ms] => Changed::Done,
+        ["changed", field, text] => Changed::Meanwhile {
+            field: field.to_owned(),
+            text: text.to_owned(),
+        },
+        ["full"] => Changed::Full,
+        ["same"] => Changed::Same,
+        _ => return None,
+    })
+}
+
+/// An entry of the log as the script writes it.
+#[derive(Deserialize)]
+struct Entry {
+    at_ms: String,
+    token: String,
+    note: String,
+    edits: Vec<[String; 3]>,
+}
+
+/// Reads an entry of the log. `None`: it is none of the script's.
+pub(crate) fn logged(entry: &[u8]) -> Option<Logged> {
+    let entry: Entry = serde_json::from_slice(entry).ok()?;
+    let note: Note = serde_json::from_str(&entry.note).ok()?;
+    Some(Logged {
+        at_ms: entry.at_ms.parse().ok()?,
+        token: entry.token.try_into().ok()?,
+        note,
+        edits: entry.edits,
+    })
+}

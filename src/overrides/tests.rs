@@ -1,0 +1,338 @@
+//! The record in Redis and the one in this process: twins.
+
+use std::collections::BTreeMap;
+
+use redis::{Connection, cmd};
+
+use super::{change::*, memory::MemoryRecord, record::*, script, setting::*};
+use crate::redis_server::RedisServer;
+
+const KEYS: [&str; 2] = ["turnstile:control", "{turnstile:control}:log"];
+const CHANNEL: &str = "turnstile:control:0";
+const HOUR_MS: u64 = 3_600_000;
+
+/// A record in Redis and one in this process, which are to agree.
+struct Twins {
+    server: RedisServer,
+    redis: Connection,
+    memory: MemoryRecord,
+}
+
+impl Twins {
+    fn new(server: RedisServer) -> Self {
+        let client = redis::Client::open(server.url()).unwrap();
+        Self {
+            redis: client.get_connection().unwrap(),
+            server,
+            memory: MemoryRecord::default(),
+        }
+    }
+
+    fn now_ms(&mut self) -> u64 {
+        let (seconds, micros): (u64, u64) = cmd("TIME").query(&mut self.redis).unwrap();
+        seconds * 1_000 + micros / 1_000
+    }
+
+    fn run(&mut self, change: &Change) -> Changed {
+        let mut eval = cmd("EVAL");
+        eval.arg(script::RECORD_LUA).arg(2).arg(&KEYS);
+        eval.arg(script::arguments(change, CHANNEL, "again"));
+        let words: Vec<String> = eval.query(&mut self.redis).unwrap();
+        script::reply(&words).unwrap()
+    }
+
+    fn read(&mut self) -> Record {
+        let fields: BTreeMap<Vec<u8>, Vec<u8>> =
+            cmd("HGETALL").arg(KEYS[0]).query(&mut self.redis).unwrap();
+        let now_ms = self.now_ms();
+        Record::read(&fields, now_ms).unwrap().unwrap_or_default()
+    }
+
+    fn log(&mut self) -> Vec<Logged> {
+        let entries: Vec<Vec<u8>> = (cmd("LRANGE").arg(KEYS[1]).arg(0).arg(-1))
+            .query(&mut self.redis)
+            .unwrap();
+        let entries = entries.iter().map(|entry| script::logged(entry));
+        entries.map(|entry| entry.expect("readable")).collect()
+    }
+
+    /// Both make the change, and agree on what comes of it, on what they have then, and on the log.
+    fn change(&mut self, make: impl Fn(&Record) -> Change) -> Changed {
+        let change = make(&self.read());
+        let changed = self.run(&change);
+        let now_ms = self.now_ms();
+        let here = self.memory.change(&change, now_ms);
+        assert_eq!(kind(&changed), kind(&here), "{change:?}");
+        assert_eq!(shown(&self.read()), shown(&self.memory.read(now_ms)));
+        let edits = |logged: &Logged| {
+            (
+                logged.note.clone(),
+                logged.token.clone(),
+                logged.edits.len(),
+            )
+        };
+        let there: Vec<_> = self.log().iter().map(edits).collect();
+        assert_eq!(there, self.memory.log().map(edits).collect::<Vec<_>>());
+        changed
+    }
+
+    fn set(&mut self, target: &Target, setting: Setting) -> Changed {
+        self.change(|seen| set(seen, target, setting, HOUR_MS))
+    }
+
+    fn unset(&mut self, target: &Target) -> Changed {
+        self.change(|seen| Change::unset(seen, target, signed(What::Unset)))
+    }
+
+    fn undo(&mut self) -> Changed {
+        let last = self.log().swap_remove(0);
+        self.change(|_| Change::undo(&last, signed(What::Undo)))
+    }
+}
+
+fn kind(changed: &Changed) -> String {
+    match changed {
+        Changed::Meanwhile { field, .. } => format!("meanwhile {field}"),
+        other => format!("{other:?}"),
+    }
+}
+
+type Shown<'a> = (
+    Option<&'a Token>,
+    Vec<(&'a Target, Setting, &'a Token)>,
+    usize,
+);
+
+fn shown(record: &Record) -> Shown<'_> {
+    let overrides = record.overrides.iter();
+    let overrides = overrides.map(|one| (&one.target, one.setting, &one.token));
+    (
+        record.token.as_ref(),
+        overrides.collect(),
+        record.faults.len(),
+    )
+}
+
+fn signed(what: What) -> (Token, Note) {
+    let (author, reason) = ("ada \"\\/\n".to_owned(), "\u{202e}<b>\0".to_owned());
+    let note = Note {
+        author,
+        reason,
+        what,
+    };
+    (Token::random().unwrap(), note)
+}
+
+fn set(seen: &Record, target: &Target, setting: Setting, length_ms: u64) -> Change {
+    Change::set(seen, target, setting, length_ms, signed(What::Set)).unwrap()
+}
+
+fn value(value: u32) -> Setting {
+    Setting::Value(value)
+}
+
+#[test]
+fn changes_at_random_agree() {
+    let mut twins = Twins::new(RedisServer::start());
+    let mut rng = fastrand::Rng::with_seed(7);
+    let targets = [
+        Target::limit("chat"),
+        Target::limit("chat:key"),
+        Target::key("chat", &[0xff, 0][..]),
+    ];
+    let mut done = 0;
+    for _ in 0..300 {
+        let target = rng.choice(&targets).unwrap();
+        let has_key = target.key_digest().is_some();
+        let changed = match rng.u8(..8) {
+            0 => twins.unset(target),
+            1 if done > 0 => twins.undo(),
+            2 if !has_key => twins.set(target, Setting::Pause),
+            3 if !has_key => twins.set(target, Setting::Mode(crate::limit::Mode::Off)),
+            4 => {
+                // Of an operator who has seen nothing of what is there.
+                twins.change(|_| set(&Record::default(), target, value(3), HOUR_MS))
+            }
+            _ => twins.set(target, value(rng.u32(1..100))),
+        };
+        done += usize::from(changed == Changed::Done);
+    }
+    assert!(done > 100);
+    assert_eq!(twins.log().len(), MAX_LOGGED);
+}
+
+#[test]
+fn the_second_of_two_operators_is_told_and_changes_nothing() {
+    let mut twins = Twins::new(RedisServer::start());
+    let (chat, other) = (Target::limit("chat"), Target::limit("other"));
+    let seen = twins.read();
+    assert_eq!(twins.set(&chat, value(8)), Changed::Done);
+    let before = twins.read();
+    let changed = twins.change(|_| set(&seen, &chat, value(9), HOUR_MS));
+    let Changed::Meanwhile { field, text } = changed else {
+        panic!("{changed:?}");
+    };
+    let now_there = Override::read(field.as_bytes(), text.as_bytes()).unwrap();
+    assert_eq!(now_there.setting, value(8));
+    assert_eq!(shown(&twins.read()), shown(&before));
+    // What is about another limit, or is another setting, is not in the way.
+    assert_eq!(
+        twins.change(|_| set(&seen, &other, value(9), HOUR_MS)),
+        Changed::Done
+    );
+    let pause = twins.change(|_| set(&seen, &chat, Setting::Pause, HOUR_MS));
+    assert_eq!(pause, Changed::Done);
+    assert_eq!(twins.read().overrides.len(), 3);
+}
+
+#[test]
+fn an_undo_puts_back_what_was_there_and_is_undone() {
+    let mut twins = Twins::new(RedisServer::start());
+    let chat = Target::limit("chat");
+    twins.set(&chat, value(8));
+    let first = twins.read();
+    twins.set(&chat, value(9));
+    assert_eq!(twins.undo(), Changed::Done);
+    assert_eq!(twins.read().overrides, first.overrides);
+    assert_eq!(twins.undo(), Changed::Done);
+    assert_eq!(twins.read().overrides[0].setting, value(9));
+    twins.set(&chat, Setting::Pause);
+    assert_eq!(twins.unset(&chat), Changed::Done);
+    assert_eq!(twins.unset(&chat), Changed::Same);
+    assert_eq!(twins.undo(), Changed::Done);
+    assert_eq!(twins.read().overrides.len(), 2);
+    // One that was changed since is left alone.
+    let last = twins.log().swap_remove(0);
+    twins.set(&chat, value(10));
+    let changed = twins.change(|_| Change::undo(&last, signed(What::Undo)));
+    assert!(matches!(changed, Changed::Meanwhile { .. }), "{changed:?}");
+}
+
+#[test]
+fn a_thousand_overrides_and_no_more() {
+    let mut twins = Twins::new(RedisServer::start());
+    for number in 0..MAX_OVERRIDES {
+        let target = Target::limit(format!("limit-{number}"));
+        let change = set(&Record::default(), &target, value(8), HOUR_MS);
+        let changed = twins.run(&change);
+        assert_eq!(changed, Changed::Done);
+        let now_ms = twins.now_ms();
+        twins.memory.change(&change, now_ms);
+    }
+    let one_more = Target::limit("one-more");
+    assert_eq!(twins.set(&one_more, value(8)), Changed::Full);
+    assert_eq!(
+        twins.set(&Target::limit("limit-0"), value(9)),
+        Changed::Done
+    );
+    assert_eq!(twins.unset(&Target::limit("limit-1")), Changed::Done);
+    assert_eq!(twins.set(&one_more, value(8)), Changed::Done);
+    let length: usize = cmd("HLEN").arg(KEYS[0]).query(&mut twins.redis).unwrap();
+    assert_eq!(length, MAX_OVERRIDES + 1);
+}
+
+/// G7: an override that was removed is seen to be, until the moment at which it would have ended.
+#[test]
+fn the_record_expires_with_the_last_end_that_it_had() {
+    let mut twins = Twins::new(RedisServer::start());
+    let chat = Target::limit("chat");
+    let ttl = |twins: &mut Twins| -> u64 {
+        cmd("PTTL")
+            .arg(KEYS[0])
+            .query(&mut twins.redis)
+            .expect("it has one")
+    };
+    twins.run(&set(&Record::default(), &chat, value(8), HOUR_MS));
+    let near = |ttl: u64, expected: u64| assert!((expected - 10_000..=expected).contains(&ttl));
+    near(ttl(&mut twins), HOUR_MS);
+    let seen = twins.read();
+    twins.run(&set(&seen, &chat, value(8), 60_000));
+    near(ttl(&mut twins), HOUR_MS);
+    let seen = twins.read();
+    twins.run(&Change::unset(&seen, &chat, signed(What::Unset)));
+    near(ttl(&mut twins), HOUR_MS);
+    assert!(twins.read().token.is_some());
+    let seen = twins.read();
+    twins.run(&set(&seen, &chat, value(8), 2 * HOUR_MS));
+    near(ttl(&mut twins), 2 * HOUR_MS);
+    // One that was made by hand.
+    let _: () = cmd("PERSIST").arg(KEYS[0]).query(&mut twins.redis).unwrap();
+    let seen = twins.read();
+    twins.run(&Change::unset(&seen, &chat, signed(What::Unset)));
+    near(ttl(&mut twins), MAX_LENGTH_MS);
+}
+
+#[test]
+fn what_has_ended_and_what_cannot_be_read_is_removed() {
+    let mut twins = Twins::new(RedisServer::start());
+    let now_ms = twins.now_ms();
+    let token = "0123456789abcdef0123456789abcdef";
+    for (field, text) in [
+        ("value:ended", format!("1 {now_ms} {token} {{}}")),
+        (
+            "value:far",
+            format!("1 {} {token} {{}}", now_ms + 2 * MAX_LENGTH_MS),
+        ),
+        ("junk", "\0".to_owned()),
+    ] {
+        let mut hset = cmd("HSET");
+        let _: () = hset
+            .arg(KEYS[0])
+            .arg(field)
+            .arg(text)
+            .query(&mut twins.redis)
+            .unwrap();
+    }
+    twins.set(&Target::limit("chat"), value(8));
+    let fields: Vec<String> = cmd("HKEYS").arg(KEYS[0]).query(&mut twins.redis).unwrap();
+    assert_eq!(fields.len(), 2, "{fields:?}");
+}
+
+#[test]
+fn a_change_is_possible_at_maxmemory() {
+    let server = RedisServer::start_with(&["--maxmemory", "3mb"]);
+    let mut twins = Twins::new(server);
+    // Below the limit by less than anything takes, though buffers of connections come and go.
+    for (number, size) in [65_536, 4_096, 256, 16].into_iter().enumerate() {
+        let fill = |nth: usize, redis: &mut Connection| {
+            let mut set = cmd("SET");
+            set.arg(format!("{number}-{nth}"))
+                .arg("x".repeat(size))
+                .query::<()>(redis)
+        };
+        assert!((0..100_000).any(|nth| fill(nth, &mut twins.redis).is_err()));
+    }
+    let mut hset = cmd("HSET");
+    let written = hset
+        .arg("other")
+        .arg(&["a", "b"])
+        .query::<()>(&mut twins.redis);
+    assert!(written.is_err(), "it is at its limit");
+    assert_eq!(
+        twins.set(&Target::limit("chat"), Setting::Pause),
+        Changed::Done
+    );
+}
+
+#[test]
+fn a_key_of_another_type_is_an_error_and_stays() {
+    let server = RedisServer::start();
+    let mut twins = Twins::new(server);
+    for key in [0, 1] {
+        twins.server.cli(&["FLUSHALL"]);
+        twins.server.cli(&["SET", KEYS[key], "1"]);
+        let change = set(
+            &Record::default(),
+            &Target::limit("chat"),
+            value(8),
+            HOUR_MS,
+        );
+        let mut eval = cmd("EVAL");
+        eval.arg(script::RECORD_LUA).arg(2).arg(&KEYS);
+        eval.arg(script::arguments(&change, CHANNEL, "again"));
+        let error = eval.query::<Vec<String>>(&mut twins.redis).unwrap_err();
+        assert_eq!(error.code(), Some("WRONGTYPE"));
+        assert_eq!(twins.server.cli(&["DBSIZE"]), "1");
+        assert_eq!(twins.server.cli(&["GET", KEYS[key]]), "1");
+    }
+}

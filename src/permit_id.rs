@@ -1,0 +1,150 @@
+//! The public id of a permit.
+
+use std::{error::Error, fmt, str::FromStr};
+
+use crate::ledger::{ID_CHARS, MemberId};
+
+/// Identifies a permit, or a queued request, under one limit.
+///
+/// As text it begins with the member's name in the store, as `redis-cli` shows it: 16 characters of the replica and 10 of
+/// the permit. Under [`Limit::reuse`](crate::Limit::reuse) one slot serves several permits in turn: those after the first
+/// have a `.` and a number behind it. The text has letters, digits, `-`, `_` and `.` only.
+///
+/// ```
+/// use tower_turnstile::{Limit, Limiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let jobs = Limiter::in_memory().semaphore(Limit::concurrent("jobs", 5), "acme");
+/// let permit = jobs.acquire().await?;
+/// println!("job 17 runs as {}", permit.id().expect("it has a slot"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PermitId {
+    member: MemberId,
+    /// How many permits had the slot before.
+    tenure: u64,
+}
+
+impl PermitId {
+    pub(crate) fn new(member: MemberId, tenure: u64) -> Self {
+        Self { member, tenure }
+    }
+
+    /// Its name in the store.
+    #[cfg_attr(not(all(feature = "operate", feature = "redis")), allow(dead_code))]
+    pub(crate) fn member(&self) -> MemberId {
+        self.member
+    }
+}
+
+impl fmt::Display for PermitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.member.text())?;
+        match self.tenure {
+            0 => Ok(()),
+            tenure => write!(f, ".{tenure}"),
+        }
+    }
+}
+
+impl fmt::Debug for PermitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Error of a text that is no [`PermitId`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParsePermitIdError(());
+
+impl fmt::Display for ParsePermitIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the id of a permit is 26 characters, and may end with `.` and a number")
+    }
+}
+
+impl Error for ParsePermitIdError {}
+
+impl FromStr for PermitId {
+    type Err = ParsePermitIdError;
+
+    fn from_str(text: &str) -> Result<Self, ParsePermitIdError> {
+        let (member, tenure) = match text.as_bytes().split_at_checked(ID_CHARS) {
+            Some((member, [])) => (member, Some(0)),
+            Some((member, [b'.', digits @ ..])) if digits.first() != Some(&b'0') => {
+                (member, number(digits))
+            }
+            _ => return Err(ParsePermitIdError(())),
+        };
+        let id = MemberId::parse(member).zip(tenure);
+        let id = id.map(|(member, tenure)| Self { member, tenure });
+        id.ok_or(ParsePermitIdError(()))
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    let all_digits = digits.iter().all(u8::is_ascii_digit);
+    let text = str::from_utf8(digits).ok().filter(|_| all_digits)?;
+    text.parse().ok()
+}
+
+#[cfg(feature = "operate")]
+impl serde::Serialize for PermitId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "operate")]
+impl<'de> serde::Deserialize<'de> for PermitId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::ReplicaId;
+
+    #[test]
+    fn an_id_reads_back() {
+        let replica = ReplicaId::from_bits(u128::MAX / 7);
+        for (seq, tenure) in [(0, 0), (1, 1), ((1 << 60) - 1, (1 << 40) - 1)] {
+            let id = PermitId::new(MemberId { replica, seq }, tenure);
+            let text = id.to_string();
+            assert_eq!(text.parse(), Ok(id));
+            assert!(text.starts_with(&replica.text()));
+            assert_eq!(text.len() > 26, tenure > 0);
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_ids() {
+        let good = "67fz9CtE08Ngqc0_---------0";
+        assert!(good.parse::<PermitId>().is_ok());
+        for text in [
+            "",
+            "67fz9CtE08Ngqc0_",
+            "67fz9CtE08Ngqc0_---------0.",
+            "67fz9CtE08Ngqc0_---------0.0",
+            "67fz9CtE08Ngqc0_---------0.01",
+            "67fz9CtE08Ngqc0_---------0.+1",
+            "67fz9CtE08Ngqc0_---------0.99999999999999999999",
+            "67fz9CtE08Ngqc0_---------01",
+            "67fz9CtE08Ngqc0_-------- 0",
+            "67fz9CtE08Ngqc0\u{e4}---------",
+            "67fz9CtE08Ngqc0\u{e4}--------------",
+        ] {
+            assert_eq!(
+                text.parse::<PermitId>(),
+                Err(ParsePermitIdError(())),
+                "{text}"
+            );
+        }
+    }
+}

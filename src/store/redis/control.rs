@@ -1,0 +1,402 @@
+//! A connection beside the exchanges: single commands, and messages by publish and subscribe.
+//!
+//! It is apart from the connection of the exchanges, so that no flood of messages and no large answer delays those. It
+//! leads to the node that has one key (in a cluster; all its commands are about keys of that key's hash slot), and a task
+//! of the current runtime drives it. After an error it is dropped, and the next command makes a new one.
+//!
+//! Tests: below; in a cluster: `tests/operate/stores.rs`.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Value, aio::MultiplexedConnection, cmd};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::timeout,
+};
+
+#[cfg(feature = "cluster")]
+use super::cluster::Redirect;
+use super::{
+    error::store_error,
+    locked::locked,
+    socket,
+    target::{Dialer, Target},
+};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Nodes that one command is sent to: a cluster that is changing may redirect a few times.
+const MAX_ATTEMPTS: usize = 8;
+
+/// Sends commands, and receives messages of channels.
+pub(crate) struct Control {
+    dialer: Dialer,
+    /// Longest time of a command, with connecting.
+    patience: Duration,
+    /// Held while connecting, so that commands share one attempt.
+    connecting: tokio::sync::Mutex<()>,
+    current: Mutex<Option<Link>>,
+    /// Channels that each connection subscribes to.
+    channels: Mutex<BTreeSet<String>>,
+    inbox: Inbox,
+    ended: Arc<Notify>,
+}
+
+/// Where messages are put. What does not fit is dropped before anything is read of it.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    messages: mpsc::Sender<Vec<u8>>,
+    max_bytes: usize,
+}
+
+#[derive(Clone)]
+struct Link {
+    connection: MultiplexedConnection,
+    #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
+    client: Client,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Takes up to `capacity` messages of up to `max_bytes` each.
+    pub(crate) fn new(capacity: usize, max_bytes: usize) -> (Self, mpsc::Receiver<Vec<u8>>) {
+        let (messages, received) = mpsc::channel(capacity);
+        let inbox = Self {
+            messages,
+            max_bytes,
+        };
+        (inbox, received)
+    }
+
+    fn put(&self, push: PushInfo) {
+        let [_channel, Value::BulkString(payload)] = &push.data[..] else {
+            return;
+        };
+        if payload.len() <= self.max_bytes {
+            let _ = self.messages.try_send(payload.clone());
+        }
+    }
+}
+
+impl Control {
+    /// Not connected yet. `target`: of a cluster, any part.
+    pub(crate) fn new(target: &Target, patience: Duration, inbox: Inbox) -> Self {
+        Self {
+            dialer: target.dialer(),
+            patience,
+            connecting: tokio::sync::Mutex::default(),
+            current: Mutex::default(),
+            channels: Mutex::default(),
+            inbox,
+            ended: Arc::default(),
+        }
+    }
+
+    /// Runs a command where its key is. It is not repeated after an error: it may have run.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the command may run all the same.
+    pub(crate) async fn run(&self, command: &Cmd) -> Result<Value, StoreError> {
+        self.in_time(self.run_at_its_node(command)).await
+    }
+
+    /// Runs a script with one key.
+    pub(crate) async fn eval(
+        &self,
+        script: &str,
+        key: &str,
+        arguments: &[&[u8]],
+    ) -> Result<Value, StoreError> {
+        let mut command = cmd("EVAL");
+        command.arg(script).arg(1).arg(key).arg(arguments);
+        self.run(&command).await
+    }
+
+    /// Subscribes to a channel, on this connection and those that follow. After an error it is not subscribed.
+    pub(crate) async fn subscribe(&self, channel: &str) -> Result<(), StoreError> {
+        let subscribe = async {
+            let link = self.link().await?;
+            link.connection.clone().subscribe(channel).await?;
+            locked(&self.channels).insert(channel.to_owned());
+            Ok(())
+        };
+        self.in_time(subscribe).await
+    }
+
+    /// Publishes a message. Subscribers at all nodes of a cluster receive it.
+    pub(crate) async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), StoreError> {
+        let mut publish = cmd("PUBLISH");
+        publish.arg(channel).arg(message);
+        self.run(&publish).await.map(drop)
+    }
+
+    /// Whether there is a connection that has not ended, as far as is known.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.current().is_some()
+    }
+
+    /// Completes when a connection has ended since this was last called.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(crate) async fn ended(&self) {
+        self.ended.notified().await;
+    }
+
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = RedisResult<T>>,
+    ) -> Result<T, StoreError> {
+        match timeout(self.patience, work).await {
+            Ok(outcome) => outcome.map_err(|error| store_error(&error)),
+            Err(_) => {
+                // A connection that does not answer is not used again: it may be half open.
+                self.disconnect();
+                Err(StoreError {
+                    kind: StoreErrorKind::Outage,
+                    message: format!("no answer within {:?}", self.patience),
+                })
+            }
+        }
+    }
+
+    async fn run_at_its_node(&self, command: &Cmd) -> RedisResult<Value> {
+        for _ in 0..MAX_ATTEMPTS {
+            let link = self.link().await?;
+            let outcome = command.query_async(&mut link.connection.clone()).await;
+            let Some(outcome) = self.redirected(&link, command, outcome).await else {
+                continue;
+            };
+            let is_outage = |error| store_error(error).is_outage();
+            if outcome.as_ref().is_err_and(is_outage) {
+                self.forget(&link);
+            }
+            return outcome;
+        }
+        let fault = "the cluster's nodes do not agree on who has a key";
+        Err((redis::ErrorKind::Io, fault).into())
+    }
+
+    /// The outcome of a command, unless it has to be sent once more: in a cluster its key may be elsewhere.
+    #[cfg(feature = "cluster")]
+    async fn redirected(
+        &self,
+        link: &Link,
+        command: &Cmd,
+        outcome: RedisResult<Value>,
+    ) -> Option<RedisResult<Value>> {
+        let Dialer::Cluster(dialer) = &self.dialer else {
+            return Some(outcome);
+        };
+        let redirect = |outcome: &RedisResult<Value>| {
+            let error = outcome.as_ref().err()?;
+            dialer.redirect(error, &link.client)
+        };
+        match redirect(&outcome) {
+            Some(Redirect::Moved(node)) => {
+                if self.forget(link) {
+                    dialer.lead_to(node);
+                }
+                None
+            }
+            Some(Redirect::Ask(node)) => {
+                let outcome = dialer.ask(node, command).await;
+                redirect(&outcome).is_none().then_some(outcome)
+            }
+            None => Some(outcome),
+        }
+    }
+
+    #[cfg(not(feature = "cluster"))]
+    async fn redirected(
+        &self,
+        _: &Link,
+        _: &Cmd,
+        outcome: RedisResult<Value>,
+    ) -> Option<RedisResult<Value>> {
+        Some(outcome)
+    }
+
+    fn current(&self) -> Option<Link> {
+        let current = locked(&self.current).clone();
+        current.filter(|link| !link.has_ended.load(Relaxed) && !self.dialer.has_switched())
+    }
+
+    async fn link(&self) -> RedisResult<Link> {
+        let _connecting = self.connecting.lock().await;
+        if let Some(link) = self.current() {
+            return Ok(link);
+        }
+        let link = self.connect().await?;
+        let old = locked(&self.current).replace(link.clone());
+        drop(old);
+        Ok(link)
+    }
+
+    async fn connect(&self) -> RedisResult<Link> {
+        let mut attempts = self.dialer.attempts();
+        loop {
+            let client = self.dialer.client().await?;
+            attempts -= 1;
+            match self.open(client).await {
+                Err(error) if error.is_io_error() && attempts > 0 => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn open(&self, client: Client) -> RedisResult<Link> {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let end = {
+            let (has_ended, ended) = (has_ended.clone(), self.ended.clone());
+            move || {
+                has_ended.store(true, Relaxed);
+                ended.notify_one();
+            }
+        };
+        let (inbox, on_push) = (self.inbox.clone(), end.clone());
+        let config = socket::config().set_push_sender(move |push: PushInfo| {
+            match push.kind {
+                PushKind::Message => inbox.put(push),
+                PushKind::Disconnection => on_push(),
+                _ => {}
+            }
+            Ok::<(), ()>(())
+        });
+        let (connection, io) = socket::open(&client, config).await?;
+        if let Some(io) = io {
+            tokio::spawn(async move {
+                io.await;
+                end();
+            });
+        }
+        let channels = locked(&self.channels).clone();
+        for channel in channels {
+            connection.clone().subscribe(channel).await?;
+        }
+        Ok(Link {
+            connection,
+            client,
+            has_ended,
+        })
+    }
+
+    /// Takes this connection out of use, and returns whether it was in use.
+    fn forget(&self, link: &Link) -> bool {
+        let is_it = |current: &mut Link| Arc::ptr_eq(&current.has_ended, &link.has_ended);
+        locked(&self.current).take_if(is_it).is_some()
+    }
+
+    pub(crate) fn disconnect(&self) {
+        let old = locked(&self.current).take();
+        drop(old);
+        self.dialer.disconnect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::redis_server::RedisServer;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    fn control(server: &RedisServer, capacity: usize) -> (Control, mpsc::Receiver<Vec<u8>>) {
+        let target = Target::open(&server.url()).expect("a URL");
+        let (inbox, received) = Inbox::new(capacity, 8);
+        (Control::new(&target, PATIENCE, inbox), received)
+    }
+
+    async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
+        let message = timeout(PATIENCE, received.recv()).await;
+        message.expect("in time").expect("an inbox")
+    }
+
+    #[tokio::test]
+    async fn commands_scripts_and_messages() {
+        let server = RedisServer::start();
+        let (control, mut received) = control(&server, 4);
+        assert!(!control.is_connected());
+        let script = "redis.call('SET', KEYS[1], ARGV[1]); return redis.call('GET', KEYS[1])";
+        let value = control.eval(script, "turnstile:control", &[b"1"]).await;
+        assert_eq!(value.unwrap(), Value::BulkString(b"1".to_vec()));
+        control.subscribe("turnstile:answer:1").await.unwrap();
+        control
+            .publish("turnstile:answer:1", b"hello")
+            .await
+            .unwrap();
+        assert_eq!(next(&mut received).await, b"hello");
+    }
+
+    /// What is too long or too much is dropped before anything reads it.
+    #[tokio::test]
+    async fn messages_are_bounded_in_size_and_number() {
+        let server = RedisServer::start();
+        let (control, mut received) = control(&server, 2);
+        control.subscribe("turnstile:control:0").await.unwrap();
+        for message in ["123456789", "1", "2", "3"] {
+            server.cli(&["PUBLISH", "turnstile:control:0", message]);
+        }
+        // Its answer is behind them on the connection.
+        control.run(&cmd("PING")).await.unwrap();
+        assert_eq!(next(&mut received).await, b"1");
+        assert_eq!(next(&mut received).await, b"2");
+        assert!(received.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_new_connection_subscribes_anew() {
+        let mut server = RedisServer::start();
+        let (control, mut received) = control(&server, 2);
+        control.subscribe("turnstile:control:0").await.unwrap();
+        server.restart();
+        timeout(PATIENCE, control.ended())
+            .await
+            .expect("its end is noticed");
+        assert!(!control.is_connected());
+        control.run(&cmd("PING")).await.unwrap();
+        server.cli(&["PUBLISH", "turnstile:control:0", "again"]);
+        assert_eq!(next(&mut received).await, b"again");
+    }
+
+    /// A forbidden channel fails its own subscription, and nothing else.
+    #[tokio::test]
+    async fn a_forbidden_channel_leaves_the_connection_in_use() {
+        let server = RedisServer::start();
+        let user = [
+            "ACL",
+            "SETUSER",
+            "default",
+            "resetchannels",
+            "&turnstile:wake:*",
+        ];
+        server.cli(&user);
+        let (control, _received) = control(&server, 2);
+        let error = control.subscribe("turnstile:control:0").await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Permission);
+        control.run(&cmd("PING")).await.unwrap();
+        assert!(control.is_connected());
+    }
+
+    #[tokio::test]
+    async fn a_silent_server_is_an_outage() {
+        let server = RedisServer::start();
+        let (inbox, _received) = Inbox::new(1, 1);
+        let target = Target::open(&server.url()).expect("a URL");
+        let control = Control::new(&target, Duration::from_millis(100), inbox);
+        control.run(&cmd("PING")).await.unwrap();
+        server.pause();
+        let error = control.run(&cmd("PING")).await.unwrap_err();
+        assert!(error.is_outage());
+        assert!(!control.is_connected());
+        server.resume();
+    }
+}

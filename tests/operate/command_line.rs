@@ -1,0 +1,237 @@
+//! The command `turnstile`.
+
+use std::process::Output;
+
+use serde_json::Value;
+use tokio::process::Command;
+use tower_turnstile::operate::{KeyDigest, Operator};
+
+use crate::{
+    scene::{CHAT, await_replicas, builder, replicas, wait_in_line},
+    support::redis_server::{RedisServer, free_port},
+};
+
+async fn turnstile(url: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+    command.env("TURNSTILE_STORE", url).args(arguments);
+    command.output().await.expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+/// Its output, if it ends well.
+async fn says(server: &RedisServer, arguments: &[&str]) -> String {
+    let output = turnstile(&server.url(), arguments).await;
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
+    text(&output.stdout)
+}
+
+async fn rows(server: &RedisServer, arguments: &[&str]) -> Vec<Value> {
+    let arguments = [&["--json"], arguments].concat();
+    serde_json::from_str(&says(server, &arguments).await).expect("an array")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_command_says_what_the_clients_know() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let acme = limiters[0].semaphore(CHAT, "acme");
+    let mut held = Vec::new();
+    for _ in 0..10 {
+        held.push(acme.acquire().await.unwrap());
+    }
+    let waiter = wait_in_line(&limiters[1].semaphore(CHAT, "acme")).await;
+    acme.try_acquire().await.unwrap_err();
+
+    let digest = KeyDigest::of("chat", "acme").to_string();
+    assert_eq!(
+        says(&server, &["digest", "chat", "--key", "acme"])
+            .await
+            .trim(),
+        digest
+    );
+    let limits = rows(&server, &["limits"]).await;
+    assert_eq!(
+        (&limits[0]["held"], &limits[0]["waiting"]),
+        (&10.into(), &1.into())
+    );
+    let permits = rows(&server, &["permits", "chat", "--key", "acme"]).await;
+    assert_eq!(
+        (permits.len(), &permits[10]["state"]),
+        (11, &"waiting".into())
+    );
+    assert_eq!(permits[0]["id"], held[0].id().unwrap().to_string());
+    assert_eq!(permits[0]["replica_label"], "web-0");
+    assert!(permits.iter().all(|row| row["key"] == *digest));
+    assert!(
+        rows(&server, &["permits", "chat", "--key", "other"])
+            .await
+            .is_empty()
+    );
+    let keys = rows(&server, &["keys", "chat"]).await;
+    assert_eq!(
+        (&keys[0]["held"], &keys[0]["replicas"]),
+        (&10.into(), &2.into())
+    );
+    let refusals = rows(&server, &["refusals", "chat", "--digest", &digest]).await;
+    assert_eq!(
+        (refusals.len(), &refusals[0]["reason"]),
+        (1, &"full".into())
+    );
+    assert_eq!(rows(&server, &["replicas"]).await.len(), 2);
+    let why = rows(&server, &["explain", "chat", "--key", "acme"]).await;
+    assert_eq!(why[0]["verdict"], "a request would queue at place 2");
+
+    let status = says(&server, &["status"]).await;
+    assert!(
+        status.contains("web-1") && status.contains("chat"),
+        "{status}"
+    );
+    let why = says(&server, &["explain", "chat", "--key", "acme"]).await;
+    assert!(
+        why.starts_with("limit chat (enforce): 10 of 10 slots in use, 1 waiting;"),
+        "{why}"
+    );
+    let permits = says(&server, &["permits", "chat"]).await;
+    assert_eq!(permits.lines().count(), 12, "{permits}");
+    drop((held, waiter));
+}
+
+/// Nothing that a caller has chosen moves a cursor, or turns text round.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_texts_are_escaped() {
+    let server = RedisServer::start();
+    let limiter = builder("a\u{202e}b")
+        .show_keys()
+        .connect(&server.url())
+        .await
+        .unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let key = "\u{1b}[2Jacme\r\n\u{2066}\u{9b}x";
+    let held = limiter.semaphore(CHAT, key).acquire().await.unwrap();
+    for arguments in [
+        &["permits", "chat"][..],
+        &["keys", "chat"],
+        &["explain", "chat", "--key", key],
+        &["--json", "permits", "chat"],
+        &["status"],
+    ] {
+        let shown = says(&server, arguments).await;
+        let is_plain = |c: char| c == '\n' || (' '..='~').contains(&c);
+        assert!(shown.chars().all(is_plain), "{shown:?}");
+    }
+    let permits = rows(&server, &["permits", "chat"]).await;
+    assert_eq!(permits[0]["key_text"], key, "JSON loses nothing");
+    drop(held);
+}
+
+#[tokio::test]
+async fn exit_codes_say_what_happened() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let held = limiters[0].semaphore(CHAT, "acme").acquire().await.unwrap();
+    let code = async |url: &str, arguments: &[&str]| {
+        let output = turnstile(url, arguments).await;
+        let errors = text(&output.stderr);
+        assert!(!errors.contains("canary"), "{errors}");
+        (output.status.code().expect("a code"), errors)
+    };
+    let url = server.url();
+    assert_eq!(code(&url, &["permits", "chat"]).await.0, 0);
+    let (refused, errors) = code(&url, &["permits", "other\u{1b}[2J"]).await;
+    assert_eq!(refused, 1);
+    assert!(
+        errors.contains("no replica has a limit") && !errors.contains('\u{1b}'),
+        "{errors}"
+    );
+    let login = url.replace("://", "://nobody:canary@");
+    assert_eq!(code(&login, &["limits"]).await.0, 1);
+    for wrong in [
+        &["permits"][..],
+        &["permits", "chat", "--digest", "0"],
+        &["explain", "chat"],
+        &["unknown"],
+        &["--namespace", "a b", "limits"],
+    ] {
+        assert_eq!(code(&url, wrong).await.0, 2, "{wrong:?}");
+    }
+    assert_eq!(code("http://canary@host", &["limits"]).await.0, 2);
+    let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
+    assert_eq!(code(&nobody, &["limits"]).await.0, 3);
+    // One that crashed a moment ago.
+    let roster = "turnstile:{turnstile:control}:roster";
+    let now_ms = server.cli(&["EVAL", "return redis.call('TIME')[1] * 1000", "0"]);
+    server.cli(&["ZADD", roster, &now_ms, "AAAAAAAAAAAAAAAAweb-9"]);
+    let (partial, errors) = code(&url, &["limits"]).await;
+    assert_eq!(partial, 4);
+    assert!(errors.contains("1 of 2 replicas answered"), "{errors}");
+    assert!(errors.contains("no answer: web-9"), "{errors}");
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_changed() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let acme = limiters[0].semaphore(CHAT, "acme");
+    let max = async || acme.usage().await.unwrap().max;
+    let by = ["--author", "ada", "--reason", "launch"];
+    let run = async |arguments: &[&str]| {
+        let arguments = [arguments, &by].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (output.status.code().expect("a code"), text(&output.stderr))
+    };
+    assert_eq!(max().await, 10);
+    let (code, says_so) = run(&["set", "chat", "12", "--for", "1h"]).await;
+    assert_eq!((code, says_so.trim()), (0, "done on 2 of 2"));
+    assert_eq!(max().await, 12);
+    let (code, before) = run(&["set", "chat", "13", "--for", "1h"]).await;
+    assert_eq!(code, 0);
+    assert!(
+        before.contains("before: limit `chat` is value 12, by ada"),
+        "{before}"
+    );
+    assert_eq!(
+        run(&["set", "chat", "3", "--key", "acme", "--for", "1h"])
+            .await
+            .0,
+        0
+    );
+    assert_eq!(max().await, 3);
+    let overrides = rows(&server, &["overrides"]).await;
+    assert_eq!((overrides.len(), &overrides[1]["to"]), (2, &13.into()));
+    assert_eq!(run(&["undo"]).await.0, 0);
+    assert_eq!(max().await, 13);
+    let limits = says(&server, &["limits"]).await;
+    assert!(limits.contains("13 (declared 10)"), "{limits}");
+    let log = rows(&server, &["log"]).await;
+    assert_eq!((log.len(), &log[1]["after"]), (4, &"value 3".into()));
+    assert_eq!(run(&["mode", "chat", "off", "--for", "1h"]).await.0, 0);
+    assert_eq!(run(&["unset", "chat"]).await.0, 0);
+    assert_eq!(run(&["unset", "chat"]).await.0, 1);
+    assert_eq!(max().await, 10);
+    assert_eq!(run(&["pause", "chat", "--for", "10m", "--wait"]).await.0, 0);
+    assert_eq!(
+        says(&server, &["explain", "chat", "--key", "acme"])
+            .await
+            .lines()
+            .count(),
+        1
+    );
+    acme.acquire().await.unwrap_err();
+    for wrong in [
+        &["set", "chat", "0", "--for", "1h"][..],
+        &["set", "chat", "8", "--for", "8d"],
+        &["set", "chat", "8", "--for", "1"],
+        &["set", "chat", "8"],
+        &["mode", "chat", "on", "--for", "1h"],
+    ] {
+        assert_eq!(run(wrong).await.0, 2, "{wrong:?}");
+    }
+    drop(limiters);
+    drop(operator);
+}

@@ -1,0 +1,71 @@
+//! What a request of one caller would meet.
+
+use std::time::Duration;
+
+use tower_turnstile::{
+    Limit, Mode,
+    operate::{KeyDigest, OperateErrorKind, Verdict},
+};
+
+use crate::{
+    scene::{replicas, wait_in_line},
+    support::redis_server::RedisServer,
+};
+
+const JOBS: Limit = Limit::concurrent("jobs", 2)
+    .wait_up_to(Duration::from_secs(60))
+    .max_waiters(1);
+
+#[tokio::test]
+async fn each_verdict_is_what_a_request_meets() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let [one, other] = [0, 1].map(|number: usize| limiters[number].semaphore(JOBS, "acme"));
+    let acme = KeyDigest::of("jobs", "acme");
+    let verdict = async || {
+        operator
+            .explain("jobs", acme)
+            .await
+            .unwrap()
+            .verdict
+            .unwrap()
+    };
+    assert_eq!(verdict().await, Verdict::Admitted);
+    let held = [one.acquire().await.unwrap(), other.acquire().await.unwrap()];
+    assert_eq!(verdict().await, Verdict::Queued(1));
+    let waiter = wait_in_line(&one).await;
+    assert_eq!(verdict().await, Verdict::QueueFull);
+    other.acquire().await.unwrap_err();
+
+    let why = operator.explain("jobs", acme).await.unwrap();
+    assert_eq!((why.in_use, why.waiting, why.max), (2, 1, 2));
+    assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (3, 0));
+    assert_eq!(why.refusals.rows[0].reason, "queue_full");
+    for limiter in &limiters {
+        limiter.update(&JOBS.mode(Mode::Shadow)).unwrap();
+    }
+    assert_eq!(verdict().await, Verdict::Admitted);
+    drop((held, waiter));
+    let error = operator.explain("other", acme).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
+}
+
+/// A slot of a replica that crashed counts until its lease ends, and is shown as what it is.
+#[tokio::test]
+async fn a_slot_that_nobody_answers_for_is_unclaimed() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let held = limiters[0].semaphore(JOBS, "acme").acquire().await.unwrap();
+    let acme = KeyDigest::of("jobs", "acme");
+    let crashed = "67fz9CtE08Ngqc0_---------0";
+    let until_ms = server.cli(&["EVAL", "return redis.call('TIME')[1] * 1000 + 20000", "0"]);
+    server.cli(&["ZADD", &format!("turnstile:{{{acme}}}"), &until_ms, crashed]);
+    let why = operator.explain("jobs", acme).await.unwrap();
+    assert_eq!(
+        (why.in_use, why.permits.rows.len(), why.unclaimed.len()),
+        (2, 1, 1)
+    );
+    assert_eq!(why.unclaimed[0].id, crashed);
+    assert!((15_000..=20_000).contains(&why.unclaimed[0].ends_in_ms));
+    drop(held);
+}

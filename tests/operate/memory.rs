@@ -1,0 +1,154 @@
+//! In memory the one process answers the same questions.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tower_turnstile::{
+    Limit, Limiter,
+    operate::{KeyDigest, OperateErrorKind, PermitState},
+};
+
+use crate::scene::wait_in_line;
+
+const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
+
+#[tokio::test]
+async fn holders_waiters_keys_and_refusals() {
+    let limiter = Limiter::in_memory();
+    let operator = limiter.operator();
+    let error = operator.permits("jobs", None).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
+
+    let jobs = limiter.semaphore(JOBS, "acme");
+    let held = [jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap()];
+    let waiter = wait_in_line(&jobs).await;
+    jobs.try_acquire().await.unwrap_err();
+    let other = limiter.semaphore(JOBS, "other").acquire().await.unwrap();
+
+    let acme = KeyDigest::of("jobs", "acme");
+    let permits = operator.permits("jobs", Some(acme)).await.unwrap().rows;
+    let states: Vec<_> = permits.iter().map(|row| row.state).collect();
+    assert_eq!(
+        states,
+        [PermitState::Held, PermitState::Held, PermitState::Waiting]
+    );
+    let mut ids: Vec<_> = held.iter().filter_map(|permit| permit.id()).collect();
+    ids.sort();
+    let mut rows: Vec<_> = permits[..2].iter().map(|row| row.id).collect();
+    rows.sort();
+    assert_eq!(rows, ids);
+    assert_eq!(permits[2].place, 1);
+    assert!(
+        permits
+            .iter()
+            .all(|row| row.key == acme && row.key_text.is_none())
+    );
+
+    let limits = operator.limits().await.unwrap().rows;
+    let limit = &limits[0];
+    let numbers = (limit.max, limit.held, limit.waiting, limit.keys);
+    assert_eq!(
+        (limits.len(), numbers, &*limit.mode),
+        (1, (2, 3, 1, 2), "enforce")
+    );
+
+    let keys = operator.keys("jobs", None).await.unwrap().rows;
+    let numbers: Vec<_> = keys
+        .iter()
+        .map(|row| (row.held, row.waiting, row.max))
+        .collect();
+    assert_eq!((keys[0].key, numbers), (acme, vec![(2, 1, 2), (1, 0, 2)]));
+
+    let refusals = operator.refusals("jobs", None).await.unwrap().rows;
+    let refusal = &refusals[0];
+    let numbers = (refusal.max, refusal.in_use, refusal.waiting);
+    assert_eq!(
+        (refusals.len(), &*refusal.reason, numbers),
+        (1, "full", (2, 2, 1))
+    );
+    assert_eq!(refusal.key, Some(acme));
+    drop((held, waiter, other));
+    assert!(
+        operator
+            .permits("jobs", None)
+            .await
+            .unwrap()
+            .rows
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn the_last_refusals_are_kept() {
+    let limiter = Limiter::in_memory();
+    let jobs = limiter.semaphore(Limit::concurrent("jobs", 1), "acme");
+    let held = jobs.acquire().await.unwrap();
+    for _ in 0..50 {
+        jobs.acquire().await.unwrap_err();
+    }
+    let refusals = limiter.operator().refusals("jobs", None).await.unwrap();
+    assert_eq!((refusals.rows.len(), refusals.left_out), (20, 0));
+    drop(held);
+}
+
+/// Rates hold nothing, but delay.
+#[tokio::test]
+async fn a_rate_has_its_delayed_requests_and_its_refusals() {
+    let limiter = Limiter::in_memory();
+    let hour = Duration::from_secs(3_600);
+    let starts = limiter.semaphore(Limit::rate("starts", 1, hour).wait_up_to(2 * hour), "acme");
+    let permit = starts.acquire().await.unwrap();
+    let mut delayed = starts.acquire();
+    assert!(
+        timeout(Duration::from_millis(1), &mut delayed)
+            .await
+            .is_err()
+    );
+    starts.try_acquire().await.unwrap_err();
+    let operator = limiter.operator();
+    let limits = operator.limits().await.unwrap().rows;
+    assert_eq!((limits[0].held, limits[0].waiting), (0, 1));
+    assert_eq!(limits[0].period_ms, Some(3_600_000));
+    let refusals = operator.refusals("starts", None).await.unwrap().rows;
+    assert_eq!(refusals[0].reason, "too_soon");
+    assert_eq!(refusals[0].key, Some(KeyDigest::of("starts", "acme")));
+    drop((permit, delayed));
+}
+
+/// Keys are digests, unless the application shows them; then any bytes are text.
+#[tokio::test]
+async fn keys_are_shown_only_if_the_application_says_so() {
+    for shows in [false, true] {
+        let builder = Limiter::builder();
+        let builder = if shows { builder.show_keys() } else { builder };
+        let limiter = builder.in_memory().unwrap();
+        let keys: [&[u8]; 3] = [b"acme", b"\xff\x1b[31m", b""];
+        let mut held = Vec::new();
+        for key in keys {
+            held.push(limiter.semaphore(JOBS, key).acquire().await.unwrap());
+        }
+        let rows = limiter.operator().permits("jobs", None).await.unwrap().rows;
+        let text = |key: &[u8]| {
+            let digest = KeyDigest::of("jobs", key);
+            let mut rows = rows.iter();
+            let row = rows.find(|row| row.key == digest).expect("a row");
+            row.key_text.clone()
+        };
+        assert_eq!(text(b"acme"), shows.then(|| "acme".to_owned()));
+        assert_eq!(
+            text(b"\xff\x1b[31m"),
+            shows.then(|| "\\xff\\x1b[31m".to_owned())
+        );
+        assert_eq!(text(b""), Some(String::new()), "all callers share it");
+        drop(held);
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_that_was_dropped_answers_nothing() {
+    let limiter = Limiter::in_memory();
+    let operator = limiter.operator();
+    drop(limiter);
+    let error = operator.limits().await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::Unavailable);
+}

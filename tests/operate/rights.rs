@@ -1,0 +1,133 @@
+//! The rights that the guide lists: enough for each, and no more than that.
+
+use std::time::Duration;
+
+use redis::RedisResult;
+use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target};
+
+use crate::{
+    scene::{CHAT, await_replicas, builder},
+    support::redis_server::RedisServer,
+};
+
+/// The lists of the guide about operators, in their order: arguments of `ACL`.
+fn lists() -> Vec<Vec<String>> {
+    let text = include_str!("../../src/guide/redis.md");
+    let (_, text) = text.split_once("### Operators").expect("the part");
+    let (text, _) = text
+        .split_once("**The store is trusted.**")
+        .expect("its end");
+    let lists = text.split("\nACL ").skip(1);
+    let list = |list: &str| {
+        let (list, _) = list.split_once("\n```").expect("its end");
+        list.split_whitespace().map(str::to_owned).collect()
+    };
+    lists.map(list).collect()
+}
+
+/// Redis takes a selector as one argument.
+fn acl(server: &RedisServer, list: &[String]) {
+    let mut arguments = vec!["ACL".to_owned()];
+    for word in list {
+        let last = arguments.last_mut().expect("one at least");
+        match last.starts_with('(') && !last.ends_with(')') {
+            true => *last = format!("{last} {word}"),
+            false => arguments.push(word.clone()),
+        }
+    }
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    server.cli(&arguments);
+}
+
+fn has_selectors(server: &RedisServer) -> bool {
+    let info = server.cli(&["INFO", "server"]);
+    let version = info
+        .lines()
+        .find_map(|line| line.strip_prefix("redis_version:"));
+    version.is_some_and(|version| !version.starts_with('6'))
+}
+
+#[tokio::test]
+async fn the_documented_rights_are_enough_and_services_cannot_ask() {
+    let server = RedisServer::start();
+    if !has_selectors(&server) {
+        return;
+    }
+    let lists = lists();
+    let [_, service, operator, changing] = &lists[..] else {
+        panic!("{lists:?}");
+    };
+    acl(&server, service);
+    acl(&server, operator);
+    let url = |user: &str| server.url().replace("://", &format!("://{user}:password@"));
+    let limiter = builder("web").connect(&url("turnstile")).await.unwrap();
+    let held = limiter.semaphore(CHAT, "acme").acquire().await.unwrap();
+    let asking = Operator::connect(&url("operator")).await.unwrap();
+    await_replicas(&asking, 1).await;
+    let acme = KeyDigest::of("chat", "acme");
+    let why = asking.explain("chat", acme).await.unwrap();
+    assert_eq!(
+        (why.in_use, why.permits.rows[0].id),
+        (1, held.id().unwrap())
+    );
+
+    let ledger = format!("turnstile:{{{acme}}}");
+    for (user, forbidden) in [
+        ("turnstile", vec!["PUBLISH", "turnstile:control:0", "x"]),
+        ("turnstile", vec!["SUBSCRIBE", "turnstile:answer:x"]),
+        ("turnstile", vec!["HGETALL", "turnstile:control"]),
+        ("turnstile", vec!["ZADD", "turnstile:control", "1", "x"]),
+        ("turnstile", vec!["HSET", "turnstile:control", "x", "1"]),
+        ("operator", vec!["HSET", "turnstile:control", "x", "1"]),
+        ("operator", vec!["ZREM", &ledger, "x"]),
+        ("operator", vec!["DEL", &ledger]),
+        ("operator", vec!["EVAL", "return 1", "0"]),
+        ("operator", vec!["PUBLISH", "turnstile:wake:x", "x"]),
+    ] {
+        let client = redis::Client::open(url(user)).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut command = redis::cmd(forbidden[0]);
+        let command = command.arg(&forbidden[1..]);
+        let outcome: RedisResult<redis::Value> = command.query_async(&mut connection).await;
+        let error = outcome.expect_err("forbidden");
+        assert_eq!(
+            error.code(),
+            Some("NOPERM"),
+            "{user} {forbidden:?}: {error}"
+        );
+    }
+    // The replica reads what an operator with more rights has changed.
+    acl(&server, changing);
+    let (hour, ada) = (
+        Duration::from_secs(3_600),
+        By::new("ada", "launch").unwrap(),
+    );
+    let (chat, seen) = (Target::limit("chat"), asking.overrides().await.unwrap());
+    let outcome = asking.set(&seen, &chat, 12, hour, &ada).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    let log = asking.log().await.unwrap();
+    let outcome = asking.undo(&log[0], &ada).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    drop(held);
+}
+
+/// With the channels and nothing else beside the list for a service, on any version.
+#[tokio::test]
+async fn the_channels_are_all_that_a_replica_needs_more() {
+    let server = RedisServer::start();
+    let lists = lists();
+    let plain = include_str!("../../src/guide/redis.md")
+        .split("\nACL ")
+        .nth(1)
+        .unwrap();
+    let (plain, _) = plain.split_once("\n```").unwrap();
+    let plain: Vec<String> = plain.split_whitespace().map(str::to_owned).collect();
+    acl(&server, &plain);
+    acl(&server, &lists[0]);
+    let url = server.url().replace("://", "://turnstile:password@");
+    let limiter = builder("web").connect(&url).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    limiter.shutdown(Duration::ZERO).await;
+    await_replicas(&operator, 0).await;
+}

@@ -1,0 +1,90 @@
+//! Replicas of a service on one server, and what their clients know.
+
+use std::{convert::Infallible, time::Duration};
+
+use futures_util::future::{BoxFuture, FutureExt};
+use http::{Request, Response};
+use http_body_util::Full;
+use tokio::time::{sleep, timeout};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_turnstile::{
+    Acquire, Limit, LimitLayer, Limiter, LimiterBuilder, Semaphore,
+    operate::{Operator, ReplicaRow},
+};
+
+use crate::support::redis_server::RedisServer;
+
+/// Ten slots for each tenant.
+pub(crate) const CHAT: Limit = Limit::concurrent("chat", 10).wait_up_to(Duration::from_secs(60));
+
+pub(crate) fn builder(label: &str) -> LimiterBuilder {
+    Limiter::builder().operable().replica_label(label)
+}
+
+pub(crate) async fn replica(server: &RedisServer, label: &str) -> Limiter {
+    builder(label)
+        .connect(&server.url())
+        .await
+        .expect("it is up")
+}
+
+/// Replicas `web-0` and so on, and an operator who knows them all.
+pub(crate) async fn replicas(server: &RedisServer, count: usize) -> (Vec<Limiter>, Operator) {
+    let mut replicas = Vec::new();
+    for number in 0..count {
+        replicas.push(replica(server, &format!("web-{number}")).await);
+    }
+    let operator = Operator::connect(&server.url()).await.expect("it is up");
+    await_replicas(&operator, count).await;
+    (replicas, operator)
+}
+
+/// Until so many replicas answer. They begin to listen once they are connected.
+pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<ReplicaRow> {
+    let all = async {
+        loop {
+            let replicas = operator.replicas().await.expect("it is up");
+            if replicas.answered == count && replicas.is_complete() {
+                return replicas.rows;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), all)
+        .await
+        .expect("in time")
+}
+
+/// A response whose body nobody reads: it holds its slot until it is dropped.
+pub(crate) type Open = Box<dyn Send>;
+
+/// Opens a stream behind a layer.
+pub(crate) fn open(layer: &LimitLayer, request: Request<()>) -> BoxFuture<'static, Open> {
+    let service = service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::<bytes::Bytes>::from("stream")))
+    });
+    let mut service = layer.layer(service);
+    async move {
+        let service = service.ready().await.expect("infallible");
+        let response = service.call(request).await.expect("infallible");
+        assert!(response.status().is_success(), "{:?}", response.status());
+        Box::new(response.into_body()) as Open
+    }
+    .boxed()
+}
+
+/// A request that waits in the queue.
+pub(crate) async fn wait_in_line(semaphore: &Semaphore) -> Acquire {
+    let mut acquire = semaphore.acquire();
+    let queued = async {
+        // Its place comes with an answer that does not wake it.
+        while acquire.position().is_none_or(|position| position == 0) {
+            let once = timeout(Duration::from_millis(1), &mut acquire).await;
+            assert!(once.is_err(), "a slot was free");
+        }
+    };
+    timeout(Duration::from_secs(20), queued)
+        .await
+        .expect("in time");
+    acquire
+}

@@ -1,0 +1,370 @@
+//! What replicas make of what operators decide.
+
+use std::time::Duration;
+
+use http::{Request, StatusCode};
+use tokio::time::{sleep, timeout};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{
+    Acquire, AcquireErrorKind, Limit, Limiter, Mode, Permit, Refusal, RefusalKind, Semaphore,
+    operate::{By, KeyDigest, Operator, Outcome, Overrides, Setting, Target, Verdict},
+};
+
+use crate::{
+    scene::{builder, replica, replicas, wait_in_line},
+    support::redis_server::RedisServer,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const SOON: Duration = Duration::from_secs(20);
+/// For each key.
+const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
+
+fn ada() -> By {
+    By::new("ada", "Black Friday").unwrap()
+}
+
+fn jobs() -> Target {
+    Target::limit("jobs")
+}
+
+fn acme(limiter: &Limiter) -> Semaphore {
+    limiter.semaphore(&JOBS, "acme")
+}
+
+async fn seen(operator: &Operator) -> Overrides {
+    operator.overrides().await.unwrap()
+}
+
+/// Sets the value of the limit, which is to be in force in this many replicas.
+async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
+    let seen = seen(operator).await;
+    let outcome = operator.set(&seen, &jobs(), value, length, &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
+}
+
+async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
+    let mut held = Vec::new();
+    for _ in 0..count {
+        held.push(semaphore.acquire().await.unwrap());
+    }
+    held
+}
+
+async fn until_max(semaphore: &Semaphore, max: u32) {
+    let all = async {
+        while semaphore.usage().await.unwrap().max != max {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, all).await.expect("in time");
+}
+
+/// Admits as many of the waiters as there are new slots.
+async fn admitted(waiters: Vec<Acquire>, count: usize) -> Vec<Permit> {
+    let mut waiters: Vec<_> = waiters.into_iter().map(Box::pin).collect();
+    let mut admitted = Vec::new();
+    while admitted.len() < count {
+        let any = futures_util::future::select_all(waiters.drain(..));
+        let (permit, _, rest) = timeout(SOON, any).await.expect("in time");
+        admitted.push(permit.unwrap());
+        waiters = rest;
+    }
+    // No more than that.
+    let any = futures_util::future::select_all(waiters);
+    assert!(timeout(Duration::from_millis(100), any).await.is_err());
+    admitted
+}
+
+#[tokio::test]
+async fn a_raise_admits_waiters_of_all_replicas() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphores: Vec<_> = limiters.iter().map(acme).collect();
+    let held = hold(&semaphores[0], 2).await;
+    let mut waiters = Vec::new();
+    for number in 0..40 {
+        waiters.push(wait_in_line(&semaphores[number % 2]).await);
+    }
+    set(&operator, 6, HOUR, 2).await;
+    // Both are shown.
+    let row = operator.limits().await.unwrap().rows.swap_remove(0);
+    assert_eq!((row.max, row.declared_max, row.differs), (6, 2, false));
+    let admitted = admitted(waiters, 4).await;
+    assert_eq!(semaphores[1].usage().await.unwrap().in_use, 6);
+    drop((held, admitted));
+}
+
+#[tokio::test]
+async fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphores: Vec<_> = limiters.iter().map(acme).collect();
+    let mut held = hold(&semaphores[0], 2).await;
+    set(&operator, 1, HOUR, 2).await;
+    assert!(held.iter().all(|permit| !permit.is_lost()));
+    held.pop().unwrap().release().await.unwrap();
+    for semaphore in &semaphores {
+        let error = semaphore.try_acquire().await.unwrap_err();
+        assert_eq!((error.kind(), error.max()), (AcquireErrorKind::Full, 1));
+    }
+    held.pop().unwrap().release().await.unwrap();
+    drop(semaphores[1].try_acquire().await.unwrap());
+}
+
+#[tokio::test]
+async fn at_its_end_all_replicas_have_the_declared_value_unaided() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphores: Vec<_> = limiters.iter().map(acme).collect();
+    set(&operator, 5, Duration::from_secs(1), 2).await;
+    drop(operator);
+    for semaphore in &semaphores {
+        until_max(semaphore, 2).await;
+    }
+    assert_eq!(server.cli(&["EXISTS", "turnstile:control"]), "0");
+}
+
+/// A replica that starts has read the record before its first request.
+#[tokio::test]
+async fn a_replica_that_starts_knows_what_is_in_force() {
+    let server = RedisServer::start();
+    let (_limiters, operator) = replicas(&server, 1).await;
+    let now = seen(&operator).await;
+    operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+    let limiter = replica(&server, "late").await;
+    let error = acme(&limiter).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), AcquireErrorKind::Paused);
+}
+
+/// The store restarts without its data: what is in force stays, and a later change is seen.
+#[tokio::test]
+async fn what_is_in_force_outlives_the_stores_data() {
+    let mut server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    set(&operator, 5, HOUR, 1).await;
+    server.restart();
+    until_max_if_up(&acme(&limiters[0]), 5).await;
+    assert!(seen_when_up(&operator).await.all().is_empty());
+    crate::scene::await_replicas(&operator, 1).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
+    set(&operator, 4, HOUR, 1).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 4);
+}
+
+async fn until_max_if_up(semaphore: &Semaphore, max: u32) {
+    let all = async {
+        loop {
+            match semaphore.usage().await {
+                Ok(usage) => return assert_eq!(usage.max, max),
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(SOON, all).await.expect("in time");
+}
+
+async fn seen_when_up(operator: &Operator) -> Overrides {
+    let all = async {
+        loop {
+            match operator.overrides().await {
+                Ok(seen) => return seen,
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(SOON, all).await.expect("in time")
+}
+
+#[cfg(feature = "config")]
+#[tokio::test]
+async fn a_reload_changes_what_is_declared_only() {
+    use tower_turnstile::config::{Config, LiveConfig};
+
+    let server = RedisServer::start();
+    let limiter = replica(&server, "web-0").await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    crate::scene::await_replicas(&operator, 1).await;
+    let text = "
+        limits.jobs = { concurrent = 2, key = { header = 'x-api-key' } }
+        routes = [{ match = ['/jobs'], limits = ['jobs'] }]
+    ";
+    let live = LiveConfig::new(&Config::from_toml(text).unwrap(), &limiter).unwrap();
+    let semaphore = limiter.semaphore(live.limit("jobs").unwrap(), "acme");
+    set(&operator, 5, Duration::from_secs(2), 1).await;
+    let text = text.replace("concurrent = 2", "concurrent = 7");
+    live.reload(&Config::from_toml(&text).unwrap()).unwrap();
+    assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    assert_eq!(live.limit("jobs").unwrap().max(), 7);
+    until_max(&semaphore, 7).await;
+}
+
+#[tokio::test]
+async fn a_paused_limit_refuses_with_503_until_its_end() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let layer = limiters[0].layer(JOBS.by_header("x-api-key"));
+    let held = acme(&limiters[0]).acquire().await.unwrap();
+    let now = seen(&operator).await;
+    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+    }));
+    let response = service.oneshot(Request::new(())).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let retry: u64 = (response.headers()["retry-after"].to_str().unwrap())
+        .parse()
+        .unwrap();
+    assert!((3_590..=4_500).contains(&retry), "{retry}");
+    let refusal = response.extensions().get::<Refusal>().unwrap();
+    assert_eq!(refusal.kind(), RefusalKind::Paused);
+    assert!(!held.is_lost());
+    let why = operator
+        .explain("jobs", KeyDigest::of("jobs", "acme"))
+        .await
+        .unwrap();
+    assert_eq!(why.verdict, Some(Verdict::Paused));
+    let drained = timeout(Duration::from_millis(200), operator.drained("jobs")).await;
+    assert!(drained.is_err(), "a permit is held");
+    held.release().await.unwrap();
+    let drained = timeout(SOON, operator.drained("jobs")).await;
+    drained.expect("in time").unwrap();
+    let now = seen(&operator).await;
+    operator.unset(&now, &jobs(), &ada()).await.unwrap();
+    drop(acme(&limiters[0]).acquire().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_mode_and_one_key_are_changed() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let (one, other) = (
+        acme(&limiters[0]),
+        limiters[0].semaphore(&JOBS, &b"\0\xff"[..]),
+    );
+    let now = seen(&operator).await;
+    let key = Target::key("jobs", &b"\0\xff"[..]);
+    let outcome = operator.set(&now, &key, 1, HOUR, &ada()).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    assert_eq!(one.usage().await.unwrap().max, 2);
+    assert_eq!(other.usage().await.unwrap().max, 1);
+    operator
+        .mode(&now, "jobs", Mode::Off, HOUR, &ada())
+        .await
+        .unwrap();
+    let held = hold(&one, 5).await;
+    let setting = seen(&operator)
+        .await
+        .all()
+        .iter()
+        .map(|one| one.setting)
+        .max_by_key(|one| matches!(one, Setting::Mode(_)));
+    assert_eq!(setting, Some(Setting::Mode(Mode::Off)));
+    drop(held);
+}
+
+/// A replica without the right to read the record goes on as before, and the operator is told.
+#[tokio::test]
+async fn a_replica_that_does_not_confirm_is_named() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    server.cli(&[
+        "ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-hscan",
+    ]);
+    let url = server.url().replace("redis://", "redis://blind:secret@");
+    let blind = builder("web-1").connect(&url).await.unwrap();
+    crate::scene::await_replicas(&operator, 2).await;
+    let now = seen(&operator).await;
+    let outcome = operator.set(&now, &jobs(), 5, HOUR, &ada()).await.unwrap();
+    let expected = Outcome::Recorded {
+        confirmed: 1,
+        of: 2,
+        missing: vec!["web-1".to_owned()],
+    };
+    assert_eq!(outcome, expected);
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
+    assert_eq!(acme(&blind).usage().await.unwrap().max, 2);
+}
+
+/// An override for a limit that nobody has waits for one that does.
+#[tokio::test]
+async fn a_limit_that_comes_later_has_its_override() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    set(&operator, 5, HOUR, 1).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
+    let now = seen(&operator).await;
+    let gone = Target::limit("\u{202e}gone");
+    operator.set(&now, &gone, 5, HOUR, &ada()).await.unwrap();
+}
+
+/// Times are paused: nothing but the end itself ends an override.
+#[tokio::test(start_paused = true)]
+async fn in_memory_the_same() {
+    let limiter = Limiter::in_memory();
+    let (operator, semaphore) = (limiter.operator(), acme(&limiter));
+    let held = hold(&semaphore, 2).await;
+    let waiter = wait_in_line(&semaphore).await;
+    set(&operator, 3, HOUR, 1).await;
+    let third = timeout(Duration::from_millis(1), waiter)
+        .await
+        .expect("at once")
+        .unwrap();
+    let now = seen(&operator).await;
+    assert_eq!(now.all()[0].setting, Setting::Value(3));
+    let error = operator
+        .set(&Overrides::default(), &jobs(), 4, HOUR, &ada())
+        .await;
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .starts_with("changed meanwhile by ada")
+    );
+    operator
+        .pause(&now, "jobs", HOUR / 2, &ada())
+        .await
+        .unwrap();
+    let error = semaphore.acquire().await.unwrap_err();
+    assert_eq!(error.kind(), AcquireErrorKind::Paused);
+    sleep(HOUR / 2 + Duration::from_millis(2)).await;
+    assert_eq!(semaphore.try_acquire().await.unwrap_err().max(), 3);
+    // Ends are in whole milliseconds.
+    sleep(HOUR / 2 + Duration::from_millis(2)).await;
+    assert_eq!(semaphore.try_acquire().await.unwrap_err().max(), 2);
+    let log = operator.log().await.unwrap();
+    assert_eq!(log.len(), 2);
+    drop((held, third));
+}
+
+/// The record has one node, and the keys of a limit have many.
+#[cfg(feature = "cluster")]
+#[tokio::test]
+async fn in_a_cluster_one_record_is_for_all_nodes() {
+    use crate::support::redis_cluster::RedisCluster;
+
+    let cluster = RedisCluster::shared();
+    let builder = || builder("web-0").namespace("steering");
+    let limiter = builder().connect(&cluster.url()).await.unwrap();
+    let operator = Operator::builder()
+        .namespace("steering")
+        .connect(&cluster.url())
+        .await
+        .unwrap();
+    crate::scene::await_replicas(&operator, 1).await;
+    let semaphores: Vec<_> = (0..40u64)
+        .map(|key| limiter.semaphore(&JOBS, key))
+        .collect();
+    set(&operator, 5, HOUR, 1).await;
+    for semaphore in &semaphores {
+        assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    }
+    let late = builder().connect(&cluster.url()).await.unwrap();
+    assert_eq!(acme(&late).usage().await.unwrap().max, 5);
+    let log = operator.log().await.unwrap();
+    operator.undo(&log[0], &ada()).await.unwrap();
+    for semaphore in &semaphores {
+        until_max(semaphore, 2).await;
+    }
+}
