@@ -14,3 +14,4 @@ mod memory;
 mod questions;
 mod rights;
 mod scene;
+mod stores;
