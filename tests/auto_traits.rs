@@ -9,8 +9,9 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use tower::util::BoxCloneService;
 use tower_turnstile::{
     Acquire, AcquireError, AcquireErrorKind, ClientAddress, ConfigError, ConfigErrorKind, Fallback,
-    Hold, Key, Limit, LimitLayer, Limiter, OnLost, PeerAddress, Permit, ReadAheadLayer, Refusal,
-    RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore, ShutdownReport, Slot, Status, Usage,
+    Hold, Key, Limit, LimitLayer, Limiter, OnLost, ParsePermitIdError, PeerAddress, Permit,
+    PermitId, ReadAheadLayer, Refusal, RefusalKind, ReleaseAt, ReleaseError, Scope, Semaphore,
+    ShutdownReport, Slot, Status, Usage,
     layer::{
         HttpClient, HttpClientFuture, Limited, LostError, LostErrorKind, ReadAhead, ReadAheadBody,
         ReadAheadFuture, ResponseBody, ResponseFuture,
@@ -34,6 +35,8 @@ assert_values!(
     LimitLayer,
     Limiter,
     LostErrorKind,
+    ParsePermitIdError,
+    PermitId,
     OnLost,
     Fallback,
     ReleaseError,
@@ -49,6 +52,37 @@ assert_values!(
     Status,
     Usage,
 );
+
+#[cfg(feature = "operate")]
+mod operate {
+    use tower_turnstile::operate::{
+        Answers, Explanation, KeyDigest, KeyRow, LimitRow, OperateError, OperateErrorKind,
+        Operator, OperatorBuilder, ParseKeyDigestError, PermitRow, PermitState, RefusalRow,
+        ReplicaRow, UnclaimedRow, Verdict,
+    };
+
+    use super::*;
+
+    assert_values!(
+        Answers<PermitRow>,
+        Explanation,
+        KeyDigest,
+        KeyRow,
+        LimitRow,
+        OperateError,
+        OperateErrorKind,
+        OperatorBuilder,
+        ParseKeyDigestError,
+        PermitRow,
+        PermitState,
+        RefusalRow,
+        ReplicaRow,
+        UnclaimedRow,
+        Verdict,
+    );
+    assert_impl_all!(OperateError: std::error::Error);
+    assert_impl_all!(Operator: Send, Sync, Unpin, std::fmt::Debug);
+}
 
 assert_impl_all!(AcquireError: std::error::Error);
 assert_impl_all!(ConfigError: std::error::Error);

@@ -24,6 +24,8 @@ pub enum OperateErrorKind {
     Store,
     /// No replica has a limit of this name.
     UnknownLimit,
+    /// The replicas are asked more often than they answer: up to 20 times a second.
+    Busy,
     /// The operator asks its own process only, and the call needs a store.
     NoStore,
     /// A value, a time, or an author is out of range.

@@ -136,18 +136,19 @@ impl Operator {
 
     /// Explains what a request of one caller would meet now, from the replicas and from the store.
     ///
-    /// It asks several questions in turn, so the parts may be of different moments.
+    /// It asks four questions in turn, so the parts may be of different moments.
     ///
     /// # Errors
     ///
-    /// As [`permits`](Self::permits).
+    /// As [`permits`](Self::permits), and [`OperateErrorKind::Busy`] if the replicas are asked too often.
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
         let permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
         let own = self.keys(limit, Some(key)).await?.rows.pop();
-        let mut limits = self.limits().await?.rows.into_iter();
-        let row = limits.find(|row| row.limit == limit);
-        let row = row.ok_or_else(|| unknown(limit))?;
+        let limits = self.limits().await?;
+        let is_busy = !limits.busy.is_empty();
+        let row = limits.rows.into_iter().find(|row| row.limit == limit);
+        let row = row.ok_or_else(|| if is_busy { busy() } else { unknown(limit) })?;
         let standing = self.standing(key, &permits).await?;
         Ok(explain::explain(row, key, own, standing, permits, refusals))
     }
@@ -213,6 +214,10 @@ fn unknown(limit: &str) -> OperateError {
         OperateErrorKind::UnknownLimit,
         format!("no replica has a limit `{limit}`"),
     )
+}
+
+fn busy() -> OperateError {
+    OperateError::new(OperateErrorKind::Busy, "the replicas are asked too often")
 }
 
 pub(super) fn gone() -> OperateError {

@@ -16,3 +16,4 @@ mod questions;
 mod rights;
 mod scene;
 mod steering;
+mod stores;

@@ -1,0 +1,92 @@
+//! Clusters, and primaries that are replaced.
+
+use std::time::Duration;
+
+use tokio::{
+    task::block_in_place,
+    time::{sleep, timeout},
+};
+use tower_turnstile::operate::{KeyDigest, Operator};
+
+use crate::{
+    scene::{CHAT, await_replicas, builder},
+    support::{alone, redis_cluster::RedisCluster, sentinel::Watched},
+};
+
+/// A process has sixteen connections to a cluster, and one that operators are heard by.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
+    let cluster = RedisCluster::shared();
+    let namespace = "operate-cluster";
+    let replica = async |label| {
+        let builder = builder(label).namespace(namespace);
+        builder.connect(&cluster.url()).await.expect("it is up")
+    };
+    let limiters = [replica("one").await, replica("other").await];
+    let operator = Operator::builder().namespace(namespace);
+    let operator = operator.connect(&cluster.url()).await.expect("it is up");
+    await_replicas(&operator, 2).await;
+    let mut held = Vec::new();
+    for number in 0..40u64 {
+        let semaphore = limiters[number as usize % 2].semaphore(CHAT, number);
+        held.push(semaphore.acquire().await.expect("a free slot"));
+    }
+    let permits = operator.permits("chat", None).await.unwrap();
+    assert!(permits.is_complete(), "{permits:?}");
+    let mut ids: Vec<_> = held.iter().filter_map(|permit| permit.id()).collect();
+    let mut rows: Vec<_> = permits.rows.iter().map(|row| row.id).collect();
+    ids.sort();
+    rows.sort();
+    assert_eq!(rows, ids);
+    let replicas = operator.replicas().await.unwrap().rows;
+    assert_eq!(replicas.iter().map(|row| row.held).sum::<usize>(), 40);
+    // Ledgers are at all nodes, and the roster at one.
+    for number in 0..4u64 {
+        let why = operator
+            .explain("chat", KeyDigest::of("chat", number))
+            .await
+            .unwrap();
+        let rows = why.permits.rows.len();
+        assert_eq!((why.in_use, rows, why.unclaimed.len()), (1, 1, 0));
+    }
+    let channel = format!("{namespace}:control:0");
+    let heard = |node: &crate::support::redis_server::RedisServer| {
+        let count = node.cli(&["PUBSUB", "NUMSUB", &channel]);
+        count
+            .lines()
+            .nth(1)
+            .and_then(|count| count.parse::<usize>().ok())
+    };
+    assert_eq!(cluster.nodes().filter_map(heard).sum::<usize>(), 2);
+}
+
+/// Both sides follow the sentinels to the next primary.
+#[test]
+fn operators_and_replicas_follow_a_failover() {
+    alone(async {
+        let watched = block_in_place(Watched::start);
+        let _limiter = builder("web").connect(&watched.url()).await.expect("a URL");
+        let operator = Operator::connect(&watched.url()).await.expect("it is up");
+        await_replicas(&operator, 1).await;
+        let old = block_in_place(|| watched.primary()).expect("a primary");
+        block_in_place(|| {
+            watched.servers[old].pause();
+            watched.until_replaced(old)
+        });
+        let answered = async {
+            loop {
+                if let Ok(replicas) = operator.replicas().await
+                    && replicas.answered == 1
+                {
+                    break;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        // The longest pause between the listener's attempts is part of it.
+        timeout(Duration::from_secs(60), answered)
+            .await
+            .expect("in time");
+        watched.servers[old].resume();
+    });
+}
