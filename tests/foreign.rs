@@ -677,6 +677,15 @@ fn all_foreign_code_may_call_back() {
         runtime.block_on(until_told(DROPPED));
         drop(kept);
     });
+    run("with operators who may not ask", |runtime| {
+        let server = RedisServer::start();
+        server.cli(&["ACL", "SETUSER", "default", "resetchannels", "&*:wake:*"]);
+        let operable = builder().operable();
+        let limiter = runtime.block_on(operable.connect(&server.url())).unwrap();
+        scene().limiters.push(limiter.clone());
+        runtime.block_on(until_told(INOPERABLE));
+        runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
+    });
     let scene = scene();
     let logged: BTreeSet<_> = scene
         .calls
@@ -709,6 +718,7 @@ fn all_foreign_code_may_call_back() {
 const WITHOUT_WAKE_UPS: &str = "the store ends connections that subscribe to wake-ups: its \
                                 client-output-buffer-limit pubsub is too small; until it is raised, waiters \
                                 learn of their slots by polling";
+const INOPERABLE: &str = "operators cannot ask this replica: its user lacks rights in the store";
 const WITHOUT_RECORDER: &str = "a limiter is made before a metrics recorder is installed, so its metrics are not \
                                 recorded: install the recorder first, or disable the feature `metrics`";
 const REPLACED: &str = "the limiter's task did not run in time, since its runtime is blocked or not driven: \
