@@ -236,7 +236,7 @@ impl AcquireError {
     }
 }
 
-/// What its methods return: a `main` that fails with this error prints it.
+/// Shows the values that its methods return: a `main` that fails with this error prints them.
 impl fmt::Debug for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireError")

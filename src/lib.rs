@@ -218,7 +218,7 @@ pub use builder::LimiterBuilder;
 pub use limiter::Limiter;
 pub use status::{ShutdownReport, Status, Usage};
 
-// What is limited, and for whom.
+// Limits and keys.
 pub use key::Key;
 pub use limit::{
     Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
@@ -236,7 +236,7 @@ pub use layer::{
     Refusal, RefusalKind, ReleaseAt, Scope, Slot,
 };
 
-// What goes wrong.
+// Errors.
 pub use error::{
     AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, ReleaseError,
 };

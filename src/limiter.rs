@@ -88,7 +88,7 @@ impl Limiter {
     /// permit is lost. Switching it to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) admits its
     /// waiters.
     ///
-    /// What a key has used of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
+    /// A key's use of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
     /// before, at most the time of the old burst.
     ///
     /// The wait is not changed: each layer and semaphore keeps its own. Update the other replicas too; while they differ,

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{key::Key, layer::ClientAddress};
 
-/// What a limit counts separately. Default: nothing, all requests share it.
+/// Selects the requests that a limit counts together. Default: all of them.
 ///
 /// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.

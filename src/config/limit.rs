@@ -49,7 +49,7 @@ pub struct LimitConfig {
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub burst: Option<u32>,
-    /// What the limit counts separately. Default: nothing, all requests share it.
+    /// Selects the requests that the limit counts together. Default: all of them.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<KeyWord, KeyTable>"))]
     pub key: KeyConfig,
     /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).

@@ -1,7 +1,7 @@
 //! `schema.json` is made of the types that the file is read into: this checks that it is up to date.
 //!
-//! The rules between several fields are here; those of one field stand beside it. What a schema cannot say (a limit that
-//! does not exist, two routes of one pattern) only [`Config::from_toml`](super::Config::from_toml) finds.
+//! The rules between several fields are here; those of one field stand beside it. Faults that no schema can state (a limit
+//! that does not exist, two routes of one pattern) are found by [`Config::from_toml`](super::Config::from_toml) only.
 
 use std::{env, fs, path::Path};
 

@@ -44,8 +44,8 @@ pub struct Config {
 impl Config {
     /// The JSON Schema (draft 7) of a configuration file, for editors and for checks before a deployment.
     ///
-    /// It knows fields, types, ranges, and which fields go together. What needs the whole file, such as the names of limits
-    /// in routes, only [`from_toml`](Self::from_toml) finds. Plugins for TOML read the path of a schema from the first line of a file:
+    /// It knows fields, types, ranges, and which fields go together. Faults that need the whole file, such as
+    /// unknown names of limits in routes, are found by [`from_toml`](Self::from_toml) only. Plugins for TOML read the path of a schema from the first line of a file:
     /// `#:schema ./turnstile.schema.json`.
     pub const SCHEMA: &str = include_str!("schema.json");
 }

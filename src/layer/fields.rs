@@ -100,9 +100,16 @@ fn append_missing(
     item: fn(&Quota) -> String,
 ) {
     let is_missing = |quota: &&Quota| {
+        let name = quoted_name(&quota.limit_name);
         let values = headers.get_all(&field).iter();
         let mut texts = values.filter_map(|value| value.to_str().ok());
-        !texts.any(|text| text.contains(&quoted_name(&quota.limit_name)))
+        // Elsewhere it is the value of a parameter.
+        let begins_item = |before: &str| before.is_empty() || before.ends_with(',');
+        let names_it = |text: &str| {
+            let mut found = text.match_indices(&name);
+            found.any(|(at, _)| begins_item(text[..at].trim_end()))
+        };
+        !texts.any(names_it)
     };
     let items: Vec<_> = enforced(quotas).filter(is_missing).map(item).collect();
     // Printable ASCII is always a value; an empty list is no field.
@@ -201,6 +208,34 @@ mod tests {
         assert_eq!(values, [r#""chat";r=4"#, r#""opens";r=1"#]);
         let policies = parsed(&headers, "ratelimit-policy");
         assert_eq!(policies.len(), 2);
+    }
+
+    #[test]
+    fn a_name_with_a_comma_is_found() {
+        let limit = Limit::concurrent("a,b", 5);
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "ratelimit",
+            HeaderValue::from_static(r#""c";r=1 , "a,b";r=4"#),
+        );
+        append(&mut headers, &[quota(&limit, 2, None)]);
+        assert_eq!(headers.get_all("ratelimit").iter().count(), 1);
+    }
+
+    #[test]
+    fn a_name_in_a_parameter_is_no_item() {
+        for item in [
+            r#""daily";pk="chat""#,
+            r#""daily";pk="a,\"b,", "chats";r=1"#,
+            r#""daily";pk=", \"chat\"""#,
+            r#"chat"#,
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("ratelimit", HeaderValue::from_static(item));
+            append(&mut headers, &[quota(&CHAT, 2, None)]);
+            let values: Vec<_> = headers.get_all("ratelimit").iter().collect();
+            assert_eq!(values, [item, r#""chat";r=2"#]);
+        }
     }
 
     #[test]

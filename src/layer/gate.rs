@@ -337,7 +337,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// What a request waits for before the service is called: its key, then its slot.
+/// The next thing that a request needs before the service is called: its key, then its slot.
 pub(super) enum Admission {
     Unlimited,
     /// The key for the only scope.

@@ -1,4 +1,4 @@
-//! What keeps a slot until the end of its response, and the terms on which it may end first.
+//! The guard that keeps a slot until the end of its response, and the terms on which it may end first.
 //!
 //! Tests: `tests/layer/lost.rs`, `bounds.rs`.
 
@@ -17,7 +17,7 @@ pub(super) enum Guard {
     Revocable(Tie),
 }
 
-/// What ties a response to its slot.
+/// The tie between a response and its slot.
 pub(super) struct Tie {
     pub(super) share: Share,
     pub(super) terms: Arc<Terms>,

@@ -270,7 +270,7 @@ impl<T> Cell<T> {
         drop(held);
     }
 
-    /// What was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
+    /// The work that was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
     fn leave(&self, next: CellState<T>) -> Result<LiveWork<T>, Option<LostErrorKind>> {
         let mut state = self.lock();
         match &mut *state {

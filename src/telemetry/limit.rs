@@ -1,4 +1,4 @@
-//! What is measured of a limit.
+//! The measurements of a limit.
 //!
 //! A limit has the series that its settings make possible ([`LimitMeter::expect`]): they are there with a zero before the
 //! first event. Any other one is made by its first event.
@@ -37,7 +37,7 @@ pub(crate) enum Measure {
     Expired(LostErrorKind),
 }
 
-/// What is measured of one limit, in this process.
+/// The measurements of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
     labels: Labels,

@@ -1,4 +1,4 @@
-//! What a recorder receives.
+//! The values that a recorder receives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     (meters, snapshotter)
 }
 
-/// What is not zero, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
+/// All values but zeros, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let metric = |(key, _, _, value)| {
         let key: metrics_util::CompositeKey = key;

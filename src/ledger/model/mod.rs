@@ -99,7 +99,7 @@ struct State {
     broken: Broken,
 }
 
-/// What the last exchange did wrong: which guarantee, and how.
+/// The fault of the last exchange: which guarantee, and how.
 type Broken = Option<(&'static str, &'static str)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -235,7 +235,7 @@ impl Model for Bounds {
     }
 }
 
-/// What must hold at any time.
+/// The conditions that must hold at any time.
 impl State {
     fn broke(&self, guarantee: &str) -> bool {
         self.broken.is_some_and(|(broken, _)| broken == guarantee)

@@ -340,7 +340,7 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     let renewal = replica.exchange(vec![renew(1)]);
     let renewal = futures_util::future::join(renewal, async { server.resume() });
     assert!(renewal.await.0.is_ok());
-    // What was under way on the connection before is still answered.
+    // Exchanges under way on the connection before are still answered.
     assert!(silent.await.is_ok());
     // Then it is closed.
     let connections = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
@@ -723,7 +723,7 @@ fn a_url_is_checked_and_not_repeated() {
     }
 }
 
-/// What the store logs in this process.
+/// The events that the store logs in this process.
 fn log() -> String {
     static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static BEGIN: Once = Once::new();
