@@ -9,7 +9,7 @@ use super::{
     permit::entry::{Entry, Holder, State},
 };
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::{Availability, Context},
         demand::{ClaimId, Notes, Taken},
@@ -250,7 +250,7 @@ impl Queue {
             waiting,
             max,
         } = self.usage();
-        AcquireError {
+        let details = AcquireErrorDetails {
             in_use,
             waiting,
             max,
@@ -258,8 +258,9 @@ impl Queue {
             waited,
             retry_after: self.next_free(ctx),
             quotas: self.quota(ctx).into_iter().collect(),
-            ..self.limit.acquire_error(kind)
-        }
+            ..self.limit.error_details()
+        };
+        AcquireError::new(kind, details)
     }
 
     /// How the limit stands for this key, if that is known.
