@@ -192,6 +192,7 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+mod operable;
 #[cfg(feature = "operate")]
 pub mod operate;
 #[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]

@@ -104,7 +104,7 @@ impl Refusal {
             retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
             ..self
         };
-        refusal.with_quotas(error.quotas.clone())
+        refusal.with_quotas(error.details.quotas.clone())
     }
 
     /// Puts the retry off until none of the request's limits is used up: an earlier one would only meet the next refusal.
@@ -272,6 +272,7 @@ mod tests {
     use tonic_types::StatusExt;
 
     use super::*;
+    use crate::error::AcquireErrorDetails;
 
     const CHAT: Limit = Limit::concurrent("chat", 5);
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
@@ -282,12 +283,12 @@ mod tests {
             reset: hint,
             ..limit.quota(limit.max())
         };
-        let error = AcquireError {
+        let details = AcquireErrorDetails {
             retry_after: hint,
             quotas: vec![quota],
-            ..limit.acquire_error(kind)
+            ..limit.error_details()
         };
-        refused(limit, &error)
+        refused(limit, &AcquireError::new(kind, details))
     }
 
     fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
@@ -306,15 +307,16 @@ mod tests {
 
     #[test]
     fn a_request_that_left_the_queue_has_its_last_numbers() {
-        let error = AcquireError {
+        let details = AcquireErrorDetails {
             max: 7,
             in_use: 7,
             waiting: 4,
             place: Some(3),
             waited: Duration::from_millis(1_500),
             retry_after: None,
-            ..CHAT.acquire_error(AcquireErrorKind::TimedOut)
+            ..CHAT.error_details()
         };
+        let error = AcquireError::new(AcquireErrorKind::TimedOut, details);
         let refusal = refused(&CHAT, &error);
         assert_eq!((refusal.max(), refusal.position()), (7, Some(3)));
         let expected = json!({

@@ -16,9 +16,10 @@ use super::{
     wire::{Answer, Ask, Body, Of, VERSION},
 };
 use crate::{
-    keeper::{Keepers, LimitId, MAX_REFUSALS, RefusalNote},
+    keeper::{Keepers, LimitId},
     key::Key,
     limit::{Limit, Mode},
+    operable::{MAX_REFUSALS, RefusalNote},
     permit_id::PermitId,
 };
 

@@ -9,10 +9,11 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::{digest::KeyDigest, wire::Of};
 use crate::{
-    keeper::{Cursor, EntryLook, Keepers, LimitId, Visitor},
+    keeper::{Keepers, LimitId},
     key::Key,
     leases::Label,
     ledger::{MemberId, ReplicaId, Seq},
+    operable::{Cursor, EntryLook, Visitor},
     status::Usage,
 };
 

@@ -2,8 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::demand::LimitId;
-use crate::{key::Key, leases::Lease, ledger::Seq, status::Usage};
+use crate::{key::Key, leases::Lease, ledger::Seq, limit::LimitId, status::Usage};
 
 /// Queues and entries that one look passes: about 20 microseconds under the lock.
 pub(crate) const LOOK: usize = 256;
