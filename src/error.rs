@@ -176,6 +176,8 @@ pub enum LostErrorKind {
     HeldTooLong,
     /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
     Idle,
+    /// An operator has revoked the permit. The slot stays taken until the permit is dropped.
+    Revoked,
 }
 
 impl LostErrorKind {
@@ -186,6 +188,7 @@ impl LostErrorKind {
             Self::ShutDown => "shut_down",
             Self::HeldTooLong => "max_hold",
             Self::Idle => "idle",
+            Self::Revoked => "revoked",
         }
     }
 }

@@ -54,6 +54,8 @@ pub enum RefusalKind {
     ///
     /// The call was cancelled.
     HeldTooLong,
+    /// An operator has revoked the permit before the service answered, and the call was cancelled.
+    Revoked,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses, or there is no Tokio runtime. The log has the details.
@@ -195,6 +197,7 @@ impl RefusalKind {
             Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
             Self::Lost => LostErrorKind::Lost.as_str(),
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
+            Self::Revoked => LostErrorKind::Revoked.as_str(),
             Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
             Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
             Self::Paused => AcquireErrorKind::Paused.as_str(),
@@ -243,6 +246,7 @@ impl From<LostErrorKind> for RefusalKind {
             LostErrorKind::ShutDown => Self::ShutDown,
             // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
+            LostErrorKind::Revoked => Self::Revoked,
         }
     }
 }

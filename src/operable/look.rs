@@ -1,5 +1,7 @@
 //! What operators may see under the keeper's lock, a little at a time.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::{key::Key, leases::Lease, ledger::Seq, limit::LimitId, status::Usage};
@@ -27,7 +29,7 @@ pub(crate) trait Visitor {
 
 /// A permit or a request, as it is under the keeper's lock.
 pub(crate) struct EntryLook<'a> {
-    pub lease: &'a Lease,
+    pub lease: &'a Arc<Lease>,
     pub waits: bool,
     /// Since when it is held, or waits for this limit.
     pub since: Instant,

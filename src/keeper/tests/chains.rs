@@ -181,7 +181,7 @@ async fn slots_of_several_limits_serve_nobody_else() {
     let next = take(&keepers, &[one]).await.expect("free");
     keepers.shutdown(Duration::ZERO).await;
     assert!(next.taken.leases.is_lost());
-    assert!(!watcher.is_lost());
+    assert!(!watcher.is_over());
 }
 
 /// G5: dropped before its first step, or while it waits after the others.
