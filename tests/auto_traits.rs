@@ -56,27 +56,40 @@ assert_values!(
 #[cfg(feature = "operate")]
 mod operate {
     use tower_turnstile::operate::{
-        Answers, Explanation, KeyDigest, KeyRow, LimitRow, OperateError, OperateErrorKind,
-        Operator, OperatorBuilder, ParseKeyDigestError, PermitRow, PermitState, RefusalRow,
-        ReplicaRow, UnclaimedRow, Verdict,
+        Answers, By, Check, Edited, Explanation, Finding, Health, KeyDigest, KeyRow, LimitRow,
+        LogEntry, OperateError, OperateErrorKind, Operator, OperatorBuilder, Outcome, Override,
+        Overrides, ParseKeyDigestError, PermitRow, PermitState, RefusalRow, ReplicaRow, Revocation,
+        Setting, Target, UnclaimedRow, Verdict,
     };
 
     use super::*;
 
     assert_values!(
         Answers<PermitRow>,
+        By,
+        Check,
+        Edited,
         Explanation,
+        Finding,
+        Health,
         KeyDigest,
         KeyRow,
         LimitRow,
+        LogEntry,
         OperateError,
         OperateErrorKind,
         OperatorBuilder,
+        Outcome,
+        Override,
+        Overrides,
         ParseKeyDigestError,
         PermitRow,
         PermitState,
         RefusalRow,
         ReplicaRow,
+        Revocation,
+        Setting,
+        Target,
         UnclaimedRow,
         Verdict,
     );

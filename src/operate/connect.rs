@@ -4,7 +4,13 @@ use std::{fmt, time::Duration};
 
 use tokio::runtime::Handle;
 
-use super::{desk::MAX_ANSWER, names::Names, operator::Operator, remote::Remote};
+use super::{
+    desk::MAX_ANSWER,
+    doctor::{self, Finding},
+    names::Names,
+    operator::Operator,
+    remote::Remote,
+};
 use crate::{
     builder::{LimiterBuilder, refused, shown_namespace},
     error::{ConfigError, ConfigErrorKind},
@@ -106,19 +112,45 @@ impl OperatorBuilder {
         self.on_target(client.into()).await
     }
 
-    async fn on_target(self, target: Target) -> Result<Operator, ConfigError> {
+    /// Looks at the store at this URL and at the replicas, and says what is wrong with them.
+    ///
+    /// It takes the user's rights as they are, of a service or an operator, and changes nothing. It asks the store some
+    /// fifty times, scans up to 50,000 keys, and asks the replicas twice if the user may.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect`](Self::connect), but for the rights.
+    pub async fn diagnose(self, url: &str) -> Result<Vec<Finding>, ConfigError> {
+        let target = Target::open(url)?;
+        let (names, _) = self.names(&target)?;
+        let control = Control::new(&target, self.store_timeout, Inbox::new(1, 0).0);
+        let mut findings = doctor::store(&control, &names)
+            .await
+            .map_err(not_connected)?;
+        if let Ok(operator) = self.on_target(target).await {
+            findings.extend(doctor::replicas(&operator).await);
+        }
+        Ok(findings)
+    }
+
+    /// The names in the store, and the operator's own.
+    fn names(&self, target: &Target) -> Result<(Names, String), ConfigError> {
         // The same ranges as for a limiter.
         let settings = LimiterBuilder::default()
-            .namespace(self.namespace)
+            .namespace(&self.namespace)
             .store_timeout(self.store_timeout)
             .settings(None)?;
         if Handle::try_current().is_err() {
             return Err(refused(ConnectError::NoRuntime));
         }
+        let names = Names::new(&settings.namespace, target.db()).in_cluster(target.is_cluster());
+        Ok((names, ReplicaId::text(settings.replica)))
+    }
+
+    async fn on_target(self, target: Target) -> Result<Operator, ConfigError> {
+        let (names, id) = self.names(&target)?;
         let (inbox, received) = Inbox::new(MAX_ANSWERS, MAX_ANSWER);
         let control = Control::new(&target, self.store_timeout, inbox);
-        let names = Names::new(&settings.namespace, target.db()).in_cluster(target.is_cluster());
-        let id = ReplicaId::text(settings.replica);
         let remote = Remote::connect(control, names, id, received).await;
         remote.map(Operator::of_store).map_err(not_connected)
     }

@@ -53,6 +53,7 @@
 // | `steer`, `changes` | what operators change: values, modes and pauses, for a time; what they say and are told |
 // | `revoke` | permits that are ended by their replicas |
 // | `confirm` | which replicas have put a change in force |
+// | `doctor` | what is wrong with a store or with the replicas |
 // | `record`, `follow` | the record of that in the store; a replica follows it |
 // | `hook` | what a replica does about the record of what operators decided |
 // | `identity` | what operators see a replica as |
@@ -66,6 +67,8 @@ mod confirm;
 mod connect;
 mod desk;
 mod digest;
+#[cfg(feature = "redis")]
+mod doctor;
 mod error;
 mod explain;
 #[cfg(feature = "redis")]
@@ -93,8 +96,6 @@ mod steer;
 mod walk;
 mod wire;
 
-#[cfg(feature = "redis")]
-pub use self::connect::OperatorBuilder;
 pub(crate) use self::identity::Identity;
 #[cfg(feature = "redis")]
 pub(crate) use self::listener::listen;
@@ -108,5 +109,10 @@ pub use self::{
     error::{OperateError, OperateErrorKind},
     operator::Operator,
     revoke::Revocation,
+};
+#[cfg(feature = "redis")]
+pub use self::{
+    connect::OperatorBuilder,
+    doctor::{Check, Finding, Health},
 };
 pub use crate::overrides::{Override, Setting, Target, What};

@@ -26,6 +26,10 @@ impl Names {
         Self { in_cluster, ..self }
     }
 
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     /// The key of a ledger.
     pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
         match self.in_cluster {

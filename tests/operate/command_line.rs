@@ -235,3 +235,67 @@ async fn limits_are_changed() {
     drop(limiters);
     drop(operator);
 }
+
+#[tokio::test]
+async fn permits_are_revoked() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let mut held = Vec::new();
+    for key in ["acme", "acme", "other"] {
+        held.push(limiters[0].semaphore(CHAT, key).acquire().await.unwrap());
+    }
+    let id = held[2].id().unwrap().to_string();
+    let reason = ["--reason", "runaway", "--author", "ada"];
+    let revoke = async |whose: &[&str]| {
+        let arguments = [&["--json", "revoke"], whose, &reason].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    // Jobs run on until they stop.
+    let (code, rows, errors) = revoke(&[&id]).await;
+    assert_eq!(code, Some(4), "{errors}");
+    let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
+    assert_eq!(
+        (&rows[0]["id"], &rows[0]["state"]),
+        (&id.clone().into(), &"held".into())
+    );
+    assert!(held.pop().unwrap().is_lost());
+    assert_eq!(revoke(&[&id]).await.0, Some(1), "nobody holds it any more");
+    assert_eq!(
+        revoke(&["--limit", "chat", "--key", "acme"]).await.0,
+        Some(4)
+    );
+    assert!(held.iter().all(|permit| permit.is_lost()));
+    for wrong in [
+        &["--limit", "chat"][..],
+        &["--key", "acme"],
+        &["no-id"],
+        &[&id, "--key", "acme"],
+        &[&id, "--replica", "0123456789abcdef"],
+    ] {
+        assert_eq!(revoke(wrong).await.0, Some(2), "{wrong:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_says_what_is_wrong() {
+    let server = RedisServer::start();
+    let found = says(&server, &["doctor"]).await;
+    assert!(
+        found.lines().any(|line| line.starts_with("eviction")),
+        "{found}"
+    );
+    server.cli(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let output = turnstile(&server.url(), &["--json", "doctor"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    let found: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let eviction = found.iter().find(|one| one["check"] == "eviction").unwrap();
+    assert_eq!(eviction["health"], "fault");
+    let nobody = format!("redis://127.0.0.1:{}", free_port());
+    assert_eq!(turnstile(&nobody, &["doctor"]).await.status.code(), Some(3));
+}

@@ -7,6 +7,7 @@ mod changes;
 #[cfg(feature = "cli")]
 mod command_line;
 mod connecting;
+mod doctor;
 mod explaining;
 mod faults;
 mod ids;

@@ -74,6 +74,8 @@ pub(crate) enum Command {
         #[command(flatten)]
         caller: Caller,
     },
+    /// What is wrong with the store or the replicas. Takes any user's rights, and changes nothing.
+    Doctor,
     #[command(flatten)]
     Change(Change),
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 use tower_turnstile::{
     ConfigError, ConfigErrorKind,
-    operate::{Answers, OperateError, OperateErrorKind, Operator},
+    operate::{Answers, Finding, Health, OperateError, OperateErrorKind, Operator},
 };
 
 use crate::{
@@ -59,6 +59,9 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let builder = Operator::builder().namespace(&args.namespace);
+    if let Command::Doctor = args.command {
+        return Ok(diagnosed(args, &builder.diagnose(&args.store).await?));
+    }
     let operator = builder.connect(&args.store).await?;
     ask(args, &operator).await
 }
@@ -84,8 +87,23 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
             }
             exit_code(&why.permits)
         }
-        Command::Digest { .. } => unreachable!("it asks nobody"),
+        Command::Digest { .. } | Command::Doctor => unreachable!("they have no operator"),
     })
+}
+
+/// Refused if something does not work.
+fn diagnosed(args: &Args, findings: &[Finding]) -> ExitCode {
+    match args.json {
+        true => output::json(findings),
+        false => output::table(findings),
+    }
+    match findings
+        .iter()
+        .any(|finding| finding.health == Health::Fault)
+    {
+        true => ExitCode::from(code::REFUSED),
+        false => ExitCode::SUCCESS,
+    }
 }
 
 async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {

@@ -1,7 +1,8 @@
 //! The columns of each kind of row.
 
 use tower_turnstile::operate::{
-    KeyDigest, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow,
+    Finding, KeyDigest, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
+    UnclaimedRow,
 };
 
 use crate::{output::Row, text::duration};
@@ -91,6 +92,18 @@ impl Row for PermitRow {
             caller(self.key, self.key_text.as_deref()),
             self.replica_label.clone(),
             self.label.clone(),
+        ]
+    }
+}
+
+impl Row for Finding {
+    const COLUMNS: &'static [&'static str] = &["CHECK", "HEALTH", "WHAT WAS SEEN"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.check.as_str().to_owned(),
+            self.health.as_str().to_owned(),
+            self.text.clone(),
         ]
     }
 }

@@ -1,0 +1,296 @@
+//! The server: version, settings, distance, clock, and what is in it.
+
+use std::time::{Duration, SystemTime};
+
+use redis::{Cmd, FromRedisValue, Value, cmd, from_redis_value};
+use tokio::time::Instant;
+
+use super::{Check, Finding, Health};
+use crate::{
+    operate::{names::Names, roster::unreadable},
+    store::{StoreError, StoreErrorKind, redis::control::Control},
+};
+
+/// Round trips that are measured.
+const ROUND_TRIPS: usize = 20;
+/// A round trip from which on each request is slow.
+const SLOW: Duration = Duration::from_millis(10);
+/// A difference of two clocks that is worth a word.
+const OFF_MS: u64 = 1_000;
+/// Steps of the scan over the keys, of about a thousand keys each.
+const MAX_SCANS: usize = 50;
+/// Keys whose end is looked at.
+const MAX_KEYS: usize = 100;
+/// Smallest output buffer of subscribers.
+const MIN_BUFFER: u64 = 1 << 20;
+
+pub(super) async fn looks(control: &Control) -> Result<Vec<Finding>, StoreError> {
+    let mut findings = vec![version(control).await?];
+    findings.push(eviction(control).await?);
+    findings.push(buffers(control).await?);
+    findings.extend(round_trips(control).await?);
+    Ok(findings)
+}
+
+/// `None`: the user may not.
+async fn allowed(control: &Control, command: &Cmd) -> Result<Option<Value>, StoreError> {
+    match control.run(command).await {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind == StoreErrorKind::Permission => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn typed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
+    from_redis_value(value).map_err(|_| unreadable())
+}
+
+async fn version(control: &Control) -> Result<Finding, StoreError> {
+    let Value::Map(about) = control.run(&cmd("HELLO")).await? else {
+        return Err(unreadable());
+    };
+    let of = |name: &str| {
+        let mut about = about.iter();
+        let is_it = |(key, _): &&(Value, Value)| {
+            from_redis_value::<String>(key.clone()).is_ok_and(|key| key == name)
+        };
+        let (_, value) = about.find(is_it)?;
+        from_redis_value::<String>(value.clone()).ok()
+    };
+    let server = of("server").unwrap_or_default();
+    let version = of("version").unwrap_or_default();
+    Ok(of_version(&server, &version))
+}
+
+fn of_version(server: &str, version: &str) -> Finding {
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
+    let known = (parts.next().flatten(), parts.next().flatten());
+    let text = format!("{server} {version}");
+    let (health, text) = match known {
+        (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
+            (Health::Fault, format!("{text}: 6.2 or later is needed"))
+        }
+        (Some(6), Some(_)) => (
+            Health::Note,
+            format!("{text}: before 7 services cannot be kept from giving orders"),
+        ),
+        (Some(_), Some(_)) => (Health::Good, text),
+        _ => (Health::Note, format!("{text}: unknown")),
+    };
+    Finding::new(Check::Version, health, text)
+}
+
+async fn setting(control: &Control, name: &str) -> Result<Option<String>, StoreError> {
+    let mut get = cmd("CONFIG");
+    let Some(value) = allowed(control, get.arg("GET").arg(name)).await? else {
+        return Ok(None);
+    };
+    let pairs: Vec<(String, String)> = typed(value)?;
+    Ok(pairs.into_iter().next().map(|(_, value)| value))
+}
+
+const MAY_NOT_LOOK: &str = "the user may not look: it lacks config|get";
+
+async fn eviction(control: &Control) -> Result<Finding, StoreError> {
+    let policy = setting(control, "maxmemory-policy").await?;
+    let memory = setting(control, "maxmemory").await?;
+    Ok(of_eviction(policy.as_deref(), memory.as_deref()))
+}
+
+fn of_eviction(policy: Option<&str>, memory: Option<&str>) -> Finding {
+    let (health, text) = match (policy, memory) {
+        (None, _) => (Health::Note, MAY_NOT_LOOK.to_owned()),
+        (Some("noeviction"), _) => (Health::Good, "maxmemory-policy is noeviction".to_owned()),
+        (Some(policy), Some("0")) => (
+            Health::Warning,
+            format!(
+                "maxmemory-policy is {policy}: once there is a maxmemory, permits may be evicted; set noeviction"
+            ),
+        ),
+        (Some(policy), _) => (
+            Health::Fault,
+            format!("maxmemory-policy is {policy}: permits may be evicted; set noeviction"),
+        ),
+    };
+    Finding::new(Check::Eviction, health, text)
+}
+
+async fn buffers(control: &Control) -> Result<Finding, StoreError> {
+    let limits = setting(control, "client-output-buffer-limit").await?;
+    Ok(of_buffers(limits.as_deref()))
+}
+
+fn of_buffers(limits: Option<&str>) -> Finding {
+    let hard = limits.map(|limits| {
+        let mut words = limits.split_whitespace();
+        words.find(|word| *word == "pubsub");
+        words.next().and_then(|hard| hard.parse::<u64>().ok())
+    });
+    let (health, text) = match hard {
+        None => (Health::Note, MAY_NOT_LOOK.to_owned()),
+        Some(Some(hard @ 1..MIN_BUFFER)) => (
+            Health::Warning,
+            format!(
+                "client-output-buffer-limit pubsub is {hard} bytes: connections end at a large reply; allow 1 MiB or more"
+            ),
+        ),
+        Some(_) => (
+            Health::Good,
+            "client-output-buffer-limit pubsub is enough".to_owned(),
+        ),
+    };
+    Finding::new(Check::Buffers, health, text)
+}
+
+/// Times round trips, and compares clocks by the shortest one.
+async fn round_trips(control: &Control) -> Result<[Finding; 2], StoreError> {
+    let mut trips = Vec::new();
+    let mut offset_ms = 0;
+    for _ in 0..ROUND_TRIPS {
+        let (from, here) = (Instant::now(), SystemTime::now());
+        let time = control.run(&cmd("TIME")).await?;
+        let trip = from.elapsed();
+        let (seconds, micros): (u64, u64) = typed(time)?;
+        let there = Duration::from_secs(seconds) + Duration::from_micros(micros);
+        let here = here.duration_since(SystemTime::UNIX_EPOCH);
+        let here = here.unwrap_or_default() + trip / 2;
+        if trips.iter().all(|other| trip < *other) {
+            offset_ms = there.as_millis() as i64 - here.as_millis() as i64;
+        }
+        trips.push(trip);
+    }
+    trips.sort();
+    let median = trips[ROUND_TRIPS / 2];
+    Ok([
+        of_latency(median, trips[ROUND_TRIPS - 1]),
+        of_clock(offset_ms),
+    ])
+}
+
+fn of_latency(median: Duration, longest: Duration) -> Finding {
+    let text = format!("a round trip takes {median:.1?}, at most {longest:.1?} of {ROUND_TRIPS}");
+    match median < SLOW {
+        true => Finding::new(Check::Latency, Health::Good, text),
+        false => Finding::new(
+            Check::Latency,
+            Health::Warning,
+            format!("{text}: each request waits for one; keep the store near, or use Limit::reuse"),
+        ),
+    }
+}
+
+/// Leases and overrides count by the server's clock alone, so a difference does no harm by itself.
+fn of_clock(offset_ms: i64) -> Finding {
+    let off = Duration::from_millis(offset_ms.unsigned_abs());
+    let way = if offset_ms < 0 { "behind" } else { "ahead" };
+    match offset_ms.unsigned_abs() < OFF_MS {
+        true => Finding::new(
+            Check::Clock,
+            Health::Good,
+            "within a second of this machine's",
+        ),
+        false => Finding::new(
+            Check::Clock,
+            Health::Warning,
+            format!("{off:?} {way} of this machine's: times in logs differ, leases do not"),
+        ),
+    }
+}
+
+/// Keys of this crate have an end, so that nothing is left of callers that do not come back.
+pub(super) async fn keys(control: &Control, names: &Names) -> Result<Finding, StoreError> {
+    let note = |text: &str| Finding::new(Check::Keys, Health::Note, text);
+    let (mut cursor, mut keys, mut is_whole) = (0_u64, 0, false);
+    let mut looked_at: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..MAX_SCANS {
+        let mut scan = cmd("SCAN");
+        scan.arg(cursor).arg("MATCH");
+        scan.arg(format!("{}:*", names.namespace()))
+            .arg("COUNT")
+            .arg(1_000);
+        let Some(found) = allowed(control, &scan).await? else {
+            return Ok(note("the user may not look: it lacks scan"));
+        };
+        let (next, found): (u64, Vec<Vec<u8>>) = typed(found)?;
+        keys += found.len();
+        let room = MAX_KEYS - looked_at.len();
+        looked_at.extend(found.into_iter().take(room));
+        cursor = next;
+        if cursor == 0 {
+            is_whole = true;
+            break;
+        }
+    }
+    let mut endless = 0;
+    for key in &looked_at {
+        let mut pttl = cmd("PTTL");
+        let Some(pttl) = allowed(control, pttl.arg(key)).await? else {
+            return Ok(note("the user may not look: it lacks pttl"));
+        };
+        endless += usize::from(typed::<i64>(pttl)? == -1);
+    }
+    let some = if is_whole { "" } else { " or more" };
+    let text = format!("{keys}{some} at this node");
+    Ok(match endless {
+        0 => Finding::new(Check::Keys, Health::Good, text),
+        _ => {
+            let of = looked_at.len();
+            let text = format!("{text}; {endless} of {of} have no end: they are not this crate's");
+            Finding::new(Check::Keys, Health::Warning, text)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_from_6_2_on_will_do() {
+        for (server, version, health) in [
+            ("redis", "5.0.14", Health::Fault),
+            ("redis", "6.0.20", Health::Fault),
+            ("redis", "6.2.14", Health::Note),
+            ("redis", "7.2.4", Health::Good),
+            ("valkey", "9.0.0", Health::Good),
+            ("other", "next", Health::Note),
+            ("", "", Health::Note),
+        ] {
+            assert_eq!(of_version(server, version).health, health, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_evicts_is_a_fault() {
+        let health = |policy, memory| of_eviction(policy, memory).health;
+        assert_eq!(health(Some("noeviction"), Some("100")), Health::Good);
+        assert_eq!(health(Some("allkeys-lru"), Some("100")), Health::Fault);
+        assert_eq!(health(Some("volatile-ttl"), Some("0")), Health::Warning);
+        assert_eq!(health(None, None), Health::Note);
+    }
+
+    #[test]
+    fn small_buffers_are_a_disadvantage() {
+        let of = |hard| {
+            let limits = format!("normal 0 0 0 slave 256 64 60 pubsub {hard} 8388608 60");
+            of_buffers(Some(&limits)).health
+        };
+        assert_eq!(of(33_554_432), Health::Good);
+        assert_eq!(of(0), Health::Good, "no limit");
+        assert_eq!(of(1_024), Health::Warning);
+        assert_eq!(of_buffers(None).health, Health::Note);
+    }
+
+    #[test]
+    fn far_stores_and_other_clocks_are_named() {
+        let ms = Duration::from_millis;
+        assert_eq!(of_latency(ms(1), ms(50)).health, Health::Good);
+        assert_eq!(of_latency(ms(100), ms(101)).health, Health::Warning);
+        assert_eq!(of_clock(-999).health, Health::Good);
+        for (offset_ms, text) in [(-5_000, "5s behind"), (90_000, "90s ahead")] {
+            let finding = of_clock(offset_ms);
+            assert_eq!(finding.health, Health::Warning);
+            assert!(finding.text.starts_with(text), "{}", finding.text);
+        }
+    }
+}
