@@ -1,11 +1,16 @@
 //! What operators say with a change, and what they are told of it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{digest::KeyDigest, error::OperateError};
-use crate::overrides::{
-    Logged, MAX_AUTHOR, MAX_REASON, Note, Override, Record, Setting, Target, What,
+use crate::{
+    ledger::ReplicaId,
+    overrides::{Logged, MAX_AUTHOR, MAX_REASON, Note, Override, Record, Setting, Target, What},
+    permit_id::PermitId,
 };
+
+/// Longest name of a limit, in bytes.
+const MAX_NAME: usize = 128;
 
 /// Who makes a change, and why. Both are kept with it, and are shown to all operators.
 ///
@@ -73,6 +78,37 @@ pub struct Edited {
     pub before: Option<Setting>,
     /// `None`: there is no override.
     pub after: Option<Setting>,
+}
+
+/// What to revoke.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Revocation {
+    /// One permit. If it has slots of several limits, all of them.
+    Permit(PermitId),
+    /// All permits of a caller under a limit.
+    Key {
+        /// The limit's name.
+        limit: String,
+        /// The caller.
+        key: KeyDigest,
+    },
+    /// All permits of a replica, by its id.
+    Replica(String),
+}
+
+impl Revocation {
+    pub(super) fn check(&self) -> Result<(), OperateError> {
+        let fault = match self {
+            Self::Key { limit, .. } if !(1..=MAX_NAME).contains(&limit.len()) => {
+                "the name of a limit has 1 to 128 bytes"
+            }
+            Self::Replica(id) if !ReplicaId::is_text(id) => "the id of a replica has 16 characters",
+            _ => return Ok(()),
+        };
+        Err(OperateError::value(fault))
+    }
 }
 
 impl Target {

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use super::{
     answer::{KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    changes::Revocation,
     digest::KeyDigest,
     hook::Hook,
-    revoke::{Revocation, Whose, revoke},
+    revoke::{Whose, revoke},
     walk::{Count, Counts, Keys, Permits, Which, walk},
     wire::{Answer, Ask, Body, Of, Order, VERSION},
 };

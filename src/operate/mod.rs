@@ -104,11 +104,10 @@ pub use self::{
         Answers, Explanation, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
         UnclaimedRow, Verdict,
     },
-    changes::{By, Edited, LogEntry, Outcome, Overrides},
+    changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
     digest::{KeyDigest, ParseKeyDigestError},
     error::{OperateError, OperateErrorKind},
     operator::Operator,
-    revoke::Revocation,
 };
 #[cfg(feature = "redis")]
 pub use self::{

@@ -6,12 +6,13 @@ use std::fmt;
 use super::remote::Remote;
 use super::{
     answer::{Answers, Explanation, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    changes::{By, Revocation},
     desk::Desk,
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
     explain::{self, Standing},
     merge::Collected,
-    wire::{Ask, Of},
+    wire::{Ask, Of, Order},
 };
 use crate::limiter::Limiter;
 
@@ -186,7 +187,7 @@ impl Operator {
         }
     }
 
-    pub(super) async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
+    async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
         match &self.0 {
             Place::Here(desk) => {
                 let answer = desk.answer(0, &ask).await.ok_or_else(gone)?;
@@ -197,6 +198,50 @@ impl Operator {
             }
             #[cfg(feature = "redis")]
             Place::Store(remote) => Ok(remote.ask(ask).await?),
+        }
+    }
+}
+
+/// Orders.
+impl Operator {
+    /// Revokes permits that are held, and returns each with what became of it.
+    ///
+    /// A response ends with a [`LostError`](crate::layer::LostError), whatever the layer's
+    /// [`on_lost`](crate::LimitLayer::on_lost) says, and releases its slot ([`PermitState::Ended`]). Tasks that have a
+    /// [`Permit`](crate::Permit) or a [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop
+    /// it: those that had not by the time of the answer, a quarter of a second, are still [`Held`](PermitState::Held). Under
+    /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
+    ///
+    /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
+    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason.
+    ///
+    /// # Errors
+    ///
+    /// If all replicas have answered and none has such a permit ([`OperateErrorKind::NotFound`]), or the store does not
+    /// answer or refuses. A replica that does not answer is no error: it may have obeyed.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, permits may be revoked all the same.
+    pub async fn revoke(
+        &self,
+        whose: &Revocation,
+        by: &By,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        whose.check()?;
+        let (author, reason) = by.texts();
+        let order = Order {
+            whose: whose.clone(),
+            author: author.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let answers = self.ask(Ask::Revoke(order)).await?.revoked();
+        match answers.rows.is_empty() && answers.is_complete() {
+            true => Err(OperateError::new(
+                OperateErrorKind::NotFound,
+                "no replica holds such a permit",
+            )),
+            false => Ok(answers),
         }
     }
 }

@@ -7,17 +7,11 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    answer::{Answers, PermitRow, PermitState},
-    changes::By,
-    digest::KeyDigest,
-    error::{OperateError, OperateErrorKind},
-    operator::Operator,
+    answer::PermitState,
     walk::{Walk, Which, walk},
-    wire::{Ask, Order},
 };
 use crate::{
     keeper::{Keepers, LimitId},
@@ -32,82 +26,6 @@ use crate::{
 /// How long a replica waits for the ends of what it has revoked before it answers.
 const PATIENCE: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// Longest name of a limit, in bytes.
-const MAX_NAME: usize = 128;
-
-/// What to revoke.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Revocation {
-    /// One permit. If it has slots of several limits, all of them.
-    Permit(PermitId),
-    /// All permits of a caller under a limit.
-    Key {
-        /// The limit's name.
-        limit: String,
-        /// The caller.
-        key: KeyDigest,
-    },
-    /// All permits of a replica, by its id.
-    Replica(String),
-}
-
-impl Operator {
-    /// Revokes permits that are held, and returns each with what became of it.
-    ///
-    /// A response ends with a [`LostError`](crate::layer::LostError), whatever the layer's
-    /// [`on_lost`](crate::LimitLayer::on_lost) says, and releases its slot ([`PermitState::Ended`]). Tasks that have a
-    /// [`Permit`](crate::Permit) or a [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop
-    /// it: those that had not by the time of the answer, a quarter of a second, are still [`Held`](PermitState::Held). Under
-    /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
-    ///
-    /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
-    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason.
-    ///
-    /// # Errors
-    ///
-    /// If all replicas have answered and none has such a permit ([`OperateErrorKind::NotFound`]), or the store does not
-    /// answer or refuses. A replica that does not answer is no error: it may have obeyed.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, permits may be revoked all the same.
-    pub async fn revoke(
-        &self,
-        whose: &Revocation,
-        by: &By,
-    ) -> Result<Answers<PermitRow>, OperateError> {
-        whose.check()?;
-        let (author, reason) = by.texts();
-        let order = Order {
-            whose: whose.clone(),
-            author: author.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let answers = self.ask(Ask::Revoke(order)).await?.revoked();
-        match answers.rows.is_empty() && answers.is_complete() {
-            true => Err(OperateError::new(
-                OperateErrorKind::NotFound,
-                "no replica holds such a permit",
-            )),
-            false => Ok(answers),
-        }
-    }
-}
-
-impl Revocation {
-    fn check(&self) -> Result<(), OperateError> {
-        let fault = match self {
-            Self::Key { limit, .. } if !(1..=MAX_NAME).contains(&limit.len()) => {
-                "the name of a limit has 1 to 128 bytes"
-            }
-            Self::Replica(id) if !ReplicaId::is_text(id) => "the id of a replica has 16 characters",
-            _ => return Ok(()),
-        };
-        Err(OperateError::value(fault))
-    }
-}
 
 /// A permit that is held, to be revoked.
 pub(super) struct Held {

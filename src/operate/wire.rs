@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    changes::Revocation,
     digest::KeyDigest,
-    revoke::Revocation,
 };
 
 /// Format of messages. A replica ignores those of another one.

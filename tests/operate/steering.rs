@@ -219,6 +219,8 @@ async fn a_paused_limit_refuses_with_503_until_its_end() {
     assert!((3_590..=4_500).contains(&retry), "{retry}");
     let refusal = response.extensions().get::<Refusal>().unwrap();
     assert_eq!(refusal.kind(), RefusalKind::Paused);
+    let refusals = operator.refusals("jobs", None).await.unwrap().rows;
+    assert_eq!(refusals[0].reason, "paused");
     assert!(!held.is_lost());
     let why = operator
         .explain("jobs", KeyDigest::of("jobs", "acme"))

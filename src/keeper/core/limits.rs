@@ -224,7 +224,7 @@ impl Core {
     }
 
     /// The refusal of a demand under a limit that an operator has paused.
-    pub(super) fn pause_of(&self, demand: &Demand) -> Option<AcquireError> {
+    pub(super) fn pause_of(&mut self, demand: &Demand) -> Option<AcquireError> {
         if self.overrides.is_empty() {
             return None;
         }
@@ -232,10 +232,14 @@ impl Core {
             Demand::One(leg) => slice::from_ref(leg),
             Demand::All(legs) => legs,
         };
-        legs.iter().find_map(|leg| {
+        let (leg, until) = legs.iter().find_map(|leg| {
             let until = (self.overrides).paused_until(self.limits[leg.limit.0].name())?;
-            Some(self.paused_error(leg.limit, until))
-        })
+            Some((leg, until))
+        })?;
+        let error = self.paused_error(leg.limit, until);
+        let about = || (Some(&leg.key), None);
+        self.refusals.keep(leg.limit, &error, self.ctx.now, about);
+        Some(error)
     }
 
     fn report_misfit(&mut self, declared: &Limit) {

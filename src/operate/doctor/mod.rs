@@ -2,117 +2,19 @@
 //!
 //! Tests: `tests/operate/doctor.rs`.
 
+mod finding;
 mod rights;
 mod server;
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
+pub use self::finding::{Check, Finding, Health};
 use super::{
     answer::{Answers, LimitRow, ReplicaRow},
     names::Names,
     operator::Operator,
 };
 use crate::store::{StoreError, redis::control::Control};
-
-/// Something that was looked at: see [`OperatorBuilder::diagnose`](super::OperatorBuilder::diagnose).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Finding {
-    /// What was looked at.
-    pub check: Check,
-    /// How it is.
-    pub health: Health,
-    /// What was seen, and what to do about it.
-    pub text: String,
-}
-
-/// What is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Check {
-    /// Which server it is.
-    Version,
-    /// Whether the server may evict permits.
-    Eviction,
-    /// Whether the server bears connections with a subscription.
-    Buffers,
-    /// How long a round trip takes.
-    Latency,
-    /// The server's clock beside this machine's.
-    Clock,
-    /// Whether the user may do what a service needs.
-    ServiceRights,
-    /// Whether the user may do what an operator needs who asks, and revokes.
-    AskingRights,
-    /// Whether the user may do what an operator needs who changes limits.
-    ChangingRights,
-    /// The keys of the namespace.
-    Keys,
-    /// Whether all replicas answer, reach the store, and have the same settings.
-    Replicas,
-    /// Whether all replicas have the same values of the limits.
-    Limits,
-}
-
-/// How something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Health {
-    /// As it should be.
-    Good,
-    /// It could not be seen, or needs nothing to be done.
-    Note,
-    /// It works, with a disadvantage that the text names.
-    Warning,
-    /// It does not work, or loses permits.
-    Fault,
-}
-
-impl Check {
-    /// Returns what is looked at in one or two words, such as `service-rights`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Version => "version",
-            Self::Eviction => "eviction",
-            Self::Buffers => "buffers",
-            Self::Latency => "latency",
-            Self::Clock => "clock",
-            Self::ServiceRights => "service-rights",
-            Self::AskingRights => "asking-rights",
-            Self::ChangingRights => "changing-rights",
-            Self::Keys => "keys",
-            Self::Replicas => "replicas",
-            Self::Limits => "limits",
-        }
-    }
-}
-
-impl Health {
-    /// Returns how it is in a word, such as `warning`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Good => "good",
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Fault => "fault",
-        }
-    }
-}
-
-impl Finding {
-    fn new(check: Check, health: Health, text: impl Into<String>) -> Self {
-        let text = text.into();
-        Self {
-            check,
-            health,
-            text,
-        }
-    }
-}
 
 /// Looks at the store.
 pub(super) async fn store(control: &Control, names: &Names) -> Result<Vec<Finding>, StoreError> {

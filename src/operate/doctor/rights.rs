@@ -4,7 +4,7 @@
 
 use redis::{Cmd, cmd};
 
-use super::{Check, Finding, Health};
+use super::finding::{Check, Finding, Health};
 use crate::{
     operate::names::Names,
     store::{StoreError, StoreErrorKind, redis::control::Control},

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use redis::{Cmd, FromRedisValue, Value, cmd, from_redis_value};
 use tokio::time::Instant;
 
-use super::{Check, Finding, Health};
+use super::finding::{Check, Finding, Health};
 use crate::{
     operate::{names::Names, roster::unreadable},
     store::{StoreError, StoreErrorKind, redis::control::Control},
