@@ -4,6 +4,7 @@
 mod support;
 
 mod api;
+mod browser;
 mod changes;
 mod guards;
 mod hostile;

@@ -19,24 +19,26 @@ const KINDS = {
   pause: {
     title: (target) => `Pause ${target}`,
     fields: ["for"],
+    length: "900000",
     body: (form) => ({ for_ms: Number(form.for.value) }),
     confirm: (form) => `Pause for ${chosen(form.for)}`,
     will: ({ limit }, form) =>
       `For ${chosen(form.for)} nobody is admitted: newcomers` +
-      (limit?.waiting > 0 ? ` and the ${count(limit.waiting, "request")} that wait` : "") +
+      (limit?.waiting > 0 ? ` and ${count(limit.waiting, "waiting request")}` : "") +
       " are refused with 503 and Retry-After." +
-      (limit?.held > 0 ? ` Those that hold ${count(limit.held, "slot")} finish.` : ""),
+      (limit?.held > 0 ? ` ${count(limit.held, "holder")} may finish.` : ""),
   },
   unset: {
     title: (target) => `Remove the overrides of ${target}`,
     fields: [],
     body: () => ({}),
     confirm: () => "Remove",
-    will: ({ target, limit }) =>
-      target.key
+    will: ({ target, limit, seen }) =>
+      (seen.length > 1 ? `All ${seen.length} are removed. ` : "") +
+      (target.key
         ? "The value of the limit holds for this key again, at once, on all replicas."
         : `What is declared holds again at once, on all replicas${limit ? `: ${declaredText(limit)}` : ""}. ` +
-          "Overrides of single keys stay.",
+          "Overrides of single keys stay."),
   },
   undo: {
     title: () => "Take a change back",
@@ -81,13 +83,14 @@ function willMode({ limit }, form) {
 function openChange(kind, about) {
   open = { kind, ...about };
   const form = byId("change");
-  const { title, fields } = KINDS[kind];
+  const { title, fields, length } = KINDS[kind];
   put(byId("dialog-title"), title(about.name));
   putFacts(byId("dialog-now"), about.facts);
   for (const field of ["value", "mode", "for"]) {
     byId(`field-${field}`).hidden = !fields.includes(field);
   }
   form.reset();
+  if (length) form.for.value = length;
   form.value.required = fields.includes("value");
   form.value.min = about.target?.key ? 0 : 1;
   form.value.max = 1000000;
@@ -136,7 +139,8 @@ async function submitChange(event) {
     byId("dialog").close();
     say(outcomeText(outcome));
   } catch (problem) {
-    put(byId("refused"), `Not changed: ${problem.message}`);
+    const next = problem.kind === "conflict" ? ". Cancel, and look at it again." : "";
+    put(byId("refused"), `Not changed: ${problem.message}${next}`);
   } finally {
     confirm.disabled = false;
     logIsOld();

@@ -15,7 +15,8 @@ async function answer(path, options = {}) {
   });
   const body = await response.json().catch(() => null);
   if (response.ok && body !== null) return body;
-  throw new Error(body?.detail ?? `the service answers with status ${response.status}`);
+  const words = body ? problemText(body) : `the service answers with status ${response.status}`;
+  throw Object.assign(new Error(words), { kind: body?.kind });
 }
 
 function send(path, body) {
@@ -83,7 +84,7 @@ async function readDetails() {
     const details = await answer(`api/limit?${parameters}`);
     if (now !== route) return;
     known.details = details;
-    known.detailsProblem = details.problem?.detail ?? null;
+    known.detailsProblem = problemText(details.problem);
   } catch (problem) {
     if (now === route) known.detailsProblem = problem.message;
   }
@@ -93,7 +94,7 @@ async function readStatus() {
   try {
     known.status = await answer("api/status");
     known.received = performance.now();
-    known.problem = known.status.problem?.detail ?? null;
+    known.problem = problemText(known.status.problem);
   } catch (problem) {
     known.problem = problem.message;
   }
@@ -124,8 +125,9 @@ function showState() {
   put(byId("store"), store);
   putClass(byId("store"), name);
   const answers = status.limits;
-  put(byId("answered"), answeredText(answers));
-  putClass(byId("answered"), answers.answered === answers.replicas && answers.busy.length === 0 ? "good" : "warn");
+  const isGood = !known.problem && answers.answered === answers.replicas && answers.busy.length === 0;
+  put(byId("answered"), answeredText(answers) + (known.problem ? " before" : ""));
+  putClass(byId("answered"), isGood ? "good" : "warn");
   put(byId("you"), mayChange() ? status.author : "read-only");
   showAge();
 }

@@ -53,7 +53,7 @@ function makeLine(columns) {
   columns.forEach(({ title, text, make, update, name = "" }, at) => {
     const cell =
       at === 0
-        ? element("th", { role: "rowheader", scope: "row", class: name })
+        ? element("th", { role: "rowheader", scope: "row", class: name, "data-label": title })
         : element("td", { role: "cell", class: name, "data-label": title });
     line.row.append(cell);
     if (make) {
@@ -112,12 +112,14 @@ function buttonColumn(what, buttons) {
 // Slots in use of a value, as a bar and in numbers.
 const useColumn = {
   title: "Slots in use",
-  make: () => element("span", {}, [element("meter", { min: 0 }), element("span")]),
+  make: () => element("span", {}, [element("meter", { min: 0, optimum: 0 }), element("span")]),
   update: (node, row) => {
     const [bar, numbers] = node.children;
     const text = `${row.held} of ${row.max}`;
     put(numbers, text);
     bar.max = Math.max(1, row.max);
+    // Beyond it the bar has another colour.
+    bar.high = bar.max * 0.99;
     bar.value = row.held;
     bar.setAttribute("aria-label", text);
   },

@@ -3,12 +3,12 @@
 
 function duration(ms) {
   const seconds = Math.floor(ms / 1000);
-  const two = (number) => String(number).padStart(2, "0");
+  const both = (one, unit, other, small) => `${Math.floor(one)} ${unit}` + (Math.floor(other) ? ` ${Math.floor(other)} ${small}` : "");
   if (seconds < 1) return `${Math.round(ms)} ms`;
   if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${two(Math.floor(seconds / 60) % 60)} min`;
-  return `${Math.floor(seconds / 86400)} d ${two(Math.floor(seconds / 3600) % 24)} h`;
+  if (seconds < 3600) return both(seconds / 60, "min", seconds % 60, "s");
+  if (seconds < 86400) return both(seconds / 3600, "h", (seconds / 60) % 60, "min");
+  return both(seconds / 86400, "d", (seconds / 3600) % 24, "h");
 }
 
 function count(number, one, many = `${one}s`) {
@@ -50,6 +50,12 @@ function answeredText(answers) {
   if (answers.missing.length > 0) parts.push(`no answer: ${answers.missing.join(", ")}`);
   if (answers.busy.length > 0) parts.push(`asked too often: ${answers.busy.join(", ")}`);
   return parts.join("; ");
+}
+
+// Why there is no answer, or none.
+function problemText(problem) {
+  if (!problem) return null;
+  return problem.kind === "unavailable" ? `the store does not answer: ${problem.detail}` : problem.detail;
 }
 
 // What a list leaves out.
