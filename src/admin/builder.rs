@@ -6,13 +6,10 @@ use http::request::Parts;
 
 use super::{
     guard::{Origin, Origins},
-    service::{Admin, Shared},
+    service::{Admin, Authors, Shared},
     views::Views,
 };
 use crate::{error::ConfigError, limiter::Limiter, operate::Operator};
-
-/// Names the author of a request.
-pub(super) type Authors = Box<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Configures an [`Admin`].
 ///

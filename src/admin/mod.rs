@@ -46,7 +46,7 @@
 // | `builder` | settings |
 // | `service` | the service: which path is answered how |
 // | `guard` | which requests it takes: host, origin, header, content type |
-// | `body` | bodies of requests, up to a size, and of responses |
+// | `receive`, `body` | bodies of requests, up to a size, and of responses |
 // | `views`, `view` | answers of replicas that all open pages share |
 // | `answer` | what the paths answer |
 // | `order` | what a request changes |
@@ -61,6 +61,7 @@ mod json;
 mod order;
 mod page;
 mod problem;
+mod receive;
 mod service;
 mod view;
 mod views;

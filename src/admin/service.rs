@@ -23,13 +23,13 @@ use tower_service::Service;
 
 use super::{
     answer::{self, MAX_ROWS, ROWS},
-    body::{self, AdminBody},
-    builder::Authors,
+    body::AdminBody,
     guard::Origins,
     json::to_json,
     order::{self, DigestOf, Order},
     page,
     problem::Problem,
+    receive::receive,
     views::{Subject, Views},
 };
 use crate::operate::{KeyDigest, Operator, Outcome, Target};
@@ -43,6 +43,9 @@ use crate::operate::{KeyDigest, Operator, Outcome, Target};
 /// however many pages are open.
 #[derive(Clone)]
 pub struct Admin(pub(super) Arc<Shared>);
+
+/// Names the author of a request.
+pub(super) type Authors = Box<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 pub(super) struct Shared {
     pub(super) operator: Operator,
@@ -143,7 +146,7 @@ impl Shared {
             let detail = "the application names no author for this request";
             Problem::forbidden("no-author", detail)
         })?;
-        let order: Order = order::parse(&body::read(body).await?)?;
+        let order: Order = order::parse(&receive(body).await?)?;
         let outcome = order::make(&self.operator, order, author).await;
         // Also after an error: the change may have been made, or somebody else's was.
         self.views.changed();
@@ -158,7 +161,7 @@ impl Shared {
     /// Changes nothing: the key is in the body so that no log of URLs has it.
     async fn digest<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {
         self.origins.check_post(head)?;
-        let DigestOf { limit, key } = order::parse(&body::read(body).await?)?;
+        let DigestOf { limit, key } = order::parse(&receive(body).await?)?;
         Ok(json(answer::digest(KeyDigest::of(&limit, key))))
     }
 }

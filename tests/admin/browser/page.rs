@@ -5,69 +5,53 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 use tower_turnstile::{
-    Limit, Limiter, Mode,
+    Limit, Mode,
     operate::{By, Target},
 };
 
 use super::{open, row};
 use crate::{
     hostile::HOSTILE,
-    scene::{CHAT, in_memory, on_redis, used},
+    scene::{CHAT, HOUR_MS, Scene, in_memory, on_redis, used},
     support::alone,
 };
 
-/// A service with something of everything.
-async fn busy(limiter: &Limiter) -> impl Drop + use<> {
-    struct Busy(#[allow(dead_code)] Vec<Box<dyn Send>>);
-    impl Drop for Busy {
-        fn drop(&mut self) {}
-    }
+/// Something of everything, until it is dropped.
+async fn busy(scene: &Scene) -> Vec<Box<dyn Send>> {
     let mut all: Vec<Box<dyn Send>> = Vec::new();
-    for key in ["acme", "globex", "initech"] {
+    for (at, key) in ["acme", "globex", "initech"].into_iter().enumerate() {
+        let limiter = &scene.limiters[at % scene.limiters.len()];
         all.push(Box::new(used(limiter, key).await));
     }
+    let limiter = &scene.limiters[0];
     let acme = limiter.semaphore(CHAT, "acme");
     for _ in 0..3 {
         let mut waits = acme.acquire();
-        let _ = timeout(Duration::from_millis(5), &mut waits).await;
+        let _ = timeout(Duration::from_millis(50), &mut waits).await;
         all.push(Box::new(waits));
         acme.try_acquire().await.unwrap_err();
     }
     let exports = limiter.semaphore(Limit::concurrent("exports", 4), "");
     all.push(Box::new(exports.acquire().await.unwrap()));
-    let hour = Duration::from_secs(3_600);
     let starts = Limit::rate("starts", 40, Duration::from_secs(60)).mode(Mode::Shadow);
-    all.push(Box::new(
-        limiter.semaphore(starts, "acme").acquire().await.unwrap(),
-    ));
-    let (operator, ada) = (
-        limiter.operator(),
-        By::new("ada", "launch of the new model").unwrap(),
-    );
-    let seen = operator.overrides().await.unwrap();
-    let target = Target::limit("exports");
-    operator.set(&seen, &target, 8, hour, &ada).await.unwrap();
-    let seen = operator.overrides().await.unwrap();
-    operator
-        .pause(
-            &seen,
-            "exports",
-            hour,
-            &By::new("bob", "migration").unwrap(),
-        )
-        .await
-        .unwrap();
-    Busy(all)
+    let starts = limiter.semaphore(starts, "acme");
+    all.push(Box::new(starts.acquire().await.unwrap()));
+    let change = |order: &str, reason: &str| json!({"do": order, "limit": "exports", "for_ms": HOUR_MS, "reason": reason});
+    let mut set = change("set", "launch of the new model");
+    set["value"] = 8.into();
+    scene.changed(set).await;
+    scene.changed(change("pause", "migration")).await;
+    all
 }
 
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn the_overview_shows_limits_overrides_replicas_and_changes() {
     alone(async {
-        let scene = in_memory();
-        let _busy = busy(&scene.limiters[0]).await;
+        let scene = on_redis(3).await;
+        let _busy = busy(&scene).await;
         let (_server, browser) = open(&scene.admin).await;
-        browser.until_text("#answered", "1 of 1 answered").await;
+        browser.until_text("#answered", "3 of 3 answered").await;
         browser.until_text("#you", "ada").await;
         browser.until_text("#log tbody", "migration").await;
         let chat = browser
@@ -102,7 +86,7 @@ fn the_overview_shows_limits_overrides_replicas_and_changes() {
             ("button".into(), "Remove: exports".into())
         );
         for (width, height, scheme, name) in [
-            (1_280, 1_000, "light", "overview-light"),
+            (1_060, 830, "light", "overview-light"),
             (1_280, 1_000, "dark", "overview-dark"),
             (360, 800, "light", "overview-narrow"),
             (360, 800, "dark", "overview-narrow-dark"),
@@ -129,7 +113,7 @@ fn the_overview_shows_limits_overrides_replicas_and_changes() {
 fn a_limit_shows_keys_holders_waiters_and_refusals() {
     alone(async {
         let scene = in_memory();
-        let _busy = busy(&scene.limiters[0]).await;
+        let _busy = busy(&scene).await;
         let (_server, browser) = open(&scene.admin).await;
         browser.until(&row("limits", "chat")).await;
         browser.click("#limits a[href='#limit=chat']").await;
