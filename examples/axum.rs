@@ -295,7 +295,7 @@ async fn socket(
         tokio::select! {
             () = echo(&mut socket) => {}
             () = until(demo.now, Phase::Over) => {}
-            () = slot.lost(), if demo.on_lost == OnLost::Abort => {}
+            _ = slot.lost(), if demo.on_lost == OnLost::Abort => {}
         }
         let _ = socket.send(Message::Close(None)).await;
         drop(hold);

@@ -50,7 +50,7 @@ async fn write(reports: Semaphore, number: u32) -> Result<(), AcquireError> {
     );
     tokio::select! {
         () = sleep(Duration::from_millis(500)) => println!("report {number} is written"),
-        () = permit.lost() => println!("report {number} has lost its slot, and stops"),
+        _ = permit.lost() => println!("report {number} has lost its slot, and stops"),
     }
     Ok(())
 }

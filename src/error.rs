@@ -68,6 +68,13 @@ impl Error for ConfigError {}
 #[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
+    /// Boxed, since the result of each step of a request would be as large as its error.
+    pub(crate) details: Box<AcquireErrorDetails>,
+}
+
+/// The limit that refused, and how it stood.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct AcquireErrorDetails {
     pub(crate) limit_name: Cow<'static, str>,
     /// Of a rate.
     pub(crate) period: Option<Duration>,
@@ -169,6 +176,8 @@ pub enum LostErrorKind {
     HeldTooLong,
     /// The response was unread for as long as [`LimitLayer::idle`](crate::LimitLayer::idle) allows.
     Idle,
+    /// An operator has revoked the permit. The slot stays taken until the permit is dropped.
+    Revoked,
 }
 
 impl LostErrorKind {
@@ -179,11 +188,19 @@ impl LostErrorKind {
             Self::ShutDown => "shut_down",
             Self::HeldTooLong => "max_hold",
             Self::Idle => "idle",
+            Self::Revoked => "revoked",
         }
     }
 }
 
 impl AcquireError {
+    pub(crate) fn new(kind: AcquireErrorKind, details: AcquireErrorDetails) -> Self {
+        Self {
+            kind,
+            details: Box::new(details),
+        }
+    }
+
     /// Returns the reason.
     pub fn kind(&self) -> AcquireErrorKind {
         self.kind
@@ -202,37 +219,37 @@ impl AcquireError {
 
     /// Returns the name of the limit that refused.
     pub fn limit_name(&self) -> &str {
-        &self.limit_name
+        &self.details.limit_name
     }
 
     /// Returns the limit's value for this key.
     pub fn max(&self) -> u32 {
-        self.max
+        self.details.max
     }
 
     /// Returns the slots in use across all replicas, as last reported by the store.
     pub fn in_use(&self) -> u32 {
-        self.in_use
+        self.details.in_use
     }
 
     /// Returns the queued requests across all replicas, as last reported by the store: this one may be among them.
     pub fn waiting(&self) -> u32 {
-        self.waiting
+        self.details.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
     pub fn position(&self) -> Option<u32> {
-        self.place
+        self.details.place
     }
 
     /// Returns how long the request waited.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.details.waited
     }
 
     /// Returns when to retry: exact for a rate or a pause, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.details.retry_after
     }
 }
 
@@ -241,22 +258,22 @@ impl fmt::Debug for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireError")
             .field("kind", &self.kind)
-            .field("limit_name", &self.limit_name)
-            .field("max", &self.max)
-            .field("in_use", &self.in_use)
-            .field("waiting", &self.waiting)
-            .field("position", &self.place)
-            .field("waited", &self.waited)
-            .field("retry_after", &self.retry_after)
+            .field("limit_name", &self.details.limit_name)
+            .field("max", &self.details.max)
+            .field("in_use", &self.details.in_use)
+            .field("waiting", &self.details.waiting)
+            .field("position", &self.details.place)
+            .field("waited", &self.details.waited)
+            .field("retry_after", &self.details.retry_after)
             .finish_non_exhaustive()
     }
 }
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
+        let AcquireErrorDetails {
             limit_name, max, ..
-        } = self;
+        } = &*self.details;
         match self.kind {
             AcquireErrorKind::Full => {
                 write!(f, "limit `{limit_name}` is full: ")?;
@@ -267,7 +284,7 @@ impl fmt::Display for AcquireError {
                 self.write_use(f)
             }
             AcquireErrorKind::TimedOut => {
-                let waited = self.waited;
+                let waited = self.details.waited;
                 write!(
                     f,
                     "limit `{limit_name}` had no free slot within {waited:?}: "
@@ -276,7 +293,7 @@ impl fmt::Display for AcquireError {
             }
             AcquireErrorKind::TooSoon => {
                 write!(f, "rate `{limit_name}` of {max} is used up")?;
-                match self.retry_after {
+                match self.details.retry_after {
                     Some(time) => write!(f, ": it has more in {time:?}"),
                     None => Ok(()),
                 }
@@ -295,7 +312,7 @@ impl fmt::Display for AcquireError {
             }
             AcquireErrorKind::Paused => {
                 write!(f, "limit `{limit_name}` is paused")?;
-                match self.retry_after {
+                match self.details.retry_after {
                     Some(time) => write!(f, " for another {time:?}"),
                     None => Ok(()),
                 }
@@ -311,12 +328,12 @@ impl fmt::Display for AcquireError {
 impl AcquireError {
     /// How many slots are in use, as far as is known, and how many requests wait.
     fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
+        let AcquireErrorDetails {
             max,
             in_use,
             waiting,
             ..
-        } = self;
+        } = &*self.details;
         // While the store is down, or before it has answered, it is only known that there is none.
         write!(f, "{} of {max} slots in use", in_use.max(max))?;
         match waiting {

@@ -43,7 +43,7 @@
 //! let permit = limiter.semaphore(&NIGHTLY, "report").acquire().await?;
 //! tokio::select! {
 //!     () = write_report() => {}
-//!     () = permit.lost() => {} // another process may write it now: better to stop
+//!     _ = permit.lost() => {} // another process may write it now: better to stop
 //! }
 //! permit.release().await?; // confirmed by the store; dropping it releases it in the background
 //! limiter.shutdown(Duration::from_secs(5)).await; // before the process ends
@@ -195,6 +195,7 @@ mod leases;
 mod ledger;
 mod limit;
 mod limiter;
+mod operable;
 #[cfg(feature = "operate")]
 pub mod operate;
 #[cfg_attr(not(feature = "operate"), allow(dead_code, unused_imports))]

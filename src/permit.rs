@@ -113,20 +113,21 @@ impl Permit {
         self.share.release().await
     }
 
-    /// Completes when the permit is lost.
+    /// Completes when the permit is lost, or an operator has revoked it, with the reason.
     ///
-    /// For a permit of an in-memory limiter it only completes when the limiter is shut down.
+    /// A revoked permit keeps its slot until it is dropped: its work should stop soon. For a permit of an in-memory limiter
+    /// it only completes when that is so, or when the limiter is shut down.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future changes nothing.
-    pub async fn lost(&self) {
-        self.share.ended(|_| true).await;
+    pub async fn lost(&self) -> LostErrorKind {
+        self.share.ended(|_| true).await
     }
 
-    /// Returns whether the permit is lost. A lost permit stays lost.
+    /// Returns whether the permit is lost or revoked. It stays so.
     pub fn is_lost(&self) -> bool {
-        self.share.is_lost()
+        self.share.over(|_| true).is_some()
     }
 
     /// Returns until when the permit is certainly held, unless it is renewed before.
@@ -136,7 +137,7 @@ impl Permit {
         let leases = self.share.leases.all();
         let deadlines = leases.iter().map(|lease| lease.deadline());
         let earliest = deadlines.flatten().min();
-        earliest.filter(|_| !self.is_lost())
+        earliest.filter(|_| !self.share.leases.is_lost())
     }
 
     /// Returns how long it took to acquire the permit.
@@ -204,10 +205,6 @@ impl Share {
         self.leases.set_unread(since);
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.leases.is_lost()
-    }
-
     /// Whether a slot is over for a reason that `counts`.
     pub(crate) fn over(&self, counts: impl Fn(LostErrorKind) -> bool) -> Option<LostErrorKind> {
         self.leases.over(counts)
@@ -259,17 +256,17 @@ impl WeakShare {
         self.keepers.upgrade()?.id_of(&self.leases)
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.leases.is_lost()
+    pub(crate) fn is_over(&self) -> bool {
+        self.leases.over(|_| true).is_some()
     }
 
-    /// Completes when a slot is lost. If the slots are released first, never.
-    pub(crate) async fn lost(&self) {
+    /// Completes when a slot is over. If the slots are released first, never.
+    pub(crate) async fn ended(&self) -> LostErrorKind {
         let attend = || {
             if let Some(share) = self.upgrade() {
                 share.keepers.attend(&share.leases);
             }
         };
-        self.leases.ended(attend, |_| true).await;
+        self.leases.ended(attend, |_| true).await
     }
 }

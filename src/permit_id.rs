@@ -33,6 +33,11 @@ impl PermitId {
         Self { member, tenure }
     }
 
+    #[cfg(feature = "operate")]
+    pub(crate) fn tenure(&self) -> u64 {
+        self.tenure
+    }
+
     /// Its name in the store.
     #[cfg_attr(not(all(feature = "operate", feature = "redis")), allow(dead_code))]
     pub(crate) fn member(&self) -> MemberId {

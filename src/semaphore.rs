@@ -324,7 +324,7 @@ impl Inner {
     fn complete(&self, mut error: AcquireError) -> AcquireError {
         let mut all = self.all();
         let refused = all.find(|bound| bound.limit.name() == error.limit_name());
-        error.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
+        error.details.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
         error
     }
 

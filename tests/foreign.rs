@@ -38,6 +38,7 @@ use tower::{Layer as _, Service, ServiceExt, service_fn};
 use tower_turnstile::{
     AcquireErrorKind, Hold, Key, Limit, LimitLayer, Limiter, LimiterBuilder, Mode, OnLost, Permit,
     Slot,
+    operate::{By, KeyDigest, Operator, Revocation, Target},
 };
 use tracing::{
     Event, Level, Metadata as CallSite, Subscriber,
@@ -612,6 +613,30 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     });
 }
 
+/// What operators do, and the events that it causes.
+async fn steered(server: &RedisServer, limiter: &Limiter) {
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    let by = By::new("ada", "a test").unwrap();
+    let starts = Limit::rate("starts", 5, Duration::from_secs(1));
+    let _ = caught(limiter.semaphore(&starts, "key").acquire()).await;
+    // A rate has no such value, which only its replicas know.
+    let target = Target::digest("starts", KeyDigest::of("starts", "key"));
+    let seen = operator.overrides().await.unwrap();
+    let set = operator.set(&seen, &target, 0, PATIENT, &by);
+    set.await.unwrap();
+    until_told("an override does not apply").await;
+    let permit = held(limiter, &Limit::concurrent("job", 3)).await;
+    let whose = Revocation::Permit(permit.id().unwrap());
+    operator.revoke(&whose, &by).await.unwrap();
+    until_told("an operator has revoked permits").await;
+    until_told("revoked").await;
+    let_go();
+    drop(permit);
+    server.cli(&["SET", "turnstile:control", "text"]);
+    server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    until_told("the overrides of operators are not as they should be").await;
+}
+
 /// A server that ends connections with a subscription at the first large reply.
 fn small_buffers(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     let limit_subscribers =
@@ -672,10 +697,9 @@ fn all_foreign_code_may_call_back() {
         let limiter = ends.block_on(builder().connect(&server.url())).unwrap();
         let semaphore = limiter.semaphore(&PROBE, "kept");
         let kept = ends.block_on(caught(semaphore.acquire())).unwrap();
-        drop((semaphore, limiter));
-        drop(ends);
-        runtime.block_on(until_told(DROPPED));
+        drop((semaphore, limiter, ends));
         drop(kept);
+        runtime.block_on(until_told(DROPPED));
     });
     run("with operators who may not ask", |runtime| {
         let server = RedisServer::start();
@@ -684,6 +708,14 @@ fn all_foreign_code_may_call_back() {
         let limiter = runtime.block_on(operable.connect(&server.url())).unwrap();
         scene().limiters.push(limiter.clone());
         runtime.block_on(until_told(INOPERABLE));
+        runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
+    });
+    run("with operators", |runtime| {
+        let server = RedisServer::start();
+        let operable = builder().operable();
+        let limiter = runtime.block_on(operable.connect(&server.url())).unwrap();
+        scene().limiters.push(limiter.clone());
+        runtime.block_on(steered(&server, &limiter));
         runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
     });
     let scene = scene();

@@ -438,7 +438,7 @@ const LAYERS: [&[&str]; 9] = [
         "test_util",
     ],
     &["keeper"],
-    &["store", "telemetry", "leases"],
+    &["operable", "store", "telemetry", "leases"],
     &["overrides"],
     &["limit", "home.rs", "repoll.rs"],
     &[
@@ -825,9 +825,9 @@ fn figures() {
     let longest = whole.iter().max_by_key(|source| source.lines).unwrap();
     println!("longest: {} {}", longest.name, longest.lines);
     // They may only become fewer.
-    assert!(keeper.len() <= 32 && restricted <= MOST_RESTRICTED && longest.lines <= 550);
+    assert!(keeper.len() <= 26 && restricted <= MOST_RESTRICTED && longest.lines <= 550);
 }
 
 /// Items of the keeper that are visible beyond their module and not everywhere: mostly functions that another file of
 /// the same folder calls.
-const MOST_RESTRICTED: usize = 403;
+const MOST_RESTRICTED: usize = 385;

@@ -163,6 +163,7 @@ pub(super) fn details(seen: &Seen<Details>, subject: &Subject, count: usize) -> 
     let permits = List::new(permits, |row| match row.state {
         PermitState::Held => take(&mut holders),
         PermitState::Waiting => take(&mut waiters),
+        PermitState::Ended => false,
     });
     to_json(&DetailsAnswer {
         age: Age::of(seen),

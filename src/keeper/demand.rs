@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
+pub(crate) use crate::limit::LimitId;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
@@ -12,10 +13,6 @@ use crate::{
     limit::Limit,
     status::Quota,
 };
-
-/// The number of a limit in its limiter: all keepers of the limiter know it by the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LimitId(pub usize);
 
 /// The demand on one limit.
 #[derive(Clone, Debug)]

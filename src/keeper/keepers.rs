@@ -12,16 +12,12 @@ use std::{
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-#[cfg(feature = "operate")]
-use super::attendant::Attendant;
 use super::{
     core::{Bounds, Core},
     demand::{Leg, LimitId, Taken},
     effects::{Confirmation, Inquiry},
     lock::{Afterwards, Keeper},
 };
-#[cfg(feature = "operate")]
-use crate::overrides::LocalRecord;
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
@@ -35,6 +31,8 @@ use crate::{
     sync::LockMarker,
     telemetry::LimitMeter,
 };
+#[cfg(feature = "operate")]
+use crate::{operable::ControlTask, overrides::LocalRecord};
 
 /// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
 pub(crate) struct Keepers {
@@ -326,15 +324,15 @@ impl Keepers {
             all.released += report.released;
             all.lost += report.lost;
         }
-        self.first().attendant.leave().await;
+        self.first().control.leave().await;
         all
     }
 
-    /// Has something work beside the drivers, from now on, for as long as there is a limiter or a permit.
+    /// Has this task listen to operators from now on, for as long as there is a limiter or a permit.
     #[cfg(feature = "operate")]
-    pub(crate) fn accompany(&self, attendant: &Arc<dyn Attendant>) {
+    pub(crate) fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
         for keeper in &self.all {
-            keeper.attendant.set(attendant.clone());
+            keeper.control.set(task.clone());
         }
     }
 

@@ -12,7 +12,6 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use super::{
-    attendant::Seat,
     context::Settings,
     core::Core,
     driver::{DriverState, KeptSession},
@@ -21,6 +20,7 @@ use super::{
 use crate::{
     home::{DedicatedThread, Home},
     ledger::ReplicaId,
+    operable::Control,
     part::PARTS,
     store::{Session, Store},
     sync::LockMarker,
@@ -43,7 +43,7 @@ pub(crate) struct Keeper {
     pub store_meter: StoreMeter,
     /// Notified after each step of a keeper that is shutting down.
     pub changed: Notify,
-    pub(super) attendant: Seat,
+    pub(super) control: Control,
 }
 
 /// The state under the lock.
@@ -74,7 +74,7 @@ impl Keeper {
             replica,
             store_meter,
             changed: Notify::new(),
-            attendant: Seat::default(),
+            control: Control::default(),
         })
     }
 

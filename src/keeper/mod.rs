@@ -15,15 +15,12 @@
 //! | `queue` | one ledger as this process knows it, with its own permits and requests |
 //! | `context` | what all queues share: settings, the time, timers, counts, effects |
 //! | `effects` | what a step leaves to be done once the lock is free |
-//! | `attendant` | what works beside the drivers |
-//! | `look`, `refusals` | what operators may see, and the last refusals |
 //! | `demand` | what a request asks for, and what it gets |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether the books agree |
 //!
 //! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. What works without the lock, leases and pools, is in
 //! [`leases`](crate::leases).
 
-mod attendant;
 mod context;
 mod core;
 mod demand;
@@ -31,26 +28,13 @@ mod driver;
 mod effects;
 mod keepers;
 mod lock;
-#[cfg(feature = "operate")]
-mod look;
 mod queue;
-#[cfg(feature = "operate")]
-mod refusals;
-#[cfg(not(feature = "operate"))]
-#[path = "no_refusals.rs"]
-mod refusals;
 mod request;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "operate")]
-pub(crate) use self::{
-    attendant::Attendant,
-    look::{Cursor, EntryLook, Visitor},
-    refusals::{MAX_REFUSALS, RefusalNote},
-};
 pub(crate) use self::{
     context::Settings,
     core::Bounds,

@@ -25,7 +25,7 @@ use crate::{
 /// async fn report(slot: Slot) -> &'static str {
 ///     tokio::select! {
 ///         answer = work() => answer,
-///         () = slot.lost() => "another request may run in its place: better to stop here",
+///         _ = slot.lost() => "another request may run in its place: better to stop here",
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }

@@ -190,7 +190,7 @@ impl<B> fmt::Debug for ResponseBody<B> {
 ///
 /// The slot was lost, with [`OnLost::Abort`](super::OnLost::Abort), ended by a
 /// [shutdown](super::LimitLayer::at_shutdown), or reached a bound ([`LimitLayer::max_hold`](super::LimitLayer::max_hold),
-/// [`LimitLayer::idle`](super::LimitLayer::idle)).
+/// [`LimitLayer::idle`](super::LimitLayer::idle)), or an operator has revoked it.
 #[derive(Debug)]
 pub struct LostError(LostErrorKind);
 
@@ -208,6 +208,7 @@ impl fmt::Display for LostError {
             LostErrorKind::ShutDown => "the limiter was shut down before this response had ended",
             LostErrorKind::HeldTooLong => "this response held its slot for too long",
             LostErrorKind::Idle => "this response held its slot and was not read for too long",
+            LostErrorKind::Revoked => "an operator has ended this response",
         })
     }
 }

@@ -39,6 +39,9 @@ pub(super) struct Terms {
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
 
+/// Whether there are operators.
+const MAY_BE_REVOKED: bool = cfg!(feature = "operate");
+
 impl Terms {
     /// Takes the stricter of both terms.
     #[cfg(feature = "config")]
@@ -62,7 +65,7 @@ impl Terms {
     /// Whether a response may have to end with its slot.
     pub(super) fn may_end_early(&self) -> bool {
         let may_abort = [self.on_lost, self.at_shutdown()].contains(&OnLost::Abort);
-        may_abort || !self.bounds.is_none()
+        may_abort || !self.bounds.is_none() || MAY_BE_REVOKED
     }
 
     /// Why responses may end with their slots.
@@ -72,6 +75,7 @@ impl Terms {
             (LostErrorKind::ShutDown, self.ends(LostErrorKind::ShutDown)),
             (LostErrorKind::HeldTooLong, self.bounds.max_hold.is_some()),
             (LostErrorKind::Idle, self.bounds.idle.is_some()),
+            (LostErrorKind::Revoked, MAY_BE_REVOKED),
         ]
         .into_iter()
         .filter_map(|(kind, is_possible)| is_possible.then_some(kind))
@@ -82,7 +86,7 @@ impl Terms {
         match kind {
             LostErrorKind::Lost => self.on_lost == OnLost::Abort,
             LostErrorKind::ShutDown => self.at_shutdown() == OnLost::Abort,
-            LostErrorKind::HeldTooLong | LostErrorKind::Idle => true,
+            LostErrorKind::HeldTooLong | LostErrorKind::Idle | LostErrorKind::Revoked => true,
         }
     }
 }

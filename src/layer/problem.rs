@@ -110,6 +110,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
+        RefusalKind::Revoked => "an operator has ended the call".into(),
         RefusalKind::Unavailable | RefusalKind::Misconfigured => {
             "the limit cannot be checked at the moment".into()
         }

@@ -54,6 +54,8 @@ pub enum RefusalKind {
     ///
     /// The call was cancelled.
     HeldTooLong,
+    /// An operator has revoked the permit before the service answered, and the call was cancelled.
+    Revoked,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses, or there is no Tokio runtime. The log has the details.
@@ -104,7 +106,7 @@ impl Refusal {
             retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
             ..self
         };
-        refusal.with_quotas(error.quotas.clone())
+        refusal.with_quotas(error.details.quotas.clone())
     }
 
     /// Puts the retry off until none of the request's limits is used up: an earlier one would only meet the next refusal.
@@ -195,6 +197,7 @@ impl RefusalKind {
             Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
             Self::Lost => LostErrorKind::Lost.as_str(),
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
+            Self::Revoked => LostErrorKind::Revoked.as_str(),
             Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
             Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
             Self::Paused => AcquireErrorKind::Paused.as_str(),
@@ -243,6 +246,7 @@ impl From<LostErrorKind> for RefusalKind {
             LostErrorKind::ShutDown => Self::ShutDown,
             // Before there is a response it cannot lie unread.
             LostErrorKind::HeldTooLong | LostErrorKind::Idle => Self::HeldTooLong,
+            LostErrorKind::Revoked => Self::Revoked,
         }
     }
 }
@@ -272,6 +276,7 @@ mod tests {
     use tonic_types::StatusExt;
 
     use super::*;
+    use crate::error::AcquireErrorDetails;
 
     const CHAT: Limit = Limit::concurrent("chat", 5);
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
@@ -282,12 +287,12 @@ mod tests {
             reset: hint,
             ..limit.quota(limit.max())
         };
-        let error = AcquireError {
+        let details = AcquireErrorDetails {
             retry_after: hint,
             quotas: vec![quota],
-            ..limit.acquire_error(kind)
+            ..limit.error_details()
         };
-        refused(limit, &error)
+        refused(limit, &AcquireError::new(kind, details))
     }
 
     fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
@@ -306,15 +311,16 @@ mod tests {
 
     #[test]
     fn a_request_that_left_the_queue_has_its_last_numbers() {
-        let error = AcquireError {
+        let details = AcquireErrorDetails {
             max: 7,
             in_use: 7,
             waiting: 4,
             place: Some(3),
             waited: Duration::from_millis(1_500),
             retry_after: None,
-            ..CHAT.acquire_error(AcquireErrorKind::TimedOut)
+            ..CHAT.error_details()
         };
+        let error = AcquireError::new(AcquireErrorKind::TimedOut, details);
         let refusal = refused(&CHAT, &error);
         assert_eq!((refusal.max(), refusal.position()), (7, Some(3)));
         let expected = json!({

@@ -8,6 +8,7 @@ use futures_util::future::select_all;
 use http::Extensions;
 
 use crate::{
+    error::LostErrorKind,
     permit::{Share, WeakShare},
     permit_id::PermitId,
 };
@@ -30,7 +31,7 @@ use crate::{
 /// async fn report(slot: Slot) -> &'static str {
 ///     tokio::select! {
 ///         answer = work() => answer,
-///         () = slot.lost() => "stopped: another request may run in our place",
+///         _ = slot.lost() => "stopped: another request may run in our place",
 ///     }
 /// }
 /// # async fn work() -> &'static str { "done" }
@@ -79,22 +80,23 @@ impl Slot {
         self.shares().find_map(WeakShare::id)
     }
 
-    /// Returns whether the slot was lost while it was held.
+    /// Returns whether the slot was lost while it was held, or an operator has revoked it.
     ///
     /// Its lease has ended in the store, or a bound of the layer was reached
     /// ([`max_hold`](super::LimitLayer::max_hold), [`idle`](super::LimitLayer::idle)), and another request may run in its
     /// place. A lost slot stays lost.
     pub fn is_lost(&self) -> bool {
-        self.shares().any(WeakShare::is_lost)
+        self.shares().any(WeakShare::is_over)
     }
 
-    /// Completes when the slot is lost. If it is released first, it never completes.
+    /// Completes when the slot is lost, or an operator has revoked it, with the reason. If it is released first, it never
+    /// completes.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future changes nothing.
-    pub async fn lost(&self) {
-        any(self.shares().map(WeakShare::lost)).await;
+    pub async fn lost(&self) -> LostErrorKind {
+        any(self.shares().map(WeakShare::ended)).await
     }
 
     /// Of this layer and those around it.
@@ -105,11 +107,11 @@ impl Slot {
 }
 
 /// Completes with the first of them. If there are none, never.
-async fn any<F: Future>(futures: impl Iterator<Item = F>) {
+async fn any<F: Future>(futures: impl Iterator<Item = F>) -> F::Output {
     let futures: Vec<_> = futures.map(Box::pin).collect();
     match futures.is_empty() {
         true => pending().await,
-        false => drop(select_all(futures).await),
+        false => select_all(futures).await.0,
     }
 }
 
@@ -158,16 +160,18 @@ impl Hold {
 
     /// Returns whether the slot was lost. See [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
-        self.0.iter().any(Share::is_lost)
+        self.0.iter().any(|share| share.over(|_| true).is_some())
     }
 
-    /// Completes when the slot is lost.
+    /// Completes when the slot is lost, or an operator has revoked it, with the reason.
+    ///
+    /// A revoked slot stays taken until this is dropped.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future changes nothing.
-    pub async fn lost(&self) {
-        any(self.0.iter().map(|share| share.ended(|_| true))).await;
+    pub async fn lost(&self) -> LostErrorKind {
+        any(self.0.iter().map(|share| share.ended(|_| true))).await
     }
 }
 

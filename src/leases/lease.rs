@@ -68,6 +68,8 @@ pub(crate) trait Recycle: Send + Sync {
 ///   come first.
 /// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the last
 ///   owner of that permit: [`Owners::leave`] orders them.
+/// - `revoked` names a tenure, so that whoever reads it for a later permit finds that it is not meant, however late the
+///   order came. That a watcher sees it is due to [`tell`](Self::tell), as with any end.
 /// - `unread_us` and `tenure_us` are times, and nothing else is read by them. A keeper that sees one a moment late revokes
 ///   a permit, or measures how long it was held, by that moment.
 ///
@@ -88,6 +90,9 @@ pub(crate) struct Lease {
     tenure_us: AtomicU64,
     /// Whether it may go to the pool without a step of the keeper.
     reusable: AtomicBool,
+    /// The tenure of the permit that an operator has revoked, and one; 0: none.
+    #[cfg(feature = "operate")]
+    revoked: AtomicU64,
     watchers: Notify,
     label: LabelSlot,
 }
@@ -111,6 +116,8 @@ impl Lease {
             owners: Owners::one(),
             tenure_us: AtomicU64::new(IDLE_NOW),
             reusable: AtomicBool::new(false),
+            #[cfg(feature = "operate")]
+            revoked: AtomicU64::new(0),
             watchers: Notify::new(),
             label: LabelSlot::new(),
         }
@@ -166,6 +173,7 @@ impl Lease {
             LostErrorKind::HeldTooLong => HELD_TOO_LONG,
             LostErrorKind::Idle => IDLE,
             LostErrorKind::ShutDown => SHUT_DOWN,
+            LostErrorKind::Revoked => unreachable!("the lease of a revoked permit goes on"),
         };
         self.change(|old| (!matches!(old, HELD_TOO_LONG | IDLE)).then_some(over));
     }
@@ -220,7 +228,7 @@ impl Lease {
     /// Whether it is over, and why.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
         if !self.is_lost() {
-            return None;
+            return self.is_revoked().then_some(LostErrorKind::Revoked);
         }
         Some(match self.until_us.load(Ordering::Acquire) {
             HELD_TOO_LONG => LostErrorKind::HeldTooLong,
@@ -228,6 +236,23 @@ impl Lease {
             SHUT_DOWN => LostErrorKind::ShutDown,
             _ => LostErrorKind::Lost,
         })
+    }
+
+    /// Revokes the permit of this tenure. Its lease goes on, and is renewed, until its owners are gone: so a revoked permit
+    /// never runs on without a slot. Its watchers are to be [woken](Self::tell) then.
+    #[cfg(feature = "operate")]
+    pub(crate) fn revoke(&self, tenure: u64) {
+        // An order for an earlier permit that comes late must not undo one for a later permit.
+        self.revoked.fetch_max(tenure + 1, Ordering::AcqRel);
+    }
+
+    /// Whether the permit that has it now is revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        #[cfg(feature = "operate")]
+        let is_revoked = self.revoked.load(Ordering::Acquire) == self.owners.tenure() + 1;
+        #[cfg(not(feature = "operate"))]
+        let is_revoked = false;
+        is_revoked
     }
 
     /// Makes all watchers look at it. Not to be called under a lock: it wakes tasks.

@@ -106,7 +106,7 @@ impl Leases {
         }
     }
 
-    /// Whether one of them is lost.
+    /// Whether one of them is lost: it may be another permit's.
     pub(crate) fn is_lost(&self) -> bool {
         self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
     }

@@ -13,3 +13,7 @@ pub use self::{
     limits::Limits,
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};
+
+/// The number of a limit in its limiter: all keepers of the limiter know it by the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LimitId(pub usize);

@@ -117,7 +117,7 @@ pub struct PermitRow {
     pub key_text: Option<String>,
     /// Its id, which the store, logs and [`Permit::id`](crate::Permit::id) have too.
     pub id: PermitId,
-    /// Whether it is held or waits.
+    /// Whether it is held, waits, or has been ended.
     pub state: PermitState,
     /// For how long it has been held, or has waited, in milliseconds.
     pub age_ms: u64,
@@ -144,6 +144,8 @@ pub enum PermitState {
     Held,
     /// It waits.
     Waiting,
+    /// It was held until an operator revoked it.
+    Ended,
 }
 
 /// A key of a limit, over all replicas.

@@ -106,6 +106,10 @@ impl By {
         Ok(Self { author, reason })
     }
 
+    pub(super) fn texts(&self) -> (&str, &str) {
+        (&self.author, &self.reason)
+    }
+
     pub(super) fn note(&self, what: What) -> Note {
         Note {
             author: self.author.clone(),

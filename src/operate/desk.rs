@@ -2,6 +2,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::HashSet,
     sync::{Arc, OnceLock, Weak},
 };
 
@@ -12,13 +13,16 @@ use super::{
     answer::{KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
     digest::KeyDigest,
     hook::Hook,
-    walk::{Count, Counts, Keys, Permits, walk},
-    wire::{Answer, Ask, Body, Of, VERSION},
+    revoke::{Revocation, Whose, revoke},
+    walk::{Count, Counts, Keys, Permits, Which, walk},
+    wire::{Answer, Ask, Body, Of, Order, VERSION},
 };
 use crate::{
-    keeper::{Keepers, LimitId, MAX_REFUSALS, RefusalNote},
+    keeper::{Keepers, LimitId},
     key::Key,
+    leases::Label,
     limit::{Limit, Mode},
+    operable::{MAX_REFUSALS, RefusalNote},
     permit_id::PermitId,
 };
 
@@ -88,6 +92,9 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
+            Ask::Revoke(order) => {
+                Body::Permits(fitting(self.revoke(&keepers, order).await, &mut left_out))
+            }
             Ask::ReadAgain => return None,
         };
         Some(Answer {
@@ -154,14 +161,57 @@ impl Desk {
             },
             age_ms: age_ms(permit.since, now),
             place: permit.place,
-            label: permit
-                .label
-                .map(|label| label.to_string())
-                .unwrap_or_default(),
+            label: text_of(permit.label),
             replica: String::new(),
             replica_label: String::new(),
         });
         (rows.collect(), left_out)
+    }
+
+    async fn revoke(&self, keepers: &Keepers, order: &Order) -> Vec<PermitRow> {
+        let whose = match &order.whose {
+            Revocation::Permit(id) => Whose::Among(HashSet::from([*id])),
+            Revocation::Key { limit, key } => match number_of(keepers, limit) {
+                Some(number) => {
+                    let (limit, key) = (limit.clone(), Some(*key));
+                    Whose::OfKey(Which::new(number, &Of { limit, key }))
+                }
+                None => return Vec::new(),
+            },
+            Revocation::Replica(id) if *id == self.replica => Whose::Everybody,
+            Revocation::Replica(_) => return Vec::new(),
+        };
+        let revoked = revoke(keepers, whose).await;
+        if !revoked.is_empty() {
+            tracing::warn!(
+                replica = self.label,
+                permits = revoked.len(),
+                whose = ?order.whose,
+                author = order.author,
+                reason = order.reason,
+                "an operator has revoked permits"
+            );
+        }
+        let limits = keepers.members()[0].peek(|core| core.all_limits());
+        let now = Instant::now();
+        let rows = revoked.into_iter().map(|(held, state)| {
+            let limit = limits[held.limit.0].0.name();
+            let id = held.id;
+            tracing::debug!(limit, %id, ?state, "revoked");
+            PermitRow {
+                limit: limit.to_owned(),
+                key: KeyDigest::of(limit, &held.key),
+                key_text: self.key_text(&held.key),
+                id,
+                state,
+                age_ms: age_ms(held.since, now),
+                place: 0,
+                label: text_of(held.lease.label()),
+                replica: String::new(),
+                replica_label: String::new(),
+            }
+        });
+        rows.collect()
     }
 
     async fn keys(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> (Vec<KeyRow>, u64) {
@@ -202,10 +252,7 @@ impl Desk {
                 in_use: note.in_use,
                 waiting: note.waiting,
                 waited_ms: note.waited.as_millis() as u64,
-                label: note
-                    .label
-                    .map(|label| label.to_string())
-                    .unwrap_or_default(),
+                label: text_of(note.label),
                 replica: String::new(),
                 replica_label: String::new(),
             }
@@ -263,6 +310,10 @@ pub(super) fn mode_text(mode: Mode) -> &'static str {
         Mode::Shadow => "shadow",
         Mode::Off => "off",
     }
+}
+
+fn text_of(label: Option<Label>) -> String {
+    label.map(|label| label.to_string()).unwrap_or_default()
 }
 
 fn age_ms(since: Instant, now: Instant) -> u64 {

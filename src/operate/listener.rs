@@ -32,9 +32,9 @@ use super::{
     wire::{Ask, Message, VERSION},
 };
 use crate::{
-    keeper::Attendant,
     ledger::ReplicaId,
     limiter::Limiter,
+    operable::ControlTask,
     store::{StoreError, redis::control::Control},
 };
 
@@ -106,14 +106,14 @@ pub(crate) async fn listen(
         over: Notify::new(),
     }));
     if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
-        listener.attend(&runtime);
+        listener.run_on(&runtime);
     }
-    let listener: Arc<dyn Attendant> = Arc::new(listener);
-    limiter.keepers().accompany(&listener);
+    let listener: Arc<dyn ControlTask> = Arc::new(listener);
+    limiter.keepers().set_control_task(&listener);
 }
 
-impl Attendant for Listener {
-    fn attend(&self, runtime: &Handle) {
+impl ControlTask for Listener {
+    fn run_on(&self, runtime: &Handle) {
         if !self.0.has_left.load(Relaxed) && !self.0.runs.swap(true, Relaxed) {
             let running = Running(self.0.clone());
             runtime.spawn(async move { running.0.run().await });

@@ -91,6 +91,24 @@ impl Collected {
         all
     }
 
+    /// Those that still run first.
+    pub(super) fn revoked(self) -> Answers<PermitRow> {
+        let mut all = self.head();
+        for answer in self.answers {
+            let Body::Permits(rows) = answer.body else {
+                continue;
+            };
+            all.rows.extend(rows.into_iter().map(|row| PermitRow {
+                replica: answer.replica.clone(),
+                replica_label: answer.label.clone(),
+                ..row
+            }));
+        }
+        all.rows
+            .sort_by_key(|row: &PermitRow| (row.state, std::cmp::Reverse(row.age_ms)));
+        all
+    }
+
     /// The longest queues first.
     pub(super) fn keys(self, limit: &str) -> Answers<KeyRow> {
         let mut all = self.head();

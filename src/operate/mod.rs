@@ -51,6 +51,7 @@
 // | `desk`, `walk` | what a process answers, and how it finds that out |
 // | `roster`, `roster.lua` | which replicas there are |
 // | `steer`, `changes` | what operators change: values, modes and pauses, for a time; what they say and are told |
+// | `revoke` | permits that are ended by their replicas |
 // | `confirm` | which replicas have put a change in force |
 // | `record`, `follow` | the record of that in the store; a replica follows it |
 // | `hook` | what a replica does about the record of what operators decided |
@@ -85,6 +86,7 @@ mod operator;
 mod record;
 #[cfg(feature = "redis")]
 mod remote;
+mod revoke;
 #[cfg(feature = "redis")]
 mod roster;
 mod steer;
@@ -105,5 +107,6 @@ pub use self::{
     digest::{KeyDigest, ParseKeyDigestError},
     error::{OperateError, OperateErrorKind},
     operator::Operator,
+    revoke::Revocation,
 };
 pub use crate::overrides::{Override, Setting, Target, What};

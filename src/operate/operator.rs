@@ -186,7 +186,7 @@ impl Operator {
         }
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
+    pub(super) async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
         match &self.0 {
             Place::Here(desk) => {
                 let answer = desk.answer(0, &ask).await.ok_or_else(gone)?;

@@ -9,10 +9,11 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::{digest::KeyDigest, wire::Of};
 use crate::{
-    keeper::{Cursor, EntryLook, Keepers, LimitId, Visitor},
+    keeper::{Keepers, LimitId},
     key::Key,
     leases::Label,
     ledger::{MemberId, ReplicaId, Seq},
+    operable::{Cursor, EntryLook, Visitor},
     status::Usage,
 };
 
@@ -80,14 +81,14 @@ impl<T: Ranked> Top<T> {
 }
 
 /// Which queues count.
-struct Which {
+pub(super) struct Which {
     limit: LimitId,
     limit_name: String,
     key: Option<(KeyDigest, String)>,
 }
 
 impl Which {
-    fn new(limit: LimitId, of: &Of) -> Self {
+    pub(super) fn new(limit: LimitId, of: &Of) -> Self {
         Self {
             limit,
             limit_name: of.limit.clone(),
@@ -95,7 +96,7 @@ impl Which {
         }
     }
 
-    fn counts(&self, limit: LimitId, key: &Key, ledger: &str) -> bool {
+    pub(super) fn counts(&self, limit: LimitId, key: &Key, ledger: &str) -> bool {
         let is_key = || match &self.key {
             None => true,
             // In memory ledgers have no names.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     answer::{KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     digest::KeyDigest,
+    revoke::Revocation,
 };
 
 /// Format of messages. A replica ignores those of another one.
@@ -36,6 +37,8 @@ pub(super) enum Ask {
     Permits(Of),
     Keys(Of),
     Refusals(Of),
+    /// To revoke permits.
+    Revoke(Order),
     /// The operators' record has changed.
     ReadAgain,
 }
@@ -47,6 +50,15 @@ pub(super) struct Of {
     pub limit: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeyDigest>,
+}
+
+/// An order to revoke permits. Author and reason are logged by those that obey.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Order {
+    pub whose: Revocation,
+    pub author: String,
+    pub reason: String,
 }
 
 /// A replica's answer.

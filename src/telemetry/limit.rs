@@ -76,6 +76,7 @@ struct Ends {
     shut_down: Series<Counter>,
     max_hold: Series<Counter>,
     idle: Series<Counter>,
+    revoked: Series<Counter>,
 }
 
 impl LimitMeter {
@@ -215,7 +216,7 @@ impl LimitMeter {
         match kind {
             LostErrorKind::HeldTooLong => Some(&self.expired_max_hold),
             LostErrorKind::Idle => Some(&self.expired_idle),
-            LostErrorKind::Lost | LostErrorKind::ShutDown => None,
+            LostErrorKind::Lost | LostErrorKind::ShutDown | LostErrorKind::Revoked => None,
         }
     }
 
@@ -271,6 +272,7 @@ impl Ends {
             shut_down: by(LostErrorKind::ShutDown),
             max_hold: by(LostErrorKind::HeldTooLong),
             idle: by(LostErrorKind::Idle),
+            revoked: by(LostErrorKind::Revoked),
         }
     }
 
@@ -280,6 +282,7 @@ impl Ends {
             LostErrorKind::ShutDown => &self.shut_down,
             LostErrorKind::HeldTooLong => &self.max_hold,
             LostErrorKind::Idle => &self.idle,
+            LostErrorKind::Revoked => &self.revoked,
         }
     }
 }

@@ -13,6 +13,7 @@ mod ids;
 mod labels;
 mod memory;
 mod questions;
+mod revoking;
 mod rights;
 mod scene;
 mod steering;

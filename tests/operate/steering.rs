@@ -368,3 +368,34 @@ async fn in_a_cluster_one_record_is_for_all_nodes() {
         until_max(semaphore, 2).await;
     }
 }
+
+/// Slots that lie idle are taken without a step of the keeper, and so are those that are given back during the pause.
+#[tokio::test]
+async fn a_pause_holds_for_slots_that_are_reused() {
+    let server = RedisServer::start();
+    let in_memory = Limiter::in_memory();
+    let (mut limiters, remote) = replicas(&server, 1).await;
+    let with_store = (limiters.remove(0), remote);
+    for (limiter, operator) in [(in_memory.clone(), in_memory.operator()), with_store] {
+        let jobs = JOBS.reuse();
+        let semaphore = limiter.semaphore(&jobs, "acme");
+        let held = semaphore.acquire().await.unwrap();
+        let idle = semaphore.acquire().await.unwrap();
+        drop(idle);
+        let seen = seen(&operator).await;
+        let outcome = operator.pause(&seen, "jobs", HOUR, &ada()).await.unwrap();
+        assert_eq!(outcome, Outcome::Done { replicas: 1 });
+        for _ in 0..3 {
+            let error = semaphore.acquire().await.unwrap_err();
+            assert_eq!(error.kind(), AcquireErrorKind::Paused);
+        }
+        drop(held);
+        for _ in 0..3 {
+            let error = semaphore.acquire().await.unwrap_err();
+            assert_eq!(error.kind(), AcquireErrorKind::Paused);
+        }
+        let seen = self::seen(&operator).await;
+        operator.unset(&seen, &self::jobs(), &ada()).await.unwrap();
+        drop(semaphore.acquire().await.unwrap());
+    }
+}

@@ -23,7 +23,7 @@ use nix::{
 use tokio::{runtime, sync::Semaphore, time::sleep};
 use tokio_test::assert_pending;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot};
+use tower_turnstile::{Limit, Limiter, LimiterBuilder, Permit, Slot, layer::LostErrorKind};
 
 use crate::support::redis_server::RedisServer;
 
@@ -41,7 +41,7 @@ fn settings() -> LimiterBuilder {
 
 /// Whether a loss was noticed before the work was done. `begun` is called when both were polled: a process that is stopped
 /// between the two polls finds its work done before it looks at the permit again.
-async fn is_lost_first(lost: impl Future<Output = ()>, begun: impl FnOnce()) -> bool {
+async fn is_lost_first(lost: impl Future<Output = LostErrorKind>, begun: impl FnOnce()) -> bool {
     let mut work = pin!(sleep(WORK));
     let mut begun = Some(begun);
     let work = future::poll_fn(|cx| {
@@ -53,7 +53,7 @@ async fn is_lost_first(lost: impl Future<Output = ()>, begun: impl FnOnce()) -> 
     });
     tokio::select! {
         biased;
-        () = lost => true,
+        _ = lost => true,
         () = work => false,
     }
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
-use tower_turnstile::{Mode, operate::KeyDigest};
+use tower_turnstile::{
+    Mode, PermitId,
+    operate::{KeyDigest, Revocation},
+};
 
 use crate::change::length;
 
@@ -120,11 +123,51 @@ pub(crate) enum Change {
         #[command(flatten)]
         signature: Signature,
     },
+    /// Ends permits that are held: responses end with an error, jobs are told.
+    Revoke {
+        #[command(flatten)]
+        whose: Whose,
+        #[command(flatten)]
+        caller: MaybeCaller,
+        #[command(flatten)]
+        signature: Signature,
+    },
     /// Takes back the latest change.
     Undo {
         #[command(flatten)]
         signature: Signature,
     },
+}
+
+/// Whose permits: one, those of a caller under a limit, or those of a replica.
+#[derive(Debug, Group)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Whose {
+    /// Id of the permit.
+    permit: Option<PermitId>,
+    /// Name of the limit under which one caller's permits are meant.
+    #[arg(long)]
+    limit: Option<String>,
+    /// Id of the replica.
+    #[arg(long)]
+    replica: Option<String>,
+}
+
+impl Whose {
+    /// `None`: a limit goes with a caller, and a caller with a limit.
+    pub(crate) fn revocation(&self, caller: &MaybeCaller) -> Option<Revocation> {
+        match (self.permit, &self.limit, &self.replica) {
+            (Some(permit), None, None) if caller.is_all() => Some(Revocation::Permit(permit)),
+            (None, Some(limit), None) => Some(Revocation::Key {
+                limit: limit.clone(),
+                key: caller.digest(limit)?,
+            }),
+            (None, None, Some(replica)) if caller.is_all() => {
+                Some(Revocation::Replica(replica.clone()))
+            }
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -196,6 +239,10 @@ impl Caller {
 }
 
 impl MaybeCaller {
+    fn is_all(&self) -> bool {
+        self.key.is_none() && self.digest.is_none()
+    }
+
     pub(crate) fn digest(&self, limit: &str) -> Option<KeyDigest> {
         digest(limit, self.key.as_deref(), self.digest)
     }

@@ -4,14 +4,15 @@ use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
 use tower_turnstile::operate::{
-    By, Edited, LogEntry, Operator, Outcome, Override, Overrides, Setting, Target,
+    Answers, By, Edited, LogEntry, Operator, Outcome, Override, Overrides, PermitRow, PermitState,
+    Setting, Target,
 };
 
 use crate::{
     args::{Args, Change, Signature, Term},
     code,
     output::{self, Row},
-    run::Failure,
+    run::{Failure, show as show_answers},
     text::{duration, escaped},
 };
 
@@ -58,6 +59,18 @@ pub(crate) async fn run(
             let seen = seen(operator, &target).await?;
             operator.unset(&seen, &target, &by).await?
         }
+        Change::Revoke {
+            whose,
+            caller,
+            signature,
+        } => {
+            let by = by(signature)?;
+            let whose = whose.revocation(caller).ok_or_else(|| {
+                let message = "--limit goes with --key or --digest, and only these do";
+                Failure::new(code::WRONG_CALL, message.to_owned())
+            })?;
+            return Ok(revoked(args, &operator.revoke(&whose, &by).await?));
+        }
         Change::Undo { signature } => {
             let (by, log) = (by(signature)?, operator.log().await?);
             let Some(last) = log.first() else {
@@ -71,6 +84,20 @@ pub(crate) async fn run(
         }
     };
     Ok(report(args, &outcome))
+}
+
+/// Done if all have ended.
+fn revoked(args: &Args, answers: &Answers<PermitRow>) -> ExitCode {
+    let code = show_answers(args, answers);
+    let runs = |row: &&PermitRow| row.state == PermitState::Held;
+    let running = answers.rows.iter().filter(runs).count();
+    match running {
+        0 => code,
+        _ => {
+            eprintln!("{running} still run: they are told, and keep their slots until they stop");
+            ExitCode::from(code::PARTIAL)
+        }
+    }
 }
 
 async fn pause(

@@ -100,7 +100,7 @@ async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
     Ok(exit_code(&limits))
 }
 
-fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> ExitCode {
+pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> ExitCode {
     if args.json {
         output::json(&answers.rows);
     } else {

@@ -76,6 +76,7 @@ impl Row for PermitRow {
         let state = match self.state {
             PermitState::Held => "held",
             PermitState::Waiting => "waiting",
+            PermitState::Ended => "ended",
             _ => "?",
         };
         let place = match self.place {

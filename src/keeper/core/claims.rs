@@ -220,12 +220,12 @@ impl Core {
     /// Gives back what it has, and refunds what it was charged.
     fn refuse_claim(&mut self, id: ClaimId, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
-            let refused = error.limit_name.clone();
+            let refused = error.details.limit_name.clone();
             let slots = self.slots_of(&claim);
             let rates = claim.fees.iter().filter_map(|fee| self.quota_without(fee));
             let others = slots.chain(rates);
             let others = others.filter(|quota| quota.limit_name != refused);
-            error.quotas.extend(others.collect::<Vec<_>>());
+            error.details.quotas.extend(others.collect::<Vec<_>>());
             self.keep_refusal(&claim, &error);
             self.let_go(id, &mut claim);
             self.ctx.effects.wake(claim.waker.take());
@@ -345,20 +345,17 @@ impl Core {
                 .ctx
                 .now
                 .saturating_duration_since(self.claims[id].asked);
-            let error = AcquireError {
-                waited,
-                ..self.paused_error(limit, until)
-            };
+            let mut error = self.paused_error(limit, until);
+            error.details.waited = waited;
             self.refuse_claim(*id, error);
         }
     }
 
     /// The refusal of a limit that an operator has paused until then.
     pub(super) fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
-        AcquireError {
-            retry_after: Some(until.saturating_duration_since(self.ctx.now)),
-            ..self.refusal(limit, AcquireErrorKind::Paused)
-        }
+        let mut error = self.refusal(limit, AcquireErrorKind::Paused);
+        error.details.retry_after = Some(until.saturating_duration_since(self.ctx.now));
+        error
     }
 
     /// The place of the leg that waits, when it joined its queue.
@@ -397,10 +394,9 @@ impl Core {
             .or(claim.fees.first().map(|fee| fee.limit))
             .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
-        AcquireError {
-            waited,
-            ..self.refusal(limit, kind)
-        }
+        let mut error = self.refusal(limit, kind);
+        error.details.waited = waited;
+        error
     }
 
     /// A refusal by the limit of one leg.

@@ -25,8 +25,6 @@ mod audit;
 mod breaker;
 mod claims;
 mod exchange;
-#[cfg(feature = "operate")]
-mod inspect;
 mod limits;
 mod rates;
 mod replies;
@@ -49,7 +47,6 @@ use super::{
     demand::{ClaimId, Fee, LimitId},
     effects::{Effects, StoredWaker},
     queue::{Note, Queue},
-    refusals::Refusals,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -57,6 +54,7 @@ use crate::{
     leases::{Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
+    operable::Refusals,
     overrides::InForce,
     store::in_flight::ExchangeId,
 };

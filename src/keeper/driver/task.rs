@@ -52,7 +52,7 @@ impl Keeper {
             // The runtime has been shut down, and has dropped the task.
             true => Err(AcquireErrorKind::NoRuntime),
             false => {
-                self.attendant.attend(&runtime);
+                self.control.run_on(&runtime);
                 Ok(())
             }
         }

@@ -8,8 +8,7 @@
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `outbox` | what to send next |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `requests` | a request's way: submitted, collected |
-//! | `inspect` | what operators see of it |
+//! | `requests` | a request's way: submitted, collected; what operators see of it |
 //! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
 //!
 //! Each file calls only those above it. A queue knows nothing of the [core](super::core), which has many of them: it
@@ -31,8 +30,6 @@
 
 #[cfg(test)]
 pub(super) mod audit;
-#[cfg(feature = "operate")]
-mod inspect;
 mod local;
 mod outbox;
 mod permit;

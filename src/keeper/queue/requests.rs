@@ -8,8 +8,10 @@ use super::{
     LegState, Queue,
     permit::entry::{Entry, Holder, State},
 };
+#[cfg(feature = "operate")]
+use crate::operable::EntryLook;
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::{Availability, Context},
         demand::{ClaimId, Notes, Taken},
@@ -250,7 +252,7 @@ impl Queue {
             waiting,
             max,
         } = self.usage();
-        AcquireError {
+        let details = AcquireErrorDetails {
             in_use,
             waiting,
             max,
@@ -263,8 +265,9 @@ impl Queue {
                 _ => self.next_free(ctx),
             },
             quotas: self.quota(ctx).into_iter().collect(),
-            ..self.limit.acquire_error(kind)
-        }
+            ..self.limit.error_details()
+        };
+        AcquireError::new(kind, details)
     }
 
     /// How the limit stands for this key, if that is known.
@@ -286,5 +289,33 @@ impl Queue {
         Some(Duration::from_secs_f64(
             (held * turns).min(MAX_WAIT.as_secs_f64()),
         ))
+    }
+}
+
+/// What operators see.
+#[cfg(feature = "operate")]
+impl Queue {
+    /// Passes entries from this name on, at most `left` of them, which is counted down. Returns the name to go on with.
+    pub(in crate::keeper) fn look(
+        &self,
+        from: Seq,
+        left: &mut usize,
+        mut visit: impl FnMut(EntryLook<'_>),
+    ) -> Option<Seq> {
+        for (seq, entry) in self.entries.since(from) {
+            if *left == 0 {
+                return Some(*seq);
+            }
+            *left -= 1;
+            if let Some((waits, since)) = entry.waits_since() {
+                visit(EntryLook {
+                    lease: &entry.lease,
+                    waits,
+                    since,
+                    place: entry.place,
+                });
+            }
+        }
+        None
     }
 }

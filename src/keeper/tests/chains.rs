@@ -146,7 +146,7 @@ async fn a_refusal_gives_back_what_was_taken_before() {
         (error.limit_name(), error.kind()),
         ("wide", AcquireErrorKind::Full)
     );
-    let quotas = error.quotas.iter();
+    let quotas = error.details.quotas.iter();
     let quotas: Vec<_> = quotas
         .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();
@@ -181,7 +181,7 @@ async fn slots_of_several_limits_serve_nobody_else() {
     let next = take(&keepers, &[one]).await.expect("free");
     keepers.shutdown(Duration::ZERO).await;
     assert!(next.taken.leases.is_lost());
-    assert!(!watcher.is_lost());
+    assert!(!watcher.is_over());
 }
 
 /// G5: dropped before its first step, or while it waits after the others.

@@ -86,3 +86,18 @@ fn a_watcher_is_woken_again() {
         assert_eq!(join(watcher), LostErrorKind::Idle);
     });
 }
+
+/// It would wait for ever, which loom takes for an error.
+#[cfg(feature = "operate")]
+#[test]
+fn a_watcher_sees_a_revocation() {
+    explore("lease: watcher and revocation", |clock| {
+        let lease = clock.lease(1, None, 10);
+        let watched = lease.clone();
+        let watcher = spawn(0, move || block_on(watched.ended(|| {}, |_| true)));
+        lease.revoke(0);
+        lease.tell();
+        assert_eq!(join(watcher), LostErrorKind::Revoked);
+        assert!(lease.extend(clock.at(20), clock.at(9)), "it goes on");
+    });
+}

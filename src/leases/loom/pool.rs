@@ -240,3 +240,27 @@ fn a_slot_goes_back_when_all_owners_are_gone() {
         assert_eq!(pool.idle(), 1);
     });
 }
+
+/// An order to revoke the permit comes as the slot goes to the next one, which is not meant.
+#[cfg(feature = "operate")]
+#[test]
+fn a_revocation_is_of_one_permit() {
+    explore("pool: revocation of an earlier permit", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let first = Tenure::of(clock.lease(0, Some(&pool), 10));
+        let owner = first.clone();
+        let other = spawn(0, move || {
+            assert!(owner.leave() && owner.end(), "the pool is open");
+            let next = pool.take(clock.at(1)).expect("it is idle");
+            assert!(!next.is_revoked(), "the successor is not meant");
+            next
+        });
+        first.lease().revoke(0);
+        let next = join(other);
+        assert!(!next.is_revoked());
+        next.revoke(1);
+        // The first order once more.
+        next.revoke(0);
+        assert!(next.is_revoked());
+    });
+}

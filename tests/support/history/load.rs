@@ -117,7 +117,7 @@ impl Client {
         {
             let length = Duration::from_micros(self.rng.u64(1..3_000));
             tokio::select! {
-                () = permit.lost() => {}
+                _ = permit.lost() => {}
                 () = sleep(length) => {}
             }
         }
@@ -128,7 +128,7 @@ impl Client {
         let most = if long { 2 * self.lease } else { SECOND / 20 };
         let length = most.mul_f64(self.rng.f64());
         tokio::select! {
-            () = permit.lost() => {}
+            _ = permit.lost() => {}
             () = sleep(length) => {}
         }
     }

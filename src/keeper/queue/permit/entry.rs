@@ -131,6 +131,28 @@ pub(super) struct Leg {
 }
 
 impl Entry {
+    /// Whether it waits, and since when; or since when it is held. `None`: it is neither, such as one that is idle in the
+    /// pool, or whose turn has not come.
+    #[cfg(feature = "operate")]
+    pub(in crate::keeper::queue) fn waits_since(&self) -> Option<(bool, Instant)> {
+        match self.state {
+            State::Held(hold) => {
+                let tenure = self.lease.tenure_since();
+                let since = match hold.holder {
+                    Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
+                    _ => tenure,
+                };
+                since.map(|since| (false, since))
+            }
+            State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => Some((true, self.asked)),
+            State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => None,
+        }
+    }
+
     pub(super) fn new(lease: Arc<Lease>, wait: Duration, now: Instant, leg: Option<Leg>) -> Self {
         Self {
             lease,

@@ -1,9 +1,10 @@
 //! What operators may see under the keeper's lock, a little at a time.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
-use super::demand::LimitId;
-use crate::{key::Key, leases::Lease, ledger::Seq, status::Usage};
+use crate::{key::Key, leases::Lease, ledger::Seq, limit::LimitId, status::Usage};
 
 /// Queues and entries that one look passes: about 20 microseconds under the lock.
 pub(crate) const LOOK: usize = 256;
@@ -28,7 +29,7 @@ pub(crate) trait Visitor {
 
 /// A permit or a request, as it is under the keeper's lock.
 pub(crate) struct EntryLook<'a> {
-    pub lease: &'a Lease,
+    pub lease: &'a Arc<Lease>,
     pub waits: bool,
     /// Since when it is held, or waits for this limit.
     pub since: Instant,

@@ -5,11 +5,11 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use super::demand::LimitId;
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
     leases::{Label, Lease},
+    limit::LimitId,
 };
 
 /// Refusals of a limit that are kept.
@@ -30,11 +30,11 @@ pub(crate) struct RefusalNote {
 
 /// By the limits' numbers, oldest first.
 #[derive(Default)]
-pub(super) struct Refusals(Vec<VecDeque<RefusalNote>>);
+pub(crate) struct Refusals(Vec<VecDeque<RefusalNote>>);
 
 impl Refusals {
     /// Keeps a refusal. `about`: the key under the limit, and a lease of the request, as far as there are any.
-    pub(super) fn keep<'a>(
+    pub(crate) fn keep<'a>(
         &mut self,
         limit: LimitId,
         error: &AcquireError,
@@ -44,13 +44,13 @@ impl Refusals {
         let (key, lease) = about();
         let note = RefusalNote {
             at,
-            kind: error.kind,
+            kind: error.kind(),
             key: key.cloned(),
             label: lease.and_then(Lease::label),
-            max: error.max,
-            in_use: error.in_use,
-            waiting: error.waiting,
-            waited: error.waited,
+            max: error.max(),
+            in_use: error.in_use(),
+            waiting: error.waiting(),
+            waited: error.waited(),
         };
         if self.0.len() <= limit.0 {
             self.0.resize_with(limit.0 + 1, VecDeque::new);
@@ -62,7 +62,7 @@ impl Refusals {
         notes.push_back(note);
     }
 
-    pub(super) fn of(&self, limit: LimitId) -> Vec<RefusalNote> {
+    pub(crate) fn of(&self, limit: LimitId) -> Vec<RefusalNote> {
         let notes = self.0.get(limit.0).into_iter().flatten();
         notes.cloned().collect()
     }

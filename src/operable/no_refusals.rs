@@ -2,14 +2,13 @@
 
 use tokio::time::Instant;
 
-use super::demand::LimitId;
-use crate::{error::AcquireError, key::Key, leases::Lease};
+use crate::{error::AcquireError, key::Key, leases::Lease, limit::LimitId};
 
 #[derive(Default)]
-pub(super) struct Refusals(());
+pub(crate) struct Refusals(());
 
 impl Refusals {
-    pub(super) fn keep<'a>(
+    pub(crate) fn keep<'a>(
         &mut self,
         _: LimitId,
         _: &AcquireError,

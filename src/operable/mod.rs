@@ -1,0 +1,24 @@
+//! What a keeper carries so that operators can ask and steer: `operate` is built on it.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `control` | the task that listens to operators |
+//! | `look` | a bounded look at queues and permits under the keeper's lock |
+//! | `refusals` | the last refusals of each limit; `no_refusals` in its place without the feature `operate` |
+
+mod control;
+#[cfg(feature = "operate")]
+mod look;
+#[cfg(feature = "operate")]
+mod refusals;
+#[cfg(not(feature = "operate"))]
+#[path = "no_refusals.rs"]
+mod refusals;
+
+pub(crate) use self::{control::Control, refusals::Refusals};
+#[cfg(feature = "operate")]
+pub(crate) use self::{
+    control::ControlTask,
+    look::{Cursor, EntryLook, LOOK, Visitor},
+    refusals::{MAX_REFUSALS, RefusalNote},
+};

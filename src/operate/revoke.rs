@@ -1,0 +1,214 @@
+//! Revoking permits: an order to the replicas that hold them, not a deletion in the store, which they would adopt again.
+//!
+//! The permit's response ends with an error; a task that holds one is told. The slot is released when they are gone, so
+//! nothing that was revoked runs on beside its successor.
+//!
+//! Tests: `tests/operate/revoking.rs`.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    answer::{Answers, PermitRow, PermitState},
+    changes::By,
+    digest::KeyDigest,
+    error::{OperateError, OperateErrorKind},
+    operator::Operator,
+    walk::{Walk, Which, walk},
+    wire::{Ask, Order},
+};
+use crate::{
+    keeper::{Keepers, LimitId},
+    key::Key,
+    leases::Lease,
+    ledger::{MemberId, ReplicaId},
+    operable::{EntryLook, Visitor},
+    permit_id::PermitId,
+    status::Usage,
+};
+
+/// How long a replica waits for the ends of what it has revoked before it answers.
+const PATIENCE: Duration = Duration::from_millis(250);
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// Longest name of a limit, in bytes.
+const MAX_NAME: usize = 128;
+
+/// What to revoke.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Revocation {
+    /// One permit. If it has slots of several limits, all of them.
+    Permit(PermitId),
+    /// All permits of a caller under a limit.
+    Key {
+        /// The limit's name.
+        limit: String,
+        /// The caller.
+        key: KeyDigest,
+    },
+    /// All permits of a replica, by its id.
+    Replica(String),
+}
+
+impl Operator {
+    /// Revokes permits that are held, and returns each with what became of it.
+    ///
+    /// A response ends with a [`LostError`](crate::layer::LostError), whatever the layer's
+    /// [`on_lost`](crate::LimitLayer::on_lost) says, and releases its slot ([`PermitState::Ended`]). Tasks that have a
+    /// [`Permit`](crate::Permit) or a [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop
+    /// it: those that had not by the time of the answer, a quarter of a second, are still [`Held`](PermitState::Held). Under
+    /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
+    ///
+    /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
+    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason.
+    ///
+    /// # Errors
+    ///
+    /// If all replicas have answered and none has such a permit ([`OperateErrorKind::NotFound`]), or the store does not
+    /// answer or refuses. A replica that does not answer is no error: it may have obeyed.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, permits may be revoked all the same.
+    pub async fn revoke(
+        &self,
+        whose: &Revocation,
+        by: &By,
+    ) -> Result<Answers<PermitRow>, OperateError> {
+        whose.check()?;
+        let (author, reason) = by.texts();
+        let order = Order {
+            whose: whose.clone(),
+            author: author.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let answers = self.ask(Ask::Revoke(order)).await?.revoked();
+        match answers.rows.is_empty() && answers.is_complete() {
+            true => Err(OperateError::new(
+                OperateErrorKind::NotFound,
+                "no replica holds such a permit",
+            )),
+            false => Ok(answers),
+        }
+    }
+}
+
+impl Revocation {
+    fn check(&self) -> Result<(), OperateError> {
+        let fault = match self {
+            Self::Key { limit, .. } if !(1..=MAX_NAME).contains(&limit.len()) => {
+                "the name of a limit has 1 to 128 bytes"
+            }
+            Self::Replica(id) if !ReplicaId::is_text(id) => "the id of a replica has 16 characters",
+            _ => return Ok(()),
+        };
+        Err(OperateError::value(fault))
+    }
+}
+
+/// A permit that is held, to be revoked.
+pub(super) struct Held {
+    pub lease: Arc<Lease>,
+    pub id: PermitId,
+    pub limit: LimitId,
+    pub key: Key,
+    pub since: Instant,
+}
+
+/// Obeys an order, and returns what became of each permit: those that still run first.
+pub(super) async fn revoke(keepers: &Keepers, whose: Whose) -> Vec<(Held, PermitState)> {
+    let held = holders(keepers, whose).await;
+    for one in &held {
+        one.lease.revoke(one.id.tenure());
+        one.lease.tell();
+    }
+    let mut remaining: HashSet<PermitId> = held.iter().map(|one| one.id).collect();
+    let ended = async {
+        let mut pause = FIRST_LOOK;
+        while !remaining.is_empty() {
+            sleep(pause).await;
+            pause *= 2;
+            let still = holders(keepers, Whose::Among(remaining.clone())).await;
+            remaining = still.into_iter().map(|one| one.id).collect();
+        }
+    };
+    // The time is up: what is left by the last look still runs.
+    let _ = timeout(PATIENCE, ended).await;
+    let of = |one: Held| {
+        let state = match remaining.contains(&one.id) {
+            true => PermitState::Held,
+            false => PermitState::Ended,
+        };
+        (one, state)
+    };
+    let mut revoked: Vec<_> = held.into_iter().map(of).collect();
+    revoked.sort_by_key(|(_, state)| *state);
+    revoked
+}
+
+async fn holders(keepers: &Keepers, whose: Whose) -> Vec<Held> {
+    let mut holders = Holders {
+        whose,
+        replica: ReplicaId::from_bits(0),
+        queue: (LimitId(0), Key::SHARED),
+        held: Vec::new(),
+    };
+    walk(keepers, &mut holders).await;
+    holders.held
+}
+
+/// Whose permits are meant, in this process.
+pub(super) enum Whose {
+    Among(HashSet<PermitId>),
+    OfKey(Which),
+    Everybody,
+}
+
+/// Permits that are held, of all limits.
+struct Holders {
+    whose: Whose,
+    replica: ReplicaId,
+    /// The queue that is seen.
+    queue: (LimitId, Key),
+    held: Vec<Held>,
+}
+
+impl Visitor for Holders {
+    fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, _: &dyn Fn() -> Usage) -> bool {
+        let counts = match &self.whose {
+            Whose::OfKey(which) => which.counts(limit, key, ledger),
+            Whose::Among(_) | Whose::Everybody => true,
+        };
+        if counts {
+            self.queue = (limit, key.clone());
+        }
+        counts
+    }
+
+    fn entry(&mut self, entry: EntryLook<'_>) {
+        let (replica, seq) = (self.replica, entry.lease.seq());
+        let tenure = entry.lease.owners().tenure();
+        let id = PermitId::new(MemberId { replica, seq }, tenure);
+        let is_meant = !matches!(&self.whose, Whose::Among(ids) if !ids.contains(&id));
+        if entry.waits || !is_meant {
+            return;
+        }
+        let (limit, key) = self.queue.clone();
+        self.held.push(Held {
+            lease: entry.lease.clone(),
+            id,
+            limit,
+            key,
+            since: entry.since,
+        });
+    }
+}
+
+impl Walk for Holders {
+    fn enter(&mut self, replica: ReplicaId) {
+        self.replica = replica;
+    }
+}

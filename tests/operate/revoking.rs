@@ -1,0 +1,315 @@
+//! Permits that operators revoke.
+
+use std::{convert::Infallible, future::pending, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
+use tokio::time::timeout;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{
+    Limit, LimitLayer, Limiter, OnLost, Permit, Refusal, RefusalKind,
+    layer::{LostError, LostErrorKind, ResponseBody, Slot},
+    operate::{
+        Answers, By, KeyDigest, OperateErrorKind, Operator, PermitRow, PermitState, Revocation,
+    },
+};
+
+use crate::{
+    scene::{CHAT, await_replicas, builder, replicas, wait_in_line},
+    support::redis_server::RedisServer,
+};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn ada() -> By {
+    By::new("ada", "runaway export").unwrap()
+}
+
+async fn revoke(operator: &Operator, permit: &Permit) -> Answers<PermitRow> {
+    let whose = Revocation::Permit(permit.id().expect("it has a slot"));
+    operator.revoke(&whose, &ada()).await.unwrap()
+}
+
+fn states(answers: &Answers<PermitRow>) -> Vec<PermitState> {
+    answers.rows.iter().map(|row| row.state).collect()
+}
+
+type Body = ResponseBody<BoxBody<Bytes, Infallible>>;
+
+/// A stream of one frame that has no end, behind a layer.
+async fn open(layer: &LimitLayer) -> (Body, Slot) {
+    let service = service_fn(|request: Request<()>| async move {
+        let slot = request.extensions().get::<Slot>().unwrap().clone();
+        let frames = stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
+        let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
+        response.extensions_mut().insert(slot);
+        Ok::<_, Infallible>(response)
+    });
+    let service = layer.layer(service);
+    let (head, body) = service
+        .oneshot(Request::new(()))
+        .await
+        .unwrap()
+        .into_parts();
+    (body, head.extensions.get::<Slot>().unwrap().clone())
+}
+
+/// Its client sees the error, and its slot is another's, on another replica, within a second.
+#[tokio::test]
+async fn a_stream_on_another_replica_ends_and_its_slot_is_anothers() {
+    let server = RedisServer::start();
+    let one = Limit::concurrent("one", 1).wait_up_to(SOON);
+    let (limiters, operator) = replicas(&server, 2).await;
+    for on_lost in [OnLost::Abort, OnLost::Continue] {
+        let (mut body, slot) = open(&limiters[0].layer(&one).on_lost(on_lost)).await;
+        let waiter = wait_in_line(&limiters[1].semaphore(&one, "")).await;
+        let whose = Revocation::Permit(slot.id().expect("it has a slot"));
+        let all = async {
+            let answers = operator.revoke(&whose, &ada()).await.unwrap();
+            assert_eq!(
+                (states(&answers), answers.answered),
+                (vec![PermitState::Ended], 2)
+            );
+            let row = &answers.rows[0];
+            assert_eq!((&*row.limit, &*row.replica_label), ("one", "web-0"));
+            let error = body.frame().await.unwrap().unwrap_err();
+            let lost = error.downcast_ref::<LostError>().expect("it is revoked");
+            assert_eq!(lost.kind(), LostErrorKind::Revoked);
+            waiter.await.unwrap().release().await.unwrap();
+        };
+        timeout(Duration::from_secs(1), all).await.expect("in time");
+        assert!(slot.is_lost());
+    }
+}
+
+/// Its task is told, and the slot is its own until it is done.
+#[tokio::test]
+async fn a_job_is_told_and_keeps_its_slot() {
+    let server = RedisServer::start();
+    let one = Limit::concurrent("one", 1);
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphore = limiters[0].semaphore(&one, "");
+    let permit = semaphore.acquire().await.unwrap();
+    let answers = revoke(&operator, &permit).await;
+    assert_eq!(states(&answers), [PermitState::Held]);
+    assert_eq!(permit.lost().await, LostErrorKind::Revoked);
+    assert!(permit.is_lost());
+    // It is renewed all the same.
+    assert!(permit.deadline().is_some());
+    limiters[1]
+        .semaphore(&one, "")
+        .try_acquire()
+        .await
+        .unwrap_err();
+    permit.release().await.unwrap();
+    let next = limiters[1].semaphore(&one, "").try_acquire().await.unwrap();
+    assert!(!next.is_lost());
+}
+
+/// A slot that serves one permit after the other: the order names one of them.
+#[tokio::test]
+async fn under_reuse_the_successor_is_not_meant() {
+    let limiter = Limiter::in_memory();
+    let operator = limiter.operator();
+    let semaphore = limiter.semaphore(Limit::concurrent("jobs", 1).reuse(), "acme");
+    let first = semaphore.acquire().await.unwrap();
+    let first_id = first.id().unwrap();
+    assert_eq!(
+        states(&revoke(&operator, &first).await),
+        [PermitState::Held]
+    );
+    assert!(first.is_lost());
+    drop(first);
+    let second = semaphore.acquire().await.unwrap();
+    assert_ne!(second.id(), Some(first_id));
+    assert_eq!(
+        second.id().unwrap().to_string(),
+        format!("{first_id}.1"),
+        "the slot is the same"
+    );
+    assert!(!second.is_lost());
+    // An order that comes late.
+    let late = operator.revoke(&Revocation::Permit(first_id), &ada()).await;
+    assert_eq!(late.unwrap_err().kind(), OperateErrorKind::NotFound);
+    assert!(!second.is_lost());
+    assert_eq!(
+        states(&revoke(&operator, &second).await),
+        [PermitState::Held]
+    );
+    assert!(second.is_lost());
+}
+
+/// Under several limits a permit has several ids, and goes whole by any of them.
+#[tokio::test]
+async fn a_permit_of_several_limits_goes_whole() {
+    let server = RedisServer::start();
+    let limits = [Limit::concurrent("all", 5), Limit::concurrent("tenant", 2)];
+    let (limiters, operator) = replicas(&server, 1).await;
+    for limit in ["all", "tenant"] {
+        let layer = limiters[0].layer(limits.clone());
+        let (mut body, _) = open(&layer).await;
+        let id = operator.permits(limit, None).await.unwrap().rows[0].id;
+        let answers = operator
+            .revoke(&Revocation::Permit(id), &ada())
+            .await
+            .unwrap();
+        assert_eq!(states(&answers), [PermitState::Ended]);
+        body.frame().await.unwrap().unwrap_err();
+        for limit in ["all", "tenant"] {
+            assert!(operator.permits(limit, None).await.unwrap().rows.is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_permits_of_a_caller_and_of_a_replica() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 3).await;
+    let mut held = Vec::new();
+    for limiter in &limiters {
+        for key in ["acme", "other"] {
+            held.push((key, limiter.semaphore(CHAT, key).acquire().await.unwrap()));
+        }
+    }
+    let waiting = {
+        let full = Limit::concurrent("full", 1).wait_up_to(SOON);
+        let semaphore = limiters[0].semaphore(full, "acme");
+        held.push(("full", semaphore.acquire().await.unwrap()));
+        wait_in_line(&semaphore).await
+    };
+    let lost = |held: &[(&str, Permit)]| -> Vec<bool> {
+        held.iter().map(|(_, permit)| permit.is_lost()).collect()
+    };
+    let key = KeyDigest::of("chat", "acme");
+    let limit = "chat".to_owned();
+    let whose = Revocation::Key { limit, key };
+    let answers = operator.revoke(&whose, &ada()).await.unwrap();
+    assert_eq!(states(&answers), [PermitState::Held; 3]);
+    assert!(answers.rows.iter().all(|row| row.key == key));
+    assert_eq!(lost(&held), [true, false, true, false, true, false, false]);
+
+    let rows = await_replicas(&operator, 3).await;
+    let web_0 = rows.iter().find(|row| row.label == "web-0").unwrap();
+    let whose = Revocation::Replica(web_0.replica.clone());
+    let answers = operator.revoke(&whose, &ada()).await.unwrap();
+    assert_eq!(states(&answers), [PermitState::Held; 3]);
+    assert_eq!(lost(&held), [true, true, true, false, true, false, true]);
+    drop(held);
+    // Whoever waits is not revoked.
+    drop(timeout(SOON, waiting).await.expect("in time").unwrap());
+}
+
+/// Before there is a response the call is cancelled, and refused.
+#[tokio::test]
+async fn a_call_without_a_response_is_refused() {
+    let limiter = Limiter::in_memory();
+    let operator = limiter.operator();
+    let service = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
+    let service = limiter.layer(Limit::concurrent("calls", 1)).layer(service);
+    let call = tokio::spawn(service.oneshot(Request::new(())));
+    let id = loop {
+        // The limit is known from the first request on.
+        if let Ok(answers) = operator.permits("calls", None).await
+            && let [row] = &answers.rows[..]
+        {
+            break row.id;
+        }
+        tokio::task::yield_now().await;
+    };
+    let answers = operator
+        .revoke(&Revocation::Permit(id), &ada())
+        .await
+        .unwrap();
+    assert_eq!(states(&answers), [PermitState::Ended]);
+    let response = call.await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let refusal = response.extensions().get::<Refusal>().expect("a refusal");
+    assert_eq!(refusal.kind(), RefusalKind::Revoked);
+}
+
+#[tokio::test]
+async fn what_nobody_holds_is_not_found() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphore = limiters[0].semaphore(CHAT, "acme");
+    let permit = semaphore.acquire().await.unwrap();
+    let id = permit.id().unwrap();
+    permit.release().await.unwrap();
+    let key = KeyDigest::of("chat", "acme");
+    for whose in [
+        Revocation::Permit(id),
+        Revocation::Key {
+            limit: "chat".into(),
+            key,
+        },
+        Revocation::Key {
+            limit: "unknown".into(),
+            key,
+        },
+        Revocation::Replica("-".repeat(16)),
+    ] {
+        let error = operator.revoke(&whose, &ada()).await.unwrap_err();
+        assert_eq!(error.kind(), OperateErrorKind::NotFound, "{whose:?}");
+    }
+    for whose in [
+        Revocation::Key {
+            limit: String::new(),
+            key,
+        },
+        Revocation::Key {
+            limit: "x".repeat(129),
+            key,
+        },
+        Revocation::Replica("web-0".into()),
+    ] {
+        let error = operator.revoke(&whose, &ada()).await.unwrap_err();
+        assert_eq!(error.kind(), OperateErrorKind::Value, "{whose:?}");
+    }
+}
+
+/// An order that somebody has recorded and publishes again, after its time or within it.
+#[tokio::test]
+async fn an_order_does_not_count_twice() {
+    let server = RedisServer::start();
+    let limiter = builder("web-0").connect(&server.url()).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut recorder = client.get_async_pubsub().await.unwrap();
+    recorder.psubscribe("turnstile:control:*").await.unwrap();
+    let semaphore = limiter.semaphore(CHAT, "acme");
+    let first = semaphore.acquire().await.unwrap();
+    let key = KeyDigest::of("chat", "acme");
+    let whose = Revocation::Key {
+        limit: "chat".into(),
+        key,
+    };
+    operator.revoke(&whose, &ada()).await.unwrap();
+    assert!(first.is_lost());
+    let second = semaphore.acquire().await.unwrap();
+    // The questions of `await_replicas` came before it was subscribed.
+    let recorded = recorder.on_message().next().await.unwrap();
+    let (channel, order) = (
+        recorded.get_channel_name().to_owned(),
+        recorded.get_payload_bytes(),
+    );
+    let text = std::str::from_utf8(order).unwrap();
+    assert!(text.contains("revoke"), "{text}");
+    let mut publisher = client.get_multiplexed_async_connection().await.unwrap();
+    let replay = async |message: &str, publisher: &mut redis::aio::MultiplexedConnection| {
+        let mut publish = redis::cmd("PUBLISH");
+        let publish = publish.arg(&channel).arg(message);
+        let () = publish.query_async(publisher).await.unwrap();
+    };
+    replay(text, &mut publisher).await;
+    // With another number it is another order, but its time is over.
+    let mut stale: serde_json::Value = serde_json::from_str(text).unwrap();
+    stale["number"] = 1_000.into();
+    stale["not_after_ms"] = (stale["not_after_ms"].as_u64().unwrap() - 60_000).into();
+    replay(&stale.to_string(), &mut publisher).await;
+    // Messages are read in order: when this is answered, those have been.
+    operator.replicas().await.unwrap();
+    assert!(!second.is_lost());
+}
