@@ -189,6 +189,47 @@ pub(super) fn log(seen: &Seen<Vec<LogEntry>>) -> Bytes {
     })
 }
 
+/// What came of an order to end permits.
+pub(super) struct Revoked<'a> {
+    answers: &'a Answers<PermitRow>,
+    ended: usize,
+    running: usize,
+}
+
+impl<'a> Revoked<'a> {
+    pub(super) fn new(answers: &'a Answers<PermitRow>) -> Self {
+        let has_ended = |row: &&PermitRow| row.state == PermitState::Ended;
+        let ended = answers.rows.iter().filter(has_ended).count();
+        Self {
+            answers,
+            ended,
+            running: answers.rows.len() - ended,
+        }
+    }
+
+    /// Whether nothing runs on, as far as replicas may be asked.
+    pub(super) fn is_done(&self) -> bool {
+        self.running == 0 && self.answers.is_complete()
+    }
+
+    pub(super) fn to_json(&self) -> Bytes {
+        #[derive(Serialize)]
+        struct RevokedAnswer<'a> {
+            outcome: &'static str,
+            ended: usize,
+            /// They are told, and keep their slots until they stop.
+            running: usize,
+            permits: List<'a, PermitRow>,
+        }
+        to_json(&RevokedAnswer {
+            outcome: "revoked",
+            ended: self.ended,
+            running: self.running,
+            permits: List::first(self.answers, MAX_ROWS),
+        })
+    }
+}
+
 pub(super) fn digest(key: KeyDigest) -> Bytes {
     #[derive(Serialize)]
     struct Digest {

@@ -10,8 +10,8 @@ use super::problem::Problem;
 use crate::{
     limit::Mode,
     operate::{
-        By, KeyDigest, OperateError, OperateErrorKind, Operator, Outcome, Override, Overrides,
-        Target,
+        Answers, By, KeyDigest, OperateError, OperateErrorKind, Operator, Outcome, Override,
+        Overrides, PermitRow, Revocation, Target,
     },
 };
 
@@ -52,6 +52,19 @@ pub(super) enum Order {
     },
     /// Takes back a change of the log.
     Undo { id: String, reason: String },
+    /// Ends permits that are held.
+    Revoke {
+        #[serde(flatten)]
+        whose: Revocation,
+        reason: String,
+    },
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Made {
+    Changed(Outcome),
+    Revoked(Answers<PermitRow>),
 }
 
 /// Tokens of the overrides that the operator has seen there. Absent: whatever there is.
@@ -75,9 +88,13 @@ pub(super) async fn make(
     operator: &Operator,
     order: Order,
     author: String,
-) -> Result<Outcome, OperateError> {
+) -> Result<Made, OperateError> {
     let by = |reason: String| By::new(author, reason);
-    match order {
+    let outcome = match order {
+        Order::Revoke { whose, reason } => {
+            let revoked = operator.revoke(&whose, &by(reason)?).await?;
+            return Ok(Made::Revoked(revoked));
+        }
         Order::Set {
             limit,
             key,
@@ -132,7 +149,8 @@ pub(super) async fn make(
             };
             operator.undo(entry, &by).await
         }
-    }
+    };
+    outcome.map(Made::Changed)
 }
 
 fn target(limit: String, key: Option<KeyDigest>) -> Target {

@@ -22,11 +22,11 @@ use percent_encoding::percent_decode_str;
 use tower_service::Service;
 
 use super::{
-    answer::{self, MAX_ROWS, ROWS},
+    answer::{self, MAX_ROWS, ROWS, Revoked},
     body::AdminBody,
     guard::Origins,
     json::to_json,
-    order::{self, DigestOf, Order},
+    order::{self, DigestOf, Made, Order},
     page,
     problem::Problem,
     receive::receive,
@@ -150,9 +150,18 @@ impl Shared {
         let outcome = order::make(&self.operator, order, author).await;
         // Also after an error: the change may have been made, or somebody else's was.
         self.views.changed();
-        let outcome = outcome?;
-        let mut response = json(to_json(&outcome));
-        if let Outcome::Recorded { .. } = outcome {
+        let (body, is_done) = match outcome? {
+            Made::Changed(outcome) => {
+                let is_done = matches!(outcome, Outcome::Done { .. });
+                (to_json(&outcome), is_done)
+            }
+            Made::Revoked(answers) => {
+                let revoked = Revoked::new(&answers);
+                (revoked.to_json(), revoked.is_done())
+            }
+        };
+        let mut response = json(body);
+        if !is_done {
             *response.status_mut() = StatusCode::ACCEPTED;
         }
         Ok(response)

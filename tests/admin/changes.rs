@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tower_turnstile::operate::KeyDigest;
 
-use crate::scene::{HOUR_MS, call, in_memory, json_of, on_redis, post, scenes, used};
+use crate::scene::{CHAT, HOUR_MS, call, in_memory, json_of, on_redis, post, scenes, used};
 
 fn set(value: u32) -> Value {
     json!({"do": "set", "limit": "chat", "value": value, "for_ms": HOUR_MS, "reason": "launch"})
@@ -164,4 +164,53 @@ async fn a_change_that_not_all_have_confirmed_is_accepted() {
     let (status, body) = scene.change(&set(8)).await;
     let recorded = json!({"outcome": "recorded", "confirmed": 1, "of": 2, "missing": ["web-9"]});
     assert_eq!((status, body), (StatusCode::ACCEPTED, recorded));
+}
+
+/// A job is told, and runs until it stops; one that stops has ended.
+#[tokio::test]
+async fn permits_are_revoked() {
+    for scene in scenes().await {
+        let jobs = scene.limiters[0].semaphore(CHAT, "acme");
+        let (one, other) = (jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap());
+        let id = one.id().unwrap().to_string();
+        let stops = tokio::spawn(async move {
+            one.lost().await;
+            drop(one);
+        });
+        let revoke = json!({"do": "revoke", "permit": id, "reason": "runaway"});
+        let (status, body) = scene.change(&revoke).await;
+        assert_eq!(
+            (status, &body["ended"], &body["running"]),
+            (StatusCode::OK, &1.into(), &0.into()),
+            "{body}"
+        );
+        assert_eq!(body["permits"]["rows"][0]["id"], id);
+        stops.await.unwrap();
+        let (status, body) = scene.change(&revoke).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::NOT_FOUND, &"not-found".into())
+        );
+        let key = json!({"limit": "chat", "key": KeyDigest::of("chat", "acme")});
+        let (status, body) = scene
+            .change(&json!({"do": "revoke", "key": key, "reason": "all"}))
+            .await;
+        assert_eq!(
+            (status, &body["ended"], &body["running"]),
+            (StatusCode::ACCEPTED, &0.into(), &1.into()),
+            "{body}"
+        );
+        other.lost().await;
+        for order in [
+            json!({"do": "revoke", "reason": "none"}),
+            json!({"do": "revoke", "permit": "x", "reason": "no id"}),
+            json!({"do": "revoke", "replica": "web-0", "reason": "a label"}),
+        ] {
+            assert_eq!(
+                scene.change(&order).await.0,
+                StatusCode::BAD_REQUEST,
+                "{order}"
+            );
+        }
+    }
 }

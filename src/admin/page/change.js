@@ -47,6 +47,15 @@ const KINDS = {
     confirm: () => "Take back",
     will: () => "It is refused if something else was changed there since.",
   },
+  revoke: {
+    title: (name) => `Revoke ${name}`,
+    fields: [],
+    body: (form, { revoked }) => revoked,
+    confirm: () => "Revoke",
+    will: () =>
+      "Responses end with an error, and their slots are released. Jobs that hold a permit are told, and keep their slots until " +
+      "they stop. Nothing keeps the caller from coming back: pause the limit first, or set the value of the key to 0.",
+  },
 };
 
 let open = null;
@@ -105,6 +114,11 @@ function describe() {
   const { will, confirm } = KINDS[open.kind];
   put(byId("will"), will(open, form));
   put(byId("confirm"), confirm(form));
+}
+
+// Ends what is held: one permit, those of a key, or those of a replica.
+function openRevoke(name, revoked, facts) {
+  openChange("revoke", { name, revoked, facts });
 }
 
 // Of a limit or one of its keys: what is declared, and what is over it.

@@ -20,7 +20,10 @@ const showKeys = makeTable(
     { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
-    buttonColumn(caller, [["Set value", (row) => openChange("set", aboutKey(row)), mayChange]]),
+    buttonColumn(caller, [
+      ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
+      ["Revoke", revokeKey, (row) => mayChange() && row.held > 0],
+    ]),
   ],
   (row) => row.key,
   "No key is in use."
@@ -36,7 +39,11 @@ const permitColumns = [
 const showHolders = makeTable(
   byId("holders"),
   "Holders, the oldest first",
-  [{ title: "Holds for", text: (row) => duration(row.age_ms) }, ...permitColumns],
+  [
+    { title: "Holds for", text: (row) => duration(row.age_ms) },
+    ...permitColumns,
+    buttonColumn((row) => row.id, [["Revoke", revokePermit, mayChange]]),
+  ],
   (row) => row.id,
   "Nobody holds a slot."
 );
@@ -77,6 +84,20 @@ const limitButtons = [
   ["Remove overrides", () => openChange("unset", aboutRoute()), () => overridesOf(route).length > 0],
 ].map(([label, act, has = () => true]) => ({ node: button(label, act), has }));
 byId("limit-buttons").append(...limitButtons.map(({ node }) => node));
+
+function revokePermit(row) {
+  const facts = [
+    ["Key", caller(row)],
+    ["Held", `for ${duration(row.age_ms)}, on ${row.replica_label}`],
+  ];
+  if (row.label) facts.push(["What", row.label]);
+  openRevoke(`permit ${row.id}`, { permit: row.id }, facts);
+}
+
+function revokeKey(row) {
+  const facts = [["Held", `${count(row.held, "permit")}, on ${count(row.replicas, "replica")}`]];
+  openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
+}
 
 function aboutKey(row) {
   const target = { limit: route.limit, key: row.key };

@@ -78,10 +78,16 @@ const showReplicas = makeTable(
       },
     },
     { title: "Lease", name: "number", text: (row) => duration(row.lease_ms) },
+    buttonColumn((row) => row.label, [["Revoke", revokeReplica, (row) => mayChange() && row.held > 0]]),
   ],
   (row) => row.replica,
   "None has answered."
 );
+
+function revokeReplica(row) {
+  const facts = [["Held", `${count(row.held, "permit")}, of all limits`]];
+  openRevoke(`all permits of replica ${row.label}`, { replica: row.replica }, facts);
+}
 
 const showLog = makeTable(
   byId("log"),

@@ -64,7 +64,15 @@ function moreText(list, all = null) {
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
 }
 
+function revokedText({ ended, running, permits }) {
+  const parts = [`${count(ended, "permit")} ended.`];
+  if (running > 0) parts.push(`${count(running, "job")} still running: told, and holding on to slots until the end.`);
+  if (permits.answered < permits.replicas || permits.busy.length > 0) parts.push(`${answeredText(permits)}.`);
+  return parts.join(" ");
+}
+
 function outcomeText(outcome) {
+  if (outcome.outcome === "revoked") return revokedText(outcome);
   if (outcome.outcome === "done") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}.`;
   const missing = outcome.missing.length > 0 ? ` Not yet: ${outcome.missing.join(", ")}.` : "";
   return (

@@ -148,6 +148,52 @@ fn a_limit_is_paused_by_keyboard() {
     });
 }
 
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_permit_is_revoked() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let jobs = scene.limiters[1].semaphore(CHAT, "acme");
+        let (one, other) = (jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap());
+        let stops = tokio::spawn(async move {
+            one.lost().await;
+            drop(one);
+        });
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until(&row("limits", "chat")).await;
+        browser.click("#limits tbody a").await;
+        browser
+            .until("document.querySelectorAll('#holders tbody button').length === 2")
+            .await;
+        browser.click("#keys tbody button:nth-child(2)").await;
+        browser
+            .until_text("#dialog-title", "Revoke all permits of acme")
+            .await;
+        browser
+            .until_text("#dialog-now", "2 permits, on 1 replica")
+            .await;
+        browser
+            .until_text("#will", "Nothing keeps the caller from coming back")
+            .await;
+        browser.fill("#change [name=reason]", "runaway").await;
+        browser.shoot("revoke").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#said", "1 permit ended. 1 job still running")
+            .await;
+        timeout(Duration::from_secs(5), stops)
+            .await
+            .expect("in time")
+            .unwrap();
+        other.lost().await;
+        browser
+            .until("document.querySelectorAll('#holders tbody tr').length === 1")
+            .await;
+        browser.shoot("revoked").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
 /// Another operator is faster: the dialog says so, and shows no success.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
