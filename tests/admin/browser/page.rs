@@ -86,7 +86,7 @@ fn the_overview_shows_limits_overrides_replicas_and_changes() {
             ("button".into(), "Remove: exports".into())
         );
         for (width, height, scheme, name) in [
-            (1_060, 830, "light", "overview-light"),
+            (1_060, 870, "light", "overview-light"),
             (1_280, 1_000, "dark", "overview-dark"),
             (360, 800, "light", "overview-narrow"),
             (360, 800, "dark", "overview-narrow-dark"),
