@@ -164,6 +164,7 @@
 //! | `config` | | [limits from a TOML file](guide::config_file), with hot reload: the module `config` |
 //! | `metrics` | | [metrics](guide::metrics) through the facade of that name |
 //! | `operate` | | operators see what all replicas hold and wait for, and change limits for a time: the module `operate` |
+//! | `admin` | | a page for operators and its JSON API, as a tower service: the module `admin` |
 //! | `cli` | | the command `turnstile`: see [Operating](guide::operating#the-command-line) |
 //! | `axum` | | [`Slot`] as an extractor, [`Refusal`] as a response, and the matched path as a key |
 //! | `test-util` | | a store that is down, slow or forgetful when a test wants it: the module `test_util` |
@@ -174,6 +175,8 @@
 // Without a store the half of the keeper that talks to one is not used.
 #![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "admin")]
+pub mod admin;
 mod attached;
 mod builder;
 #[cfg(feature = "config")]

@@ -97,6 +97,21 @@ mod operate {
     assert_impl_all!(Operator: Send, Sync, Unpin, std::fmt::Debug);
 }
 
+#[cfg(feature = "admin")]
+mod admin {
+    use tower_turnstile::admin::{Admin, AdminBody, AdminBuilder, AdminFuture};
+
+    use super::*;
+
+    assert_values!(Admin);
+    assert_impl_all!(AdminBuilder: Send, Sync, Unpin, std::fmt::Debug);
+    assert_impl_all!(AdminBody: Send, Sync, Unpin, std::fmt::Debug, http_body::Body);
+    assert_impl_all!(AdminFuture: Send, Unpin, std::fmt::Debug);
+    // Of hyper's server and of axum's.
+    assert_impl_all!(Admin: tower::Service<Request<hyper::body::Incoming>>);
+    assert_impl_all!(Admin: tower::Service<Request<axum::body::Body>>);
+}
+
 assert_impl_all!(AcquireError: std::error::Error);
 assert_impl_all!(ConfigError: std::error::Error);
 assert_impl_all!(ReleaseError: std::error::Error);

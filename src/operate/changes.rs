@@ -53,6 +53,8 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LogEntry {
+    /// Identifies the change: 32 hexadecimal digits, random.
+    pub id: String,
     /// When it was made, in milliseconds since 1970 by the store's clock.
     pub at_ms: u64,
     /// Who has made it, as they said.
@@ -188,6 +190,7 @@ impl From<Logged> for LogEntry {
             })
         });
         Self {
+            id: logged.token.as_str().to_owned(),
             at_ms: logged.at_ms,
             author: logged.note.author.clone(),
             reason: logged.note.reason.clone(),

@@ -225,6 +225,16 @@ impl Operator {
         Ok(log.into_iter().map(LogEntry::from).collect())
     }
 
+    /// Whether it has a record of overrides: an operator of one process of several has none.
+    #[cfg(feature = "admin")]
+    pub(crate) fn has_record(&self) -> bool {
+        match self.place() {
+            Place::Here(desk) => here(desk, |keepers| keepers.local_record().map(|_| ())).is_ok(),
+            #[cfg(feature = "redis")]
+            Place::Store(_) => true,
+        }
+    }
+
     async fn make(&self, change: &Change) -> Result<Outcome, OperateError> {
         match self.place() {
             Place::Here(desk) => {

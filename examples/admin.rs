@@ -1,0 +1,100 @@
+//! A service under a limit, and the page for its operators on a port of its own.
+//!
+//! ```sh
+//! cargo run --features admin --example admin -- --author ada
+//! ```
+//!
+//! Then open <http://127.0.0.1:3001>, and in a terminal, several times,
+//!
+//! ```sh
+//! curl -N -H 'x-api-key: me' http://127.0.0.1:3000/stream &
+//! ```
+//!
+//! With `--store redis://127.0.0.1` and other ports a second process shares the limits, and each page shows both. Without
+//! `--author` the page is read-only. It listens on the loopback interface only, where everybody on this machine is an
+//! operator: a page that others can reach belongs behind an authentication, which names the author of each request.
+
+use std::{convert::Infallible, error::Error, net::SocketAddr, time::Duration};
+
+use axum::{
+    Router,
+    response::{IntoResponse, Sse, sse::Event},
+    routing::get,
+};
+use clap::Parser;
+use futures_util::{StreamExt, stream};
+use tokio::{net::TcpListener, time::sleep};
+use tower_turnstile::{
+    Limit, Limiter,
+    admin::{Admin, AdminBuilder},
+    operate::Operator,
+};
+
+const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(60));
+
+/// A service whose operators have a page.
+#[derive(Parser)]
+struct Options {
+    /// Address of the service
+    #[arg(long, default_value = "127.0.0.1:3000")]
+    listen: SocketAddr,
+    /// Port of the page, on the loopback interface
+    #[arg(long, default_value_t = 3001)]
+    page_port: u16,
+    /// memory: or redis://host:port
+    #[arg(long, default_value = "memory:")]
+    store: String,
+    /// Who changes limits by the page; nobody may, if this is left out
+    #[arg(long)]
+    author: Option<String>,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse();
+    let limiter = Limiter::builder()
+        .operable()
+        .show_keys() // the keys of this example are no secrets
+        .connect(&options.store)
+        .await?;
+
+    let mut page = page(&limiter, &options.store).await?;
+    if let Some(author) = options.author {
+        page = page.authors(move |_| Some(author.clone()));
+    }
+    let page = Router::new().fallback_service(page.build()?);
+    let page_listener = TcpListener::bind(("127.0.0.1", options.page_port)).await?;
+
+    let service = Router::new()
+        .route("/stream", get(stream))
+        .route_layer(limiter.layer(CHAT.by_header("x-api-key")));
+    let listener = TcpListener::bind(options.listen).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    println!("page for operators: http://{}", page_listener.local_addr()?);
+
+    tokio::select! {
+        served = axum::serve(listener, service) => served?,
+        served = axum::serve(page_listener, page) => served?,
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+    }
+    limiter.shutdown(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// In memory the one process is all there is. With a store, all replicas are asked.
+async fn page(limiter: &Limiter, store: &str) -> Result<AdminBuilder, Box<dyn Error>> {
+    Ok(match store {
+        "memory:" => limiter.admin(),
+        // Better by a user of its own, who may change overrides: the service itself need not be able to.
+        store => Admin::builder(Operator::connect(store).await?),
+    })
+}
+
+/// A minute of ticks.
+async fn stream() -> impl IntoResponse {
+    let ticks = stream::iter(1..=60).then(async |number: u32| {
+        sleep(Duration::from_secs(1)).await;
+        Ok::<_, Infallible>(Event::default().data(number.to_string()))
+    });
+    Sse::new(ticks)
+}

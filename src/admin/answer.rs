@@ -1,0 +1,239 @@
+//! What the paths answer.
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{
+    json::to_json,
+    problem::Cause,
+    view::Seen,
+    views::{Details, Status, Subject},
+};
+use crate::operate::{
+    Answers, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind, Override, PermitRow,
+    PermitState, RefusalRow, ReplicaRow,
+};
+
+/// Most rows of a list.
+pub(super) const MAX_ROWS: usize = 500;
+/// Rows of a list, unless more are asked for.
+pub(super) const ROWS: usize = 100;
+
+/// Rows of replicas, up to a number.
+#[derive(Serialize)]
+struct List<'a, T> {
+    rows: Vec<&'a T>,
+    left_out: u64,
+    answered: usize,
+    replicas: usize,
+    missing: &'a [String],
+    busy: &'a [String],
+}
+
+impl<'a, T> List<'a, T> {
+    fn new(answers: &'a Answers<T>, keeps: impl FnMut(&&T) -> bool) -> Self {
+        let rows: Vec<&T> = answers.rows.iter().filter(keeps).collect();
+        Self {
+            left_out: answers.left_out + (answers.rows.len() - rows.len()) as u64,
+            rows,
+            answered: answers.answered,
+            replicas: answers.replicas,
+            missing: cut(&answers.missing),
+            busy: cut(&answers.busy),
+        }
+    }
+
+    fn first(answers: &'a Answers<T>, count: usize) -> Self {
+        let mut left = count;
+        Self::new(answers, |_| take(&mut left))
+    }
+}
+
+fn take(left: &mut usize) -> bool {
+    let takes = *left > 0;
+    *left = left.saturating_sub(1);
+    takes
+}
+
+fn cut(labels: &[String]) -> &[String] {
+    &labels[..labels.len().min(ROWS)]
+}
+
+/// When replicas were asked, and why not later.
+#[derive(Serialize)]
+struct Age {
+    age_ms: u64,
+    problem: Option<Cause>,
+}
+
+impl Age {
+    fn of<T>(seen: &Seen<T>) -> Self {
+        Self {
+            age_ms: Instant::now().duration_since(seen.asked).as_millis() as u64,
+            problem: seen.failed.as_ref().map(Cause::from),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct StatusAnswer<'a> {
+    #[serde(flatten)]
+    age: Age,
+    version: &'static str,
+    /// Who may change something by requests like this one.
+    author: Option<String>,
+    store: StoreState,
+    replicas: List<'a, ReplicaRow>,
+    limits: List<'a, LimitRow>,
+    overrides: Option<OverridesAnswer<'a>>,
+    /// Why overrides are not known.
+    overrides_problem: Option<Cause>,
+}
+
+/// Whether the store answers.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum StoreState {
+    Up,
+    /// Not to all replicas.
+    Partly,
+    Down,
+}
+
+#[derive(Serialize)]
+struct OverridesAnswer<'a> {
+    rows: &'a [Override],
+    read_at_ms: u64,
+    ignored: usize,
+}
+
+pub(super) fn status(seen: &Seen<Status>, author: Option<String>) -> Bytes {
+    let Status {
+        replicas,
+        limits,
+        overrides,
+    } = &*seen.data;
+    to_json(&StatusAnswer {
+        age: Age::of(seen),
+        version: env!("CARGO_PKG_VERSION"),
+        author,
+        store: store_state(seen),
+        replicas: List::first(replicas, MAX_ROWS),
+        limits: List::first(limits, MAX_ROWS),
+        overrides: overrides.as_ref().ok().map(|overrides| OverridesAnswer {
+            rows: overrides.all(),
+            read_at_ms: overrides.read_at_ms(),
+            ignored: overrides.ignored(),
+        }),
+        overrides_problem: overrides.as_ref().err().map(Cause::from),
+    })
+}
+
+fn store_state(seen: &Seen<Status>) -> StoreState {
+    let is_down = |kind| kind == OperateErrorKind::Unavailable;
+    let mut replicas = seen.data.replicas.rows.iter();
+    match &seen.failed {
+        Some(error) if is_down(error.kind()) => StoreState::Down,
+        _ if replicas.clone().all(|replica| replica.store_up) => StoreState::Up,
+        _ if replicas.any(|replica| replica.store_up) => StoreState::Partly,
+        _ => StoreState::Down,
+    }
+}
+
+#[derive(Serialize)]
+struct DetailsAnswer<'a> {
+    #[serde(flatten)]
+    age: Age,
+    limit: &'a str,
+    key: Option<KeyDigest>,
+    keys: List<'a, KeyRow>,
+    permits: List<'a, PermitRow>,
+    refusals: List<'a, RefusalRow>,
+}
+
+/// At most so many keys, holders, waiters and refusals.
+pub(super) fn details(seen: &Seen<Details>, subject: &Subject, count: usize) -> Bytes {
+    let Details {
+        keys,
+        permits,
+        refusals,
+    } = &*seen.data;
+    let (mut holders, mut waiters) = (count, count);
+    let permits = List::new(permits, |row| match row.state {
+        PermitState::Held => take(&mut holders),
+        PermitState::Waiting => take(&mut waiters),
+        PermitState::Ended => false,
+    });
+    to_json(&DetailsAnswer {
+        age: Age::of(seen),
+        limit: &subject.0,
+        key: subject.1,
+        keys: List::first(keys, count),
+        permits,
+        refusals: List::first(refusals, count),
+    })
+}
+
+#[derive(Serialize)]
+struct LogAnswer<'a> {
+    #[serde(flatten)]
+    age: Age,
+    rows: &'a [LogEntry],
+}
+
+pub(super) fn log(seen: &Seen<Vec<LogEntry>>) -> Bytes {
+    to_json(&LogAnswer {
+        age: Age::of(seen),
+        rows: &seen.data,
+    })
+}
+
+/// What came of an order to end permits.
+pub(super) struct Revoked<'a> {
+    answers: &'a Answers<PermitRow>,
+    ended: usize,
+    running: usize,
+}
+
+impl<'a> Revoked<'a> {
+    pub(super) fn new(answers: &'a Answers<PermitRow>) -> Self {
+        let has_ended = |row: &&PermitRow| row.state == PermitState::Ended;
+        let ended = answers.rows.iter().filter(has_ended).count();
+        Self {
+            answers,
+            ended,
+            running: answers.rows.len() - ended,
+        }
+    }
+
+    /// Whether nothing runs on, as far as replicas may be asked.
+    pub(super) fn is_done(&self) -> bool {
+        self.running == 0 && self.answers.is_complete()
+    }
+
+    pub(super) fn to_json(&self) -> Bytes {
+        #[derive(Serialize)]
+        struct RevokedAnswer<'a> {
+            outcome: &'static str,
+            ended: usize,
+            /// They are told, and keep their slots until they stop.
+            running: usize,
+            permits: List<'a, PermitRow>,
+        }
+        to_json(&RevokedAnswer {
+            outcome: "revoked",
+            ended: self.ended,
+            running: self.running,
+            permits: List::first(self.answers, MAX_ROWS),
+        })
+    }
+}
+
+pub(super) fn digest(key: KeyDigest) -> Bytes {
+    #[derive(Serialize)]
+    struct Digest {
+        key: KeyDigest,
+    }
+    to_json(&Digest { key })
+}

@@ -1,0 +1,167 @@
+
+// Changes: a dialog that says what will happen.
+
+const KINDS = {
+  set: {
+    title: (target) => `Set the value of ${target}`,
+    fields: ["value", "for"],
+    body: (form) => ({ value: Number(form.value.value), for_ms: Number(form.for.value) }),
+    confirm: (form) => `Set to ${form.value.value || "..."} for ${chosen(form.for)}`,
+    will: willSet,
+  },
+  mode: {
+    title: (target) => `Set the mode of ${target}`,
+    fields: ["mode", "for"],
+    body: (form) => ({ mode: form.mode.value, for_ms: Number(form.for.value) }),
+    confirm: (form) => `Set to ${form.mode.value} for ${chosen(form.for)}`,
+    will: willMode,
+  },
+  pause: {
+    title: (target) => `Pause ${target}`,
+    fields: ["for"],
+    length: "900000",
+    body: (form) => ({ for_ms: Number(form.for.value) }),
+    confirm: (form) => `Pause for ${chosen(form.for)}`,
+    will: ({ limit }, form) =>
+      `For ${chosen(form.for)} nobody is admitted: newcomers` +
+      (limit?.waiting > 0 ? ` and ${count(limit.waiting, "waiting request")}` : "") +
+      " are refused with 503 and Retry-After." +
+      (limit?.held > 0 ? ` ${count(limit.held, "holder")} may finish.` : ""),
+  },
+  unset: {
+    title: (target) => `Remove the overrides of ${target}`,
+    fields: [],
+    body: () => ({}),
+    confirm: () => "Remove",
+    will: ({ target, limit, seen }) =>
+      (seen.length > 1 ? `All ${seen.length} are removed. ` : "") +
+      (target.key
+        ? "The value of the limit holds for this key again, at once, on all replicas."
+        : `What is declared holds again at once, on all replicas${limit ? `: ${declaredText(limit)}` : ""}. ` +
+          "Overrides of single keys stay."),
+  },
+  undo: {
+    title: () => "Take a change back",
+    fields: [],
+    body: (form, { undone }) => ({ id: undone }),
+    confirm: () => "Take back",
+    will: () => "It is refused if something else was changed there since.",
+  },
+  revoke: {
+    title: (name) => `Revoke ${name}`,
+    fields: [],
+    body: (form, { revoked }) => revoked,
+    confirm: () => "Revoke",
+    will: () =>
+      "Responses end with an error, and their slots are released. Jobs that hold a permit are told, and keep their slots until " +
+      "they stop. Nothing keeps the caller from coming back: pause the limit first, or set the value of the key to 0.",
+  },
+};
+
+let open = null;
+
+function chosen(select) {
+  return select.selectedOptions[0].textContent;
+}
+
+function declaredText(limit) {
+  return valueText(limit.declared_max, limit);
+}
+
+function willSet({ target, limit, max }, form) {
+  if (form.value.value === "") return "";
+  const [value, time] = [Number(form.value.value), chosen(form.for)];
+  const unit = limit && limit.period_ms !== null ? `start ${count(value, "request")} in ${duration(limit.period_ms)}` : `hold ${count(value, "slot")}`;
+  const who = target.key ? "this key" : "each key without an override of its own";
+  const parts = [`For ${time} ${who} may ${unit}.`];
+  if (value === 0) parts.push("It is blocked: it admits nobody.");
+  else if (value > max) parts.push("Requests that wait are admitted at once.");
+  else if (value < max) parts.push("No slot is taken away, and nobody is admitted until there is room.");
+  if (limit) parts.push(target.key ? "Then the value of the limit holds again." : `Then ${declaredText(limit)} holds again.`);
+  return parts.join(" ");
+}
+
+function willMode({ limit }, form) {
+  const then = `For ${chosen(form.for)}`;
+  if (form.mode.value === "off") return `${then} everybody is admitted, and nothing is counted.`;
+  if (form.mode.value === "shadow") return `${then} everybody is admitted. Requests that would be refused are logged.`;
+  return `${then} the limit is enforced` + (limit ? `: ${valueText(limit.max, limit)}.` : ".");
+}
+
+// `about`: the target, what is known of it, and the facts that are shown.
+function openChange(kind, about) {
+  open = { kind, ...about };
+  const form = byId("change");
+  const { title, fields, length } = KINDS[kind];
+  put(byId("dialog-title"), title(about.name));
+  putFacts(byId("dialog-now"), about.facts);
+  for (const field of ["value", "mode", "for"]) {
+    byId(`field-${field}`).hidden = !fields.includes(field);
+  }
+  form.reset();
+  if (length) form.for.value = length;
+  form.value.required = fields.includes("value");
+  form.value.min = about.target?.key ? 0 : 1;
+  form.value.max = 1000000;
+  if (fields.includes("value")) form.value.value = about.max ?? "";
+  put(byId("refused"), "");
+  describe();
+  byId("dialog").showModal();
+}
+
+function describe() {
+  const form = byId("change");
+  const { will, confirm } = KINDS[open.kind];
+  put(byId("will"), will(open, form));
+  put(byId("confirm"), confirm(form));
+}
+
+// Ends what is held: one permit, those of a key, or those of a replica.
+function openRevoke(name, revoked, facts) {
+  openChange("revoke", { name, revoked, facts });
+}
+
+// Of a limit or one of its keys: what is declared, and what is over it.
+function aboutTarget(target, name, limit, key = null) {
+  const overrides = overridesOf(target);
+  const facts = [];
+  if (limit) facts.push(["Declared", declaredText(limit)]);
+  if (target.key) {
+    overridesOf({ limit: target.limit }).forEach((one) => facts.push(["Of the limit", overrideText(one, limit)]));
+  }
+  overrides.forEach((one) => facts.push(["Override", overrideText(one, limit)]));
+  if (overrides.length === 0) facts.push(["Override", "none"]);
+  const max = key ? key.max : limit?.max;
+  return { target, name, limit, max, facts, seen: overrides.map((one) => one.token) };
+}
+
+function overrideText(one, limit) {
+  return `${settingText(one, limit)}, by ${one.author} (${one.reason}), ends in ${duration(endsIn(one))}`;
+}
+
+async function submitChange(event) {
+  event.preventDefault();
+  const form = byId("change");
+  const { kind, target, seen } = open;
+  const order = { do: kind, ...target, ...KINDS[kind].body(form, open), reason: form.reason.value };
+  if (seen) order.seen = seen;
+  const confirm = byId("confirm");
+  confirm.disabled = true;
+  put(byId("refused"), "");
+  try {
+    const outcome = await send("api/changes", order);
+    byId("dialog").close();
+    say(outcomeText(outcome));
+  } catch (problem) {
+    const next = problem.kind === "conflict" ? ". Cancel, and look at it again." : "";
+    put(byId("refused"), `Not changed: ${problem.message}${next}`);
+  } finally {
+    confirm.disabled = false;
+    logIsOld();
+    refresh();
+  }
+}
+
+byId("change").addEventListener("submit", submitChange);
+byId("change").addEventListener("input", describe);
+byId("cancel").addEventListener("click", () => byId("dialog").close());

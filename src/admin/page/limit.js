@@ -1,0 +1,172 @@
+
+// One limit, or one of its keys.
+
+const showLimitOverrides = makeTable(
+  byId("limit-overrides"),
+  "Overrides of this limit and its keys",
+  [linkColumn("Of", (row) => targetText(row, known.details?.keys.rows), (row) => limitHref(row.limit, row.key)), ...overrideColumns],
+  overrideKey,
+  "None: what is declared holds."
+);
+
+const keyColumn = linkColumn("Key", caller, (row) => limitHref(known.details.limit, row.key), "code");
+
+const showKeys = makeTable(
+  byId("keys"),
+  "Keys in use",
+  [
+    keyColumn,
+    useColumn,
+    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
+    { title: "Replicas", name: "number", text: (row) => String(row.replicas) },
+    buttonColumn(caller, [
+      ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
+      ["Revoke", revokeKey, (row) => mayChange() && row.held > 0],
+    ]),
+  ],
+  (row) => row.key,
+  "No key is in use."
+);
+
+const permitColumns = [
+  keyColumn,
+  { title: "What", text: (row) => row.label ?? "" },
+  { title: "Replica", text: (row) => row.replica_label },
+  { title: "Id", name: "code", text: (row) => row.id },
+];
+
+const showHolders = makeTable(
+  byId("holders"),
+  "Holders, the oldest first",
+  [
+    { title: "Holds for", text: (row) => duration(row.age_ms) },
+    ...permitColumns,
+    buttonColumn((row) => row.id, [["Revoke", revokePermit, mayChange]]),
+  ],
+  (row) => row.id,
+  "Nobody holds a slot."
+);
+
+const showWaiters = makeTable(
+  byId("waiters"),
+  "Waiters, the oldest first",
+  [
+    { title: "Waits for", text: (row) => duration(row.age_ms) },
+    { title: "Joined at place", name: "number", text: (row) => (row.place ? String(row.place) : "") },
+    ...permitColumns,
+  ],
+  (row) => row.id,
+  "Nobody waits."
+);
+
+const showRefusals = makeTable(
+  byId("refusals"),
+  "Last refusals, the latest first",
+  [
+    { title: "Ago", text: (row) => duration(row.age_ms) },
+    { title: "Why", text: (row) => row.reason.replaceAll("_", " ") },
+    { title: "In use", name: "number", text: (row) => `${row.in_use} of ${row.max}` },
+    { title: "Queued", name: "number", text: (row) => String(row.waiting) },
+    { title: "Had waited", name: "number", text: (row) => (row.waited_ms > 0 ? duration(row.waited_ms) : "") },
+    { title: "Key", name: "code", text: (row) => caller(row) },
+    { title: "What", text: (row) => row.label ?? "" },
+    { title: "Replica", text: (row) => row.replica_label },
+  ],
+  (row, at) => at,
+  "None of late."
+);
+
+const limitButtons = [
+  ["Set value", () => openChange("set", aboutRoute())],
+  ["Set mode", () => openChange("mode", aboutRoute()), () => !route.key],
+  ["Pause", () => openChange("pause", aboutRoute()), () => !route.key],
+  ["Remove overrides", () => openChange("unset", aboutRoute()), () => overridesOf(route).length > 0],
+].map(([label, act, has = () => true]) => ({ node: button(label, act), has }));
+byId("limit-buttons").append(...limitButtons.map(({ node }) => node));
+
+function revokePermit(row) {
+  const facts = [
+    ["Key", caller(row)],
+    ["Held", `for ${duration(row.age_ms)}, on ${row.replica_label}`],
+  ];
+  if (row.label) facts.push(["What", row.label]);
+  openRevoke(`permit ${row.id}`, { permit: row.id }, facts);
+}
+
+function revokeKey(row) {
+  const facts = [["Held", `${count(row.held, "permit")}, on ${count(row.replicas, "replica")}`]];
+  openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
+}
+
+function aboutKey(row) {
+  const target = { limit: route.limit, key: row.key };
+  return aboutTarget(target, targetText(target, [row]), limitOf(route.limit), row);
+}
+
+// The limit or key that is looked at.
+function aboutRoute() {
+  if (!route.key) return aboutRow({ limit: route.limit });
+  const row = known.details?.keys.rows.find(({ key }) => key === route.key);
+  const value = overridesOf(route).find(({ setting }) => setting === "value")?.to;
+  const max = value ?? limitOf(route.limit)?.max ?? 1;
+  return aboutKey(row ?? { key: route.key, max });
+}
+
+function limitFacts(limit) {
+  const facts = [
+    ["Value", valueText(limit.max, limit), limit.max === limit.declared_max ? "" : "warn"],
+    ["Declared", declaredText(limit)],
+    ["Mode", modeText(limit), limit.paused || limit.mode !== "enforce" ? "warn" : ""],
+    ["Held", limit.held.toLocaleString("en")],
+    ["Waiting", limit.waiting.toLocaleString("en")],
+    ["Keys", limit.keys.toLocaleString("en")],
+    ["Queue", limit.wait_ms > 0 ? `up to ${duration(limit.wait_ms)}, ${count(limit.max_waiters, "request")}` : "none"],
+  ];
+  if (limit.oldest_wait_ms !== null) facts.push(["Oldest wait", duration(limit.oldest_wait_ms)]);
+  if (limit.differs) facts.push(["Replicas", "differ in value or mode: the largest value applies", "warn"]);
+  return facts;
+}
+
+function showLimit() {
+  const limit = limitOf(route.limit);
+  put(byId("limit-name"), route.limit);
+  byId("limit-key").hidden = !route.key;
+  byId("limit-all-keys").setAttribute("href", limitHref(route.limit));
+  putFacts(byId("limit-facts"), limit ? limitFacts(limit) : []);
+  limitButtons.forEach(({ node, has }) => (node.hidden = !mayChange() || !has()));
+  const ofLimit = (known.status?.overrides?.rows ?? []).filter((row) => row.limit === route.limit);
+  showLimitOverrides(route.key ? ofLimit.filter((row) => !row.key || row.key === route.key) : ofLimit);
+  showDetails(limit);
+}
+
+function showDetails(limit) {
+  const details = known.details;
+  const rows = details?.permits.rows ?? [];
+  const [holders, waiters] = ["held", "waiting"].map((state) => rows.filter((row) => row.state === state));
+  const own = details?.keys.rows.find(({ key }) => key === route.key);
+  put(byId("limit-key-name"), route.key ? `Only key ${caller(own ?? { key: route.key })}.` : "");
+  const all = route.key ? own : limit;
+  showKeys(details?.keys.rows ?? [], details ? moreText(details.keys, route.key ? null : limit?.keys) : "");
+  showHolders(holders, details ? moreText({ rows: holders, left_out: 0 }, all?.held ?? null) : "");
+  showWaiters(waiters, details ? moreText({ rows: waiters, left_out: 0 }, all?.waiting ?? null) : "");
+  showRefusals(details?.refusals.rows ?? [], details ? moreText(details.refusals) : "");
+  byId("more").hidden = !details || route.count > 100 || details.permits.left_out + details.keys.left_out === 0;
+}
+
+async function find(event) {
+  event.preventDefault();
+  const { limit } = route;
+  try {
+    const { key } = await send("api/digest", { limit, key: byId("find").key.value });
+    location.hash = limitHref(limit, key);
+  } catch (problem) {
+    say(problem.message);
+  }
+}
+
+byId("find").addEventListener("submit", find);
+byId("more").addEventListener("click", () => {
+  route.count = 500;
+  refresh();
+});

@@ -1,0 +1,135 @@
+
+// The first screen.
+
+const limitHref = (limit, key = null) => {
+  const parameters = new URLSearchParams({ limit });
+  if (key) parameters.set("key", key);
+  return `#${parameters}`;
+};
+
+const mayChange = () => known.status?.author !== null && known.status?.author !== undefined;
+
+function modeText(limit) {
+  return limit.paused ? "paused" : limit.mode;
+}
+
+const showLimits = makeTable(
+  byId("limits"),
+  "Limits, with what all replicas hold and wait for",
+  [
+    linkColumn("Limit", (row) => row.limit, (row) => limitHref(row.limit)),
+    { title: "Value", text: (row) => valueText(row.max, row) },
+    { title: "Declared", text: (row) => (row.max === row.declared_max ? "" : valueText(row.declared_max, row)) },
+    {
+      title: "Mode",
+      make: () => element("span"),
+      update: (node, row) => {
+        put(node, modeText(row) + (row.differs ? ", replicas differ" : ""));
+        putClass(node, row.paused || row.mode !== "enforce" || row.differs ? "warn" : "");
+      },
+    },
+    { title: "Held", name: "number", text: (row) => row.held.toLocaleString("en") },
+    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    { title: "Oldest wait", name: "number", text: (row) => (row.oldest_wait_ms === null ? "" : duration(row.oldest_wait_ms)) },
+    { title: "Keys", name: "number", text: (row) => row.keys.toLocaleString("en") },
+  ],
+  (row) => row.limit,
+  "No limit is in use."
+);
+
+const overrideColumns = [
+  { title: "What", text: (row) => settingText(row, limitOf(row.limit)) },
+  { title: "Ends in", name: "number", text: (row) => duration(endsIn(row)) },
+  { title: "By", text: (row) => row.author },
+  { title: "Reason", text: (row) => row.reason },
+  buttonColumn(targetText, [["Remove", (row) => openChange("unset", aboutRow(row)), mayChange]]),
+];
+
+const overrideKey = (row) => row.token;
+
+const showOverrides = makeTable(
+  byId("overrides"),
+  "Overrides in force",
+  [linkColumn("Limit", targetText, (row) => limitHref(row.limit, row.key)), ...overrideColumns],
+  overrideKey,
+  "None: what is declared holds."
+);
+
+function aboutRow({ limit, key }) {
+  return aboutTarget(key ? { limit, key } : { limit }, targetText({ limit, key }), limitOf(limit));
+}
+
+const showReplicas = makeTable(
+  byId("replicas"),
+  "Replicas",
+  [
+    { title: "Replica", text: (row) => row.label },
+    { title: "Id", name: "code", text: (row) => row.replica },
+    { title: "Version", text: (row) => row.version },
+    { title: "Up for", name: "number", text: (row) => duration(row.uptime_ms) },
+    { title: "Held", name: "number", text: (row) => row.held.toLocaleString("en") },
+    { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
+    {
+      title: "Store",
+      make: () => element("span"),
+      update: (node, row) => {
+        put(node, row.store_up ? "up" : "down");
+        putClass(node, row.store_up ? "good" : "bad");
+      },
+    },
+    { title: "Lease", name: "number", text: (row) => duration(row.lease_ms) },
+    buttonColumn((row) => row.label, [["Revoke", revokeReplica, (row) => mayChange() && row.held > 0]]),
+  ],
+  (row) => row.replica,
+  "None has answered."
+);
+
+function revokeReplica(row) {
+  const facts = [["Held", `${count(row.held, "permit")}, of all limits`]];
+  openRevoke(`all permits of replica ${row.label}`, { replica: row.replica }, facts);
+}
+
+const showLog = makeTable(
+  byId("log"),
+  "Last changes, the latest first",
+  [
+    { title: "When", text: (row) => new Date(row.at_ms).toLocaleString() },
+    { title: "What", text: (row) => targetText(row.edited) },
+    { title: "Before", text: (row) => loggedText(row.edited.before) },
+    { title: "After", text: (row) => loggedText(row.edited.after) },
+    { title: "By", text: (row) => row.author },
+    { title: "Reason", text: (row) => row.reason },
+    buttonColumn((row) => targetText(row.edited), [["Undo", undo, (row) => row.first && mayChange()]]),
+  ],
+  (row) => `${row.id} ${row.at}`,
+  "None in the last 30 days."
+);
+
+// A row for each override that a change was about.
+function logRows(entries) {
+  return entries.flatMap((entry) =>
+    entry.edits
+      .filter(({ before, after }) => before !== null || after !== null)
+      .map((edited, at) => ({ ...entry, edited, at, first: at === 0 }))
+  );
+}
+
+function undo(row) {
+  const facts = row.edits.map((edited) => [
+    targetText(edited),
+    `${loggedText(edited.after)}, back to ${loggedText(edited.before)}`,
+  ]);
+  facts.push(["By", `${row.author} (${row.reason})`]);
+  openChange("undo", { name: "", undone: row.id, facts });
+}
+
+function showOverview() {
+  const { status, log } = known;
+  if (!status) return;
+  showLimits(status.limits.rows, moreText(status.limits));
+  const overrides = status.overrides;
+  const unread = overrides?.ignored > 0 ? `${overrides.ignored} cannot be read, and are ignored` : "";
+  showOverrides(overrides?.rows ?? [], status.overrides_problem ? `Not known: ${status.overrides_problem.detail}` : unread);
+  showReplicas(status.replicas.rows, moreText(status.replicas));
+  showLog(log ? logRows(log.rows) : [], known.logProblem ? `Not known: ${known.logProblem}` : "");
+}

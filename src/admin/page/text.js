@@ -1,0 +1,82 @@
+
+// Words for data.
+
+function duration(ms) {
+  const seconds = Math.floor(ms / 1000);
+  const both = (one, unit, other, small) => `${Math.floor(one)} ${unit}` + (Math.floor(other) ? ` ${Math.floor(other)} ${small}` : "");
+  if (seconds < 1) return `${Math.round(ms)} ms`;
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return both(seconds / 60, "min", seconds % 60, "s");
+  if (seconds < 86400) return both(seconds / 3600, "h", (seconds / 60) % 60, "min");
+  return both(seconds / 86400, "d", (seconds / 3600) % 24, "h");
+}
+
+function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
+
+// A caller, as far as it may be seen.
+function caller(row) {
+  if (row.key_text === "") return "all callers";
+  return row.key_text ?? row.key ?? "unknown";
+}
+
+function valueText(value, limit) {
+  if (!limit) return String(value);
+  return limit.period_ms === null ? `${value} per key` : `${value} in ${duration(limit.period_ms)} per key`;
+}
+
+function settingText(one, limit) {
+  if (one.setting === "value") return one.key ? String(one.to) : valueText(one.to, limit);
+  if (one.setting === "pause") return "paused: admits nobody";
+  if (one.to === "off") return "off: admits everybody";
+  if (one.to === "shadow") return "shadow: admits everybody";
+  return one.setting === "mode" ? "enforced" : one.setting;
+}
+
+// Settings of the log are those of overrides, or nothing.
+function loggedText(setting) {
+  return setting ? settingText(setting, null) : "as declared";
+}
+
+function targetText(target, rows = []) {
+  if (!target.key) return target.limit;
+  const known = rows.find((row) => row.key === target.key);
+  return `${target.limit}, key ${known ? caller(known) : target.key}`;
+}
+
+function answeredText(answers) {
+  const parts = [`${answers.answered} of ${answers.replicas} answered`];
+  if (answers.missing.length > 0) parts.push(`no answer: ${answers.missing.join(", ")}`);
+  if (answers.busy.length > 0) parts.push(`asked too often: ${answers.busy.join(", ")}`);
+  return parts.join("; ");
+}
+
+// Why there is no answer, or none.
+function problemText(problem) {
+  if (!problem) return null;
+  return problem.kind === "unavailable" ? `the store does not answer: ${problem.detail}` : problem.detail;
+}
+
+// What a list leaves out.
+function moreText(list, all = null) {
+  const left = all === null ? list.left_out : Math.max(0, all - list.rows.length);
+  return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
+}
+
+function revokedText({ ended, running, permits }) {
+  const parts = [`${count(ended, "permit")} ended.`];
+  if (running > 0) parts.push(`${count(running, "job")} still running: told, and holding on to slots until the end.`);
+  if (permits.answered < permits.replicas || permits.busy.length > 0) parts.push(`${answeredText(permits)}.`);
+  return parts.join(" ");
+}
+
+function outcomeText(outcome) {
+  if (outcome.outcome === "revoked") return revokedText(outcome);
+  if (outcome.outcome === "done") return `Done on ${outcome.replicas} of ${count(outcome.replicas, "replica")}.`;
+  const missing = outcome.missing.length > 0 ? ` Not yet: ${outcome.missing.join(", ")}.` : "";
+  return (
+    `Recorded, ${outcome.confirmed} of ${outcome.of} have confirmed it.${missing} ` +
+    "The others apply it within a minute, or when they connect."
+  );
+}

@@ -1,0 +1,206 @@
+//! An answer that all open pages share.
+//!
+//! There is no task that polls: of the requests for an answer that is no longer fresh the first one asks, and the others get
+//! what it gets. So nobody is asked while nobody looks, and a client that leaves in the middle leaves nothing behind.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync, time::Instant};
+
+use crate::operate::OperateError;
+
+/// One question, and the last answer to it.
+#[derive(Debug)]
+pub(super) struct View<T> {
+    /// Whoever asks holds it meanwhile.
+    asking: sync::Mutex<()>,
+    state: Mutex<State<T>>,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    tried: Option<Tried>,
+    /// What replicas have answered last, and when they were asked.
+    last: Option<(Arc<T>, Instant)>,
+}
+
+#[derive(Debug)]
+struct Tried {
+    at: Instant,
+    /// How many changes there were before.
+    changes: u64,
+    failed: Option<OperateError>,
+}
+
+/// What is known.
+#[derive(Debug)]
+pub(super) struct Seen<T> {
+    pub(super) data: Arc<T>,
+    pub(super) asked: Instant,
+    /// Why it is not newer.
+    pub(super) failed: Option<OperateError>,
+}
+
+impl<T> Default for View<T> {
+    fn default() -> Self {
+        Self {
+            asking: sync::Mutex::new(()),
+            state: Mutex::new(State {
+                tried: None,
+                last: None,
+            }),
+        }
+    }
+}
+
+impl<T> View<T> {
+    /// What is known, asked for again unless it is as fresh as this, or another request is about it. After a change of a
+    /// higher number it is asked for again in any case.
+    ///
+    /// # Errors
+    ///
+    /// If nothing is known yet, and asking fails.
+    pub(super) async fn get(
+        &self,
+        fresh_for: Duration,
+        changes: u64,
+        ask: impl Future<Output = Result<T, OperateError>>,
+    ) -> Result<Seen<T>, OperateError> {
+        let is_fresh = |tried: &Tried| tried.changes >= changes && tried.at.elapsed() < fresh_for;
+        if let Some(seen) = self.known(is_fresh) {
+            return seen;
+        }
+        let asking = match self.asking.try_lock() {
+            Ok(asking) => asking,
+            Err(_) => match self.known(|tried| tried.changes >= changes) {
+                Some(seen) => return seen,
+                None => self.asking.lock().await,
+            },
+        };
+        if let Some(seen) = self.known(is_fresh) {
+            return seen;
+        }
+        let at = Instant::now();
+        let outcome = ask.await;
+        let seen = self.learn(at, changes, outcome);
+        drop(asking);
+        seen
+    }
+
+    fn learn(
+        &self,
+        at: Instant,
+        changes: u64,
+        outcome: Result<T, OperateError>,
+    ) -> Result<Seen<T>, OperateError> {
+        let mut state = self.lock();
+        let failed = match outcome {
+            Ok(data) => {
+                state.last = Some((Arc::new(data), at));
+                None
+            }
+            Err(error) => Some(error),
+        };
+        let tried = Tried {
+            at: Instant::now(),
+            changes,
+            failed,
+        };
+        let seen = state.seen(&tried);
+        state.tried = Some(tried);
+        seen
+    }
+
+    fn known(&self, is_good: impl Fn(&Tried) -> bool) -> Option<Result<Seen<T>, OperateError>> {
+        let state = self.lock();
+        let tried = state.tried.as_ref().filter(|tried| is_good(tried))?;
+        Some(state.seen(tried))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> State<T> {
+    fn seen(&self, tried: &Tried) -> Result<Seen<T>, OperateError> {
+        match (&self.last, &tried.failed) {
+            (None, Some(error)) => Err(error.clone()),
+            (last, failed) => {
+                let (data, asked) = last.as_ref().expect("only a failure leaves nothing");
+                Ok(Seen {
+                    data: Arc::clone(data),
+                    asked: *asked,
+                    failed: failed.clone(),
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::future::{join_all, pending};
+    use tokio::time::{advance, sleep, timeout};
+
+    use super::*;
+    use crate::operate::OperateErrorKind;
+
+    const FRESH: Duration = Duration::from_secs(1);
+
+    fn down() -> OperateError {
+        OperateError::new(OperateErrorKind::Unavailable, "down")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_requests_ask_once() {
+        let (view, asked) = (View::default(), Cell::new(0));
+        let ask = async || {
+            asked.set(asked.get() + 1);
+            sleep(Duration::from_millis(100)).await;
+            Ok(asked.get())
+        };
+        let seen = join_all((0..100).map(|_| view.get(FRESH, 0, ask()))).await;
+        assert!(seen.into_iter().all(|seen| *seen.unwrap().data == 1));
+        view.get(FRESH, 0, ask()).await.unwrap();
+        assert_eq!(asked.get(), 1, "it is fresh");
+        view.get(FRESH, 1, ask()).await.unwrap();
+        assert_eq!(asked.get(), 2, "something has changed");
+        advance(FRESH).await;
+        // While one asks, the others do not wait.
+        let first = view.get(FRESH, 1, ask());
+        let second = async { *view.get(FRESH, 1, pending()).await.unwrap().data };
+        let (first, second) = tokio::join!(first, second);
+        assert_eq!((*first.unwrap().data, second, asked.get()), (3, 2, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_answer_outlives_an_outage() {
+        let view = View::default();
+        let error = view.get(FRESH, 0, async { Err(down()) }).await;
+        assert_eq!(error.unwrap_err(), down());
+        let again = view.get(FRESH, 0, pending()).await;
+        assert_eq!(again.unwrap_err(), down(), "a failure is shared too");
+        advance(FRESH).await;
+        let seen = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        assert_eq!((*seen.data, seen.failed), (7, None));
+        advance(FRESH).await;
+        let seen = view.get(FRESH, 0, async { Err(down()) }).await.unwrap();
+        assert_eq!((*seen.data, seen.failed), (7, Some(down())));
+        assert_eq!(seen.asked.elapsed(), FRESH);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_dropped_leaves_the_question_to_others() {
+        let view = View::default();
+        let left = timeout(FRESH, view.get(FRESH, 0, pending())).await;
+        assert!(left.is_err());
+        let seen = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        assert_eq!(*seen.data, 7);
+    }
+}

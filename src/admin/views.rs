@@ -1,0 +1,151 @@
+//! All that open pages look at: the overview, the log, and limits, of which each is a question of its own.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout};
+
+use super::{
+    problem::Problem,
+    view::{Seen, View},
+};
+use crate::operate::{
+    Answers, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError, OperateErrorKind, Operator,
+    Overrides, PermitRow, RefusalRow, ReplicaRow,
+};
+
+/// Time for which an answer is fresh, if one page is open.
+const FRESH: Duration = Duration::from_secs(1);
+/// The same for each view that is looked at: all of them together ask about six questions a second, of the twenty that
+/// replicas answer.
+const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
+/// Time after which a view counts as closed.
+const CLOSED_AFTER: Duration = Duration::from_secs(10);
+/// Most limits, or keys of limits, that are looked at.
+const MAX_VIEWS: usize = 64;
+/// Longest time that a request waits for replicas.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+
+/// The overview.
+#[derive(Debug)]
+pub(super) struct Status {
+    pub(super) replicas: Answers<ReplicaRow>,
+    pub(super) limits: Answers<LimitRow>,
+    pub(super) overrides: Result<Overrides, OperateError>,
+}
+
+/// A limit, or one of its keys.
+#[derive(Debug)]
+pub(super) struct Details {
+    pub(super) keys: Answers<KeyRow>,
+    pub(super) permits: Answers<PermitRow>,
+    pub(super) refusals: Answers<RefusalRow>,
+}
+
+/// The name of a limit, and perhaps one of its keys.
+pub(super) type Subject = (String, Option<KeyDigest>);
+
+#[derive(Debug, Default)]
+pub(super) struct Views {
+    status: View<Status>,
+    log: View<Vec<LogEntry>>,
+    details: Mutex<HashMap<Subject, Looked>>,
+    /// How many changes were made here.
+    changes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Looked {
+    at: Instant,
+    view: Arc<View<Details>>,
+}
+
+impl Views {
+    /// After a change answers are no longer fresh.
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) async fn status(&self, operator: &Operator) -> Result<Seen<Status>, Problem> {
+        let open = self.details().len();
+        let ask = async {
+            Ok(Status {
+                replicas: operator.replicas().await?,
+                limits: operator.limits().await?,
+                overrides: match operator.overrides().await {
+                    Err(error) if error.kind() == OperateErrorKind::Unavailable => {
+                        return Err(error);
+                    }
+                    overrides => overrides,
+                },
+            })
+        };
+        self.get(&self.status, open, ask).await
+    }
+
+    pub(super) async fn log(&self, operator: &Operator) -> Result<Seen<Vec<LogEntry>>, Problem> {
+        self.get(&self.log, 0, operator.log()).await
+    }
+
+    pub(super) async fn details_of(
+        &self,
+        operator: &Operator,
+        subject: &Subject,
+    ) -> Result<Seen<Details>, Problem> {
+        let (view, open) = self.look_at(subject)?;
+        let (limit, key) = (&subject.0, subject.1);
+        let ask = async {
+            Ok(Details {
+                permits: operator.permits(limit, key).await?,
+                keys: operator.keys(limit, key).await?,
+                refusals: operator.refusals(limit, key).await?,
+            })
+        };
+        self.get(&view, open, ask).await
+    }
+
+    async fn get<T>(
+        &self,
+        view: &View<T>,
+        open: usize,
+        ask: impl Future<Output = Result<T, OperateError>>,
+    ) -> Result<Seen<T>, Problem> {
+        let fresh = FRESH.max(FRESH_PER_VIEW * (open + 1) as u32);
+        let changes = self.changes.load(Ordering::Relaxed);
+        match timeout(MAX_WAIT, view.get(fresh, changes, ask)).await {
+            Ok(seen) => Ok(seen?),
+            Err(_) => Err(Problem::busy("the replicas did not answer in time")),
+        }
+    }
+
+    /// The view of a limit, and how many there are.
+    fn look_at(&self, subject: &Subject) -> Result<(Arc<View<Details>>, usize), Problem> {
+        let mut details = self.details();
+        if !details.contains_key(subject) && details.len() >= MAX_VIEWS {
+            return Err(Problem::busy(format!(
+                "{MAX_VIEWS} limits and keys are looked at: close some pages"
+            )));
+        }
+        let looked = details.entry(subject.clone());
+        let looked = looked.or_insert_with(|| Looked {
+            at: Instant::now(),
+            view: Arc::default(),
+        });
+        looked.at = Instant::now();
+        let view = Arc::clone(&looked.view);
+        Ok((view, details.len()))
+    }
+
+    /// Those that are looked at.
+    fn details(&self) -> std::sync::MutexGuard<'_, HashMap<Subject, Looked>> {
+        let mut details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
+        details.retain(|_, looked| looked.at.elapsed() < CLOSED_AFTER);
+        details
+    }
+}

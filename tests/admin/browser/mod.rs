@@ -1,0 +1,57 @@
+//! The page in a real browser. `.ci/browser` runs these tests.
+//!
+//! With `SCREENSHOTS=<folder>` they leave pictures there.
+
+mod driver;
+mod page;
+mod steering;
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use tokio::{net::TcpListener, task::JoinHandle};
+use tower_turnstile::admin::Admin;
+
+use self::driver::Browser;
+
+/// A server on a free port. Dropping it stops it.
+struct Server {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let task = tokio::spawn(async { axum::serve(listener, app).await.expect("it serves") });
+        Self { address, task }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A browser that looks at a page, which is nested into an application.
+async fn open(admin: &Admin) -> (Server, Browser) {
+    let server = Server::start(Router::new().nest_service("/limits", admin.clone())).await;
+    let browser = Browser::start().await;
+    browser.look(1_280, 1_000, "light").await;
+    browser.go(&server.url("/limits")).await;
+    browser.until_text("#store", "up").await;
+    (server, browser)
+}
+
+/// The row of a table that begins with this text.
+fn row(section: &str, first: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#{section} tbody tr')].find((row) => row.innerText.startsWith('{first}'))"
+    )
+}

@@ -1,0 +1,311 @@
+//! What is changed by the page, and what cannot be.
+
+use std::time::Duration;
+
+use axum::{Router, response::Html, routing::get};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tower_turnstile::{
+    Limiter,
+    operate::{By, Target},
+};
+
+use super::{Server, open, row};
+use crate::{
+    scene::{CHAT, HOUR_MS, in_memory, on_redis, used},
+    support::alone,
+};
+
+const ESCAPE: &str = "\u{e00c}";
+const ENTER: &str = "\u{e007}";
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_limit_is_raised_and_the_change_taken_back() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let (_held, waiter) = used(&scene.limiters[0], "acme").await;
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until(&row("limits", "chat")).await;
+        browser.click("#limits tbody a").await;
+        browser
+            .until("!document.querySelector('#limit-buttons button').hidden")
+            .await;
+        browser.click("#limit-buttons button:nth-child(1)").await;
+        browser
+            .until_text("#dialog-title", "Set the value of chat")
+            .await;
+        browser.until_text("#dialog-now", "2 per key").await;
+        browser.fill("#change [name=value]", "5").await;
+        browser.until_text("#will", "For 1 hour each key without an override of its own may hold 5 slots. Requests that wait are admitted at once. Then 2 per key holds again.").await;
+        browser.until_text("#confirm", "Set to 5 for 1 hour").await;
+        browser.fill("#change [name=reason]", "launch").await;
+        browser.shoot("dialog-light").await;
+        browser.look(360, 800, "dark").await;
+        browser.shoot("dialog-narrow-dark").await;
+        browser.look(1_280, 1_000, "light").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#said", "Done on 2 of 2 replicas.")
+            .await;
+        let _admitted = timeout(Duration::from_secs(5), waiter)
+            .await
+            .expect("in time")
+            .unwrap();
+        browser.until_text("#limit-facts", "5 per key").await;
+        browser.until_text("#limit-overrides tbody", "launch").await;
+        // A lower value, which is seen with what holds now.
+        browser.click("#limit-buttons button:nth-child(1)").await;
+        browser
+            .until_text("#dialog-now", "5 per key, by ada (launch), ends in")
+            .await;
+        browser.fill("#change [name=value]", "1").await;
+        browser.until_text("#will", "No slot is taken away").await;
+        browser.press(ESCAPE).await;
+        browser
+            .until("!document.querySelector('dialog').open")
+            .await;
+        browser.click("nav a").await;
+        browser.until_text("#log tbody", "as declared").await;
+        browser.click("#log tbody button").await;
+        browser
+            .until_text("#dialog-now", "5, back to as declared")
+            .await;
+        browser.fill("#change [name=reason]", "wrong limit").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#said", "Done on 2 of 2 replicas.")
+            .await;
+        browser
+            .until_text("#overrides", "None: what is declared holds.")
+            .await;
+        assert_eq!(scene.max("acme").await, 2);
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+/// With the keyboard alone.
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_limit_is_paused_by_keyboard() {
+    alone(async {
+        let scene = in_memory();
+        let (_held, waiter) = used(&scene.limiters[0], "acme").await;
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until(&row("limits", "chat")).await;
+        browser
+            .run(
+                "document.querySelector('#limits tbody a').focus()",
+                json!([]),
+            )
+            .await;
+        browser.press(ENTER).await;
+        browser
+            .until("!document.querySelector('#limit-buttons button').hidden")
+            .await;
+        browser
+            .run(
+                "document.querySelector('#limit-buttons button:nth-child(3)').focus()",
+                json!([]),
+            )
+            .await;
+        // The focus stays while the page looks again.
+        browser.run("window.looks = 0; const real = fetch; window.fetch = (...all) => (window.looks++, real(...all))", json!([])).await;
+        browser.until("window.looks >= 4").await;
+        browser
+            .until("document.activeElement.textContent === 'Pause'")
+            .await;
+        browser.press(ENTER).await;
+        browser
+            .until_text("#will", "For 15 minutes nobody is admitted")
+            .await;
+        browser
+            .until_text("#will", "and 1 waiting request are refused")
+            .await;
+        assert_eq!(
+            browser.heard("dialog").await,
+            ("dialog".into(), "Pause chat".into())
+        );
+        browser.press(ESCAPE).await;
+        browser
+            .until("document.activeElement.textContent === 'Pause'")
+            .await;
+        browser.press(ENTER).await;
+        browser.until("document.querySelector('dialog').open").await;
+        browser
+            .run(
+                "document.querySelector('#change [name=reason]').focus()",
+                json!([]),
+            )
+            .await;
+        browser.press("migration").await;
+        browser.press(ENTER).await;
+        browser.until_text("#said", "Done on 1 of 1 replica.").await;
+        browser.until_text("#limit-facts", "paused").await;
+        waiter.await.unwrap_err();
+        browser.shoot("paused").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_permit_is_revoked() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let jobs = scene.limiters[1].semaphore(CHAT, "acme");
+        let (one, other) = (jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap());
+        let stops = tokio::spawn(async move {
+            one.lost().await;
+            drop(one);
+        });
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until(&row("limits", "chat")).await;
+        browser.click("#limits tbody a").await;
+        browser
+            .until("document.querySelectorAll('#holders tbody button').length === 2")
+            .await;
+        browser.click("#keys tbody button:nth-child(2)").await;
+        browser
+            .until_text("#dialog-title", "Revoke all permits of acme")
+            .await;
+        browser
+            .until_text("#dialog-now", "2 permits, on 1 replica")
+            .await;
+        browser
+            .until_text("#will", "Nothing keeps the caller from coming back")
+            .await;
+        browser.fill("#change [name=reason]", "runaway").await;
+        browser.shoot("revoke").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#said", "1 permit ended. 1 job still running")
+            .await;
+        timeout(Duration::from_secs(5), stops)
+            .await
+            .expect("in time")
+            .unwrap();
+        other.lost().await;
+        browser
+            .until("document.querySelectorAll('#holders tbody tr').length === 1")
+            .await;
+        browser.shoot("revoked").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+/// Another operator is faster: the dialog says so, and shows no success.
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn the_slower_of_two_operators_is_told() {
+    alone(async {
+        let scene = in_memory();
+        let _used = used(&scene.limiters[0], "acme").await;
+        let (_server, browser) = open(&scene.admin).await;
+        browser.until(&row("limits", "chat")).await;
+        browser.click("#limits tbody a").await;
+        browser
+            .until("!document.querySelector('#limit-buttons button').hidden")
+            .await;
+        browser.click("#limit-buttons button:nth-child(1)").await;
+        browser.fill("#change [name=value]", "5").await;
+        browser.fill("#change [name=reason]", "launch").await;
+        let (operator, bob) = (
+            scene.limiters[0].operator(),
+            By::new("bob", "calm").unwrap(),
+        );
+        let seen = operator.overrides().await.unwrap();
+        let hour = Duration::from_millis(HOUR_MS);
+        operator
+            .set(&seen, &Target::limit("chat"), 1, hour, &bob)
+            .await
+            .unwrap();
+        browser.click("#confirm").await;
+        browser
+            .until_text(
+                "#refused",
+                "Not changed: changed meanwhile by bob: limit `chat` is now value 1",
+            )
+            .await;
+        browser.shoot("conflict").await;
+        assert_eq!(scene.max("acme").await, 1);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_read_only_page_has_no_buttons() {
+    alone(async {
+        let limiter = Limiter::in_memory();
+        let _used = used(&limiter, "acme").await;
+        let admin = limiter.admin().build().unwrap();
+        let (_server, browser) = open(&admin).await;
+        browser.until_text("#you", "read-only").await;
+        browser.until(&row("limits", "chat")).await;
+        browser.click("#limits tbody a").await;
+        browser
+            .until("document.querySelectorAll('#holders tbody tr').length === 2")
+            .await;
+        let buttons = "return [...document.querySelectorAll('button')].filter((one) => one.checkVisibility()).map((one) => one.textContent)";
+        assert_eq!(browser.run(buttons, json!([])).await, json!(["Show"]));
+        let order = json!({"do": "pause", "limit": "chat", "for_ms": HOUR_MS, "reason": "x"});
+        let send = "return send('api/changes', arguments[0]).catch((problem) => problem.message)";
+        assert_eq!(
+            browser.run(send, json!([order])).await,
+            "this page is read-only"
+        );
+        assert!(limiter.operator().log().await.unwrap().is_empty());
+    });
+}
+
+/// A site of somebody else, which an operator looks at in the same browser.
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_stolen_form_changes_nothing() {
+    alone(async {
+        let scene = in_memory();
+        let _held = scene.limiters[0]
+            .semaphore(CHAT, "acme")
+            .acquire()
+            .await
+            .unwrap();
+        let (server, browser) = open(&scene.admin).await;
+        let url = server.url("/limits/api/changes");
+        // A form that sends JSON, with the `=` of its field in a text.
+        let form = format!(
+            "<!doctype html><form method=post enctype=text/plain action='{url}'>\
+             <input name='{{\"do\":\"pause\",\"limit\":\"chat\",\"for_ms\":60000,\"reason\":\"' value='\"}}'>\
+             <button>Win</button></form>"
+        );
+        let evil = Router::new().route("/", get(async || Html(form)));
+        let evil = Server::start(evil).await;
+        browser.go(&evil.url("/")).await;
+        browser.click("button").await;
+        browser
+            .until("document.body?.innerText.includes('another site')")
+            .await;
+        // Scripts: one that may not read the answer, and one that asks whether it may send a header.
+        browser.go(&evil.url("/")).await;
+        let order =
+            json!({"do": "pause", "limit": "chat", "for_ms": HOUR_MS, "reason": "x"}).to_string();
+        let script = "return fetch(arguments[0], arguments[1]).then((answer) => answer.type, () => 'refused')";
+        let simple = json!({"method": "POST", "mode": "no-cors", "body": order});
+        let simple = browser.run(script, json!([url, simple])).await;
+        assert!(simple == "opaque" || simple == "refused", "{simple}");
+        let headers = json!({"x-turnstile": "page", "content-type": "application/json"});
+        let asked = json!({"method": "POST", "headers": headers, "body": order});
+        assert_eq!(browser.run(script, json!([url, asked])).await, "refused");
+        let read = json!([server.url("/limits/api/status"), {"mode": "cors"}]);
+        assert_eq!(browser.run(script, read).await, "refused");
+        // Nor can the page be shown in a frame, to be clicked by mistake.
+        let frame = "const frame = document.createElement('iframe'); frame.src = arguments[0]; document.body.append(frame);\
+            return new Promise((done) => frame.onload = () => done(frame.contentDocument === null))";
+        assert_eq!(
+            browser.run(frame, json!([server.url("/limits")])).await,
+            Value::Bool(true)
+        );
+        let errors = browser.errors().await.join("\n");
+        assert!(errors.contains("frame-ancestors"), "{errors}");
+        assert!(scene.limiters[0].operator().log().await.unwrap().is_empty());
+    });
+}

@@ -1,0 +1,216 @@
+//! What is changed through the API.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use tower_turnstile::operate::KeyDigest;
+
+use crate::scene::{CHAT, HOUR_MS, call, in_memory, json_of, on_redis, post, scenes, used};
+
+fn set(value: u32) -> Value {
+    json!({"do": "set", "limit": "chat", "value": value, "for_ms": HOUR_MS, "reason": "launch"})
+}
+
+fn with(mut order: Value, name: &str, value: impl Into<Value>) -> Value {
+    order[name] = value.into();
+    order
+}
+
+#[tokio::test]
+async fn limits_are_set_paused_and_restored() {
+    for scene in scenes().await {
+        let (_held, waiter) = used(&scene.limiters[0], "acme").await;
+        scene.get("/api/status").await;
+        scene.changed(set(8)).await;
+        let admitted = waiter.await.expect("a raise admits it");
+        let status = scene.get("/api/status").await;
+        let limit = &status["limits"]["rows"][0];
+        assert_eq!(
+            (&limit["max"], &limit["declared_max"]),
+            (&8.into(), &2.into()),
+            "it is asked again"
+        );
+        let one = &status["overrides"]["rows"][0];
+        assert_eq!(
+            (&one["author"], &one["reason"], &one["to"]),
+            (&"ada".into(), &"launch".into(), &8.into())
+        );
+        drop(admitted);
+        let mode = json!({"do": "mode", "limit": "chat", "mode": "off", "for_ms": HOUR_MS, "reason": "alarm"});
+        scene.changed(mode).await;
+        let pause =
+            json!({"do": "pause", "limit": "chat", "for_ms": HOUR_MS, "reason": "migration"});
+        scene.changed(pause).await;
+        assert_eq!(
+            scene.get("/api/status").await["limits"]["rows"][0]["paused"],
+            true
+        );
+        let unset = json!({"do": "unset", "limit": "chat", "reason": "calm"});
+        scene.changed(unset.clone()).await;
+        assert_eq!(scene.max("acme").await, 2);
+        let (status, body) = scene.change(&unset).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::NOT_FOUND, &"not-found".into())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_named_by_its_digest() {
+    for scene in scenes().await {
+        let (_held, _waiter) = used(&scene.limiters[0], "acme").await;
+        let body = json!({"limit": "chat", "key": "acme"}).to_string();
+        let (_, digest) = json_of(call(&scene.admin, post("/api/digest"), &body).await).await;
+        assert_eq!(digest["key"], KeyDigest::of("chat", "acme").to_string());
+        scene
+            .changed(with(set(5), "key", digest["key"].clone()))
+            .await;
+        assert_eq!((scene.max("acme").await, scene.max("other").await), (5, 2));
+    }
+}
+
+#[tokio::test]
+async fn a_change_is_taken_back_by_its_id() {
+    for scene in scenes().await {
+        assert_eq!(scene.max("acme").await, 2);
+        scene.changed(set(8)).await;
+        scene.changed(set(9)).await;
+        let log = scene.get("/api/changes").await;
+        let ids: Vec<_> = log["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| &row["id"])
+            .collect();
+        let undo = |id: &Value| json!({"do": "undo", "id": id, "reason": "wrong"});
+        let (status, body) = scene.change(&undo(ids[1])).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::CONFLICT, &"conflict".into())
+        );
+        scene.changed(undo(ids[0])).await;
+        assert_eq!(scene.max("acme").await, 8);
+        let (status, _) = scene.change(&undo(&"0".into())).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+    }
+}
+
+/// Of two operators who look at one page, the second is told.
+#[tokio::test]
+async fn a_change_is_refused_if_something_else_was_seen() {
+    for scene in scenes().await {
+        assert_eq!(scene.max("acme").await, 2);
+        let seen_nothing = json!([]);
+        scene
+            .changed(with(set(8), "seen", seen_nothing.clone()))
+            .await;
+        let token = scene.get("/api/status").await["overrides"]["rows"][0]["token"].clone();
+        let (status, body) = scene.change(&with(set(9), "seen", seen_nothing)).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::CONFLICT, &"conflict".into())
+        );
+        let detail = body["detail"].as_str().unwrap();
+        assert_eq!(
+            detail,
+            "changed meanwhile by ada: limit `chat` is now value 8"
+        );
+        scene.changed(with(set(9), "seen", json!([token]))).await;
+        let (status, _) = scene.change(&with(set(10), "seen", json!([token]))).await;
+        assert_eq!(status, StatusCode::CONFLICT);
+        assert_eq!(scene.max("acme").await, 9);
+        let unset = json!({"do": "unset", "limit": "chat", "reason": "calm", "seen": [token]});
+        assert_eq!(scene.change(&unset).await.0, StatusCode::CONFLICT);
+    }
+}
+
+#[tokio::test]
+async fn values_out_of_range_change_nothing() {
+    let scene = in_memory();
+    assert_eq!(scene.max("acme").await, 2);
+    for order in [
+        set(0),
+        set(1_000_001),
+        with(set(8), "for_ms", 999),
+        with(set(8), "for_ms", 7 * 24 * HOUR_MS + 1),
+        with(set(8), "reason", " "),
+        with(set(8), "reason", "x".repeat(257)),
+        with(set(8), "reason", "a\u{1b}[2J"),
+        with(set(8), "limit", ""),
+        with(set(8), "limit", "x".repeat(129)),
+    ] {
+        let (status, body) = scene.change(&order).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::BAD_REQUEST, &"value".into()),
+            "{order}"
+        );
+    }
+    assert_eq!(scene.max("acme").await, 2);
+}
+
+/// One that died a moment ago is still on the roster.
+#[tokio::test]
+async fn a_change_that_not_all_have_confirmed_is_accepted() {
+    let scene = on_redis(1).await;
+    let server = scene.server.as_ref().unwrap();
+    let now_ms = server.cli(&["EVAL", "return redis.call('TIME')[1] * 1000", "0"]);
+    server.cli(&[
+        "ZADD",
+        "turnstile:{turnstile:control}:roster",
+        &now_ms,
+        "AAAAAAAAAAAAAAAAweb-9",
+    ]);
+    let (status, body) = scene.change(&set(8)).await;
+    let recorded = json!({"outcome": "recorded", "confirmed": 1, "of": 2, "missing": ["web-9"]});
+    assert_eq!((status, body), (StatusCode::ACCEPTED, recorded));
+}
+
+/// A job is told, and runs until it stops; one that stops has ended.
+#[tokio::test]
+async fn permits_are_revoked() {
+    for scene in scenes().await {
+        let jobs = scene.limiters[0].semaphore(CHAT, "acme");
+        let (one, other) = (jobs.acquire().await.unwrap(), jobs.acquire().await.unwrap());
+        let id = one.id().unwrap().to_string();
+        let stops = tokio::spawn(async move {
+            one.lost().await;
+            drop(one);
+        });
+        let revoke = json!({"do": "revoke", "permit": id, "reason": "runaway"});
+        let (status, body) = scene.change(&revoke).await;
+        assert_eq!(
+            (status, &body["ended"], &body["running"]),
+            (StatusCode::OK, &1.into(), &0.into()),
+            "{body}"
+        );
+        assert_eq!(body["permits"]["rows"][0]["id"], id);
+        stops.await.unwrap();
+        let (status, body) = scene.change(&revoke).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::NOT_FOUND, &"not-found".into())
+        );
+        let key = json!({"limit": "chat", "key": KeyDigest::of("chat", "acme")});
+        let (status, body) = scene
+            .change(&json!({"do": "revoke", "key": key, "reason": "all"}))
+            .await;
+        assert_eq!(
+            (status, &body["ended"], &body["running"]),
+            (StatusCode::ACCEPTED, &0.into(), &1.into()),
+            "{body}"
+        );
+        other.lost().await;
+        for order in [
+            json!({"do": "revoke", "reason": "none"}),
+            json!({"do": "revoke", "permit": "x", "reason": "no id"}),
+            json!({"do": "revoke", "replica": "web-0", "reason": "a label"}),
+        ] {
+            assert_eq!(
+                scene.change(&order).await.0,
+                StatusCode::BAD_REQUEST,
+                "{order}"
+            );
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A page over limits in memory or in Redis, and requests to it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, request::Builder};
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt;
+use tower_turnstile::{
+    Acquire, Limit, Limiter, Permit, Semaphore,
+    admin::{Admin, AdminBody},
+    operate::Operator,
+};
+
+use crate::support::redis_server::RedisServer;
+
+/// Two slots for each tenant.
+pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(60));
+pub(crate) const HOST: &str = "127.0.0.1:3000";
+pub(crate) const HOUR_MS: u64 = 3_600_000;
+
+/// A service of one process or of several, with a page.
+pub(crate) struct Scene {
+    pub admin: Admin,
+    pub limiters: Vec<Limiter>,
+    pub server: Option<RedisServer>,
+}
+
+/// In memory and with two replicas on Redis, each with a page that is written by Ada.
+pub(crate) async fn scenes() -> [Scene; 2] {
+    [in_memory(), on_redis(2).await]
+}
+
+pub(crate) fn in_memory() -> Scene {
+    let limiter = Limiter::builder().show_keys().in_memory().unwrap();
+    let admin = limiter.admin().authors(|_| Some("ada".to_owned()));
+    Scene {
+        admin: admin.build().unwrap(),
+        limiters: vec![limiter],
+        server: None,
+    }
+}
+
+pub(crate) async fn on_redis(replicas: usize) -> Scene {
+    let server = RedisServer::start();
+    let mut limiters = Vec::new();
+    for number in 0..replicas {
+        let builder = Limiter::builder().operable().show_keys();
+        let builder = builder.replica_label(format!("web-{number}"));
+        limiters.push(builder.connect(&server.url()).await.unwrap());
+    }
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, replicas).await;
+    let admin = Admin::builder(operator).authors(|_| Some("ada".to_owned()));
+    Scene {
+        admin: admin.build().unwrap(),
+        limiters,
+        server: Some(server),
+    }
+}
+
+/// They begin to listen once they are connected.
+async fn await_replicas(operator: &Operator, count: usize) {
+    let all = async {
+        while operator.replicas().await.unwrap().answered < count {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), all)
+        .await
+        .expect("in time");
+}
+
+/// A key with this many holders and a request that waits.
+pub(crate) async fn used(limiter: &Limiter, key: &str) -> (Vec<Permit>, Acquire) {
+    let semaphore = limiter.semaphore(CHAT, key);
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(semaphore.acquire().await.unwrap());
+    }
+    (held, waiting(&semaphore).await)
+}
+
+async fn waiting(semaphore: &Semaphore) -> Acquire {
+    let mut acquire = semaphore.acquire();
+    let queued = async {
+        while acquire.position().is_none_or(|position| position == 0) {
+            let once = timeout(Duration::from_millis(1), &mut acquire).await;
+            assert!(once.is_err(), "a slot was free");
+        }
+    };
+    timeout(Duration::from_secs(20), queued)
+        .await
+        .expect("in time");
+    acquire
+}
+
+pub(crate) fn get(path: &str) -> Builder {
+    Request::get(path).header("host", HOST)
+}
+
+/// As the page sends it.
+pub(crate) fn post(path: &str) -> Builder {
+    Request::post(path)
+        .header("host", HOST)
+        .header("origin", format!("http://{HOST}"))
+        .header("sec-fetch-site", "same-origin")
+        .header("x-turnstile", "page")
+        .header("content-type", "application/json")
+}
+
+pub(crate) async fn call(admin: &Admin, request: Builder, body: &str) -> Response<AdminBody> {
+    let request = request.body(Full::new(Bytes::from(body.to_owned())));
+    let answer = admin.clone().oneshot(request.unwrap());
+    let answer = timeout(Duration::from_secs(30), answer).await;
+    answer.expect("in time").expect("infallible")
+}
+
+pub(crate) async fn text(response: Response<AdminBody>) -> String {
+    let body = response.into_body().collect().await.expect("infallible");
+    String::from_utf8(body.to_bytes().to_vec()).expect("text")
+}
+
+pub(crate) async fn json_of(response: Response<AdminBody>) -> (StatusCode, Value) {
+    let status = response.status();
+    let text = text(response).await;
+    let is_ascii = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    assert!(is_ascii, "a terminal may show it: {text:?}");
+    (status, serde_json::from_str(&text).expect("JSON"))
+}
+
+impl Scene {
+    /// What a path answers that works.
+    pub(crate) async fn get(&self, path: &str) -> Value {
+        let (status, body) = json_of(call(&self.admin, get(path), "").await).await;
+        assert_eq!(status, StatusCode::OK, "{path}: {body}");
+        body
+    }
+
+    pub(crate) async fn change(&self, order: &Value) -> (StatusCode, Value) {
+        let response = call(&self.admin, post("/api/changes"), &order.to_string()).await;
+        json_of(response).await
+    }
+
+    /// A change that is done.
+    pub(crate) async fn changed(&self, order: Value) {
+        let (status, body) = self.change(&order).await;
+        let replicas = self.limiters.len();
+        let done = json!({"outcome": "done", "replicas": replicas});
+        assert_eq!((status, body), (StatusCode::OK, done), "{order}");
+    }
+
+    pub(crate) async fn max(&self, key: &str) -> u32 {
+        let semaphore = self.limiters[0].semaphore(CHAT, key);
+        semaphore.usage().await.expect("it is up").max
+    }
+}
+
+/// The kind of a problem, which has the status of its response.
+pub(crate) async fn problem(response: Response<AdminBody>) -> (u16, String) {
+    let content_type = response.headers()["content-type"].clone();
+    let (status, body) = json_of(response).await;
+    assert_eq!(content_type, "application/problem+json", "{body}");
+    assert_eq!(
+        (&body["type"], &body["status"]),
+        (&"about:blank".into(), &status.as_u16().into())
+    );
+    let detail = body["detail"].as_str().expect("a text");
+    assert!(!detail.is_empty() && !detail.ends_with('.'), "{detail}");
+    (
+        status.as_u16(),
+        body["kind"].as_str().expect("a kind").to_owned(),
+    )
+}

@@ -1,0 +1,63 @@
+//! What open pages cost.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
+
+use crate::scene::{call, get, in_memory, on_redis, problem, used};
+
+/// A hundred pages that look at the overview and at a limit cost what one costs.
+#[tokio::test]
+async fn replicas_are_asked_as_often_for_many_pages_as_for_one() {
+    let scene = on_redis(1).await;
+    let _used = used(&scene.limiters[0], "acme").await;
+    let server = scene.server.as_ref().unwrap();
+    let published = || -> u32 {
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with("cmdstat_publish:calls="));
+        let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
+        calls.map_or(0, |calls| calls.parse().expect("a number"))
+    };
+    let before = published();
+    let began = Instant::now();
+    let page = async || {
+        while began.elapsed() < Duration::from_secs(3) {
+            let status = scene.get("/api/status").await;
+            assert_eq!(status["limits"]["rows"][0]["held"], 2);
+            scene.get("/api/limit?limit=chat").await;
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    join_all((0..100).map(|_| page())).await;
+    // Each question is published, and so is its answer: two, or three of them, each second at most.
+    let asked = (published() - before) / 2;
+    let seconds = began.elapsed().as_secs() as u32 + 1;
+    assert!(
+        (5..=5 * (seconds + 1)).contains(&asked),
+        "{asked} in {seconds} s"
+    );
+    // Nobody looks.
+    sleep(Duration::from_millis(1_100)).await;
+    let before = published();
+    sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(published(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_so_many_limits_are_looked_at() {
+    let scene = in_memory();
+    for number in 0..64 {
+        let path = format!("/api/limit?limit=other-{number}");
+        let answer = problem(call(&scene.admin, get(&path), "").await).await;
+        assert_eq!(answer.1, "unknown-limit");
+    }
+    let one_more = call(&scene.admin, get("/api/limit?limit=chat"), "").await;
+    assert_eq!(one_more.headers()["retry-after"], "1");
+    assert_eq!(problem(one_more).await, (503, "busy".to_owned()));
+    sleep(Duration::from_secs(10)).await;
+    let later = call(&scene.admin, get("/api/limit?limit=chat"), "").await;
+    assert_eq!(problem(later).await.1, "unknown-limit");
+}
