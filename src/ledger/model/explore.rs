@@ -28,6 +28,7 @@ use super::{Bounds, SITUATIONS};
 const THREE: Bounds = Bounds {
     clients: 3,
     limit: 1,
+    weights: [1; 3],
     max_waiters: 2,
     messages: 1,
     copies: 1,
@@ -84,6 +85,57 @@ fn two_clients_of_whom_one_is_disconnected() {
         ..THREE
     };
     assert!(explore(disconnected) > 10_000);
+}
+
+/// The heavy one needs all units, and waits for both others.
+#[test]
+fn three_clients_of_whom_one_weighs_as_much_as_both_others() {
+    let heavy = Bounds {
+        limit: 2,
+        weights: [2, 1, 1],
+        copies: 0,
+        crashes: 0,
+        ..THREE
+    };
+    assert!(explore(heavy) > 10_000);
+}
+
+/// A limit that was lowered: the heavy one enters alone.
+#[test]
+fn two_clients_of_whom_one_weighs_more_than_the_limit() {
+    let heavy = Bounds {
+        clients: 2,
+        weights: [2, 1, 1],
+        messages: 2,
+        copies: 0,
+        ..THREE
+    };
+    assert!(explore(heavy) > 10_000);
+}
+
+/// The heavy one blocks a light one that would fit, unless it has no connection.
+#[test]
+#[ignore = "minutes"]
+fn three_clients_of_different_weights_of_whom_one_is_disconnected() {
+    let heavy = Bounds {
+        limit: 3,
+        weights: [3, 2, 1],
+        copies: 0,
+        crashes: 0,
+        disconnects: 1,
+        ..THREE
+    };
+    explore(heavy);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn three_clients_of_different_weights() {
+    explore(Bounds {
+        limit: 3,
+        weights: [3, 2, 1],
+        ..THREE
+    });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
         EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content,
+        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -412,7 +412,11 @@ fn claim() -> impl Strategy<Value = Claim> {
     let want = prop::sample::select(&[Want::Now, Want::Wait, Want::Wait, Want::IfFree][..]);
     let ask = |batch| {
         let ask = (1..=9u64, want.clone());
-        ask.prop_map(move |(seq, want)| ClaimAsk { batch, seq, want })
+        ask.prop_map(move |(number, want)| ClaimAsk {
+            batch,
+            seq: name(number),
+            want,
+        })
     };
     let asks = (ask(0), ask(1)).prop_map(|(one, two)| vec![one, two]);
     let asks = asks.prop_flat_map(|asks| subsequence(asks, 0..=2).prop_shuffle());
@@ -443,8 +447,20 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     })
 }
 
+/// Some permits of the random runs weigh more than 1, and some more than the limit.
+fn name(number: u64) -> Seq {
+    let weight = match number {
+        7 => 2,
+        8 => 3,
+        9 => 64,
+        _ => 1,
+    };
+    weighing(number, weight)
+}
+
 fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
-    let seqs = |most: usize| subsequence((1..=9).collect::<Vec<Seq>>(), 0..=most).prop_shuffle();
+    let seqs =
+        |most: usize| subsequence((1..=9).map(name).collect::<Vec<Seq>>(), 0..=most).prop_shuffle();
     let wait = prop::collection::vec(prop::bool::weighted(0.8), 9);
     let limit = prop_oneof![4 => Just(2), 1 => 0..5u32];
     let max_waiters = prop_oneof![4 => Just(5), 1 => 0..4u32];
