@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::status::Quota;
+use crate::{ledger::MAX_WEIGHT, status::Quota};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -74,6 +74,7 @@ pub struct AcquireError {
     /// All callers share the limit: it is not the caller's own.
     pub(crate) is_shared: bool,
     pub(crate) max: u32,
+    pub(crate) weight: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
     pub(crate) place: Option<u32>,
@@ -95,6 +96,8 @@ pub enum AcquireErrorKind {
     TimedOut,
     /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
+    /// The permit would weigh more than the limit has, or not 1 to 64 units: the same request would be refused again.
+    InvalidWeight,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
@@ -158,7 +161,7 @@ impl AcquireError {
         self.kind
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the weight is invalid.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -179,7 +182,12 @@ impl AcquireError {
         self.max
     }
 
-    /// Returns the slots in use across all replicas, as last reported by the store.
+    /// Returns how many units the permit would have been. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Returns the slots in use across all replicas, in units, as last reported by the store.
     pub fn in_use(&self) -> u32 {
         self.in_use
     }
@@ -234,6 +242,19 @@ impl fmt::Display for AcquireError {
                     None => Ok(()),
                 }
             }
+            AcquireErrorKind::InvalidWeight => {
+                let weight = self.weight;
+                match (1..=MAX_WEIGHT).contains(&weight) {
+                    true => write!(
+                        f,
+                        "a permit of {weight} units is heavier than limit `{limit_name}` of {max}"
+                    ),
+                    false => write!(
+                        f,
+                        "a permit of limit `{limit_name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
+                    ),
+                }
+            }
             AcquireErrorKind::Unavailable => {
                 write!(f, "the store of limit `{limit_name}` is unavailable")
             }
@@ -263,8 +284,11 @@ impl AcquireError {
             waiting,
             ..
         } = self;
-        // While the store is down, or before it has answered, it is only known that there is none.
-        write!(f, "{} of {max} slots in use", in_use.max(max))?;
+        match self.weight {
+            // While the store is down, or before it has answered, it is only known that there is none.
+            1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,
+            weight => write!(f, "{weight} slots needed, {in_use} of {max} in use")?,
+        }
         match waiting {
             0 => Ok(()),
             1 => f.write_str(", 1 request waiting"),

@@ -135,6 +135,13 @@ impl Permit {
         self.waited
     }
 
+    /// Returns how many units the permit is, from 1 to 64. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    ///
+    /// Under several limits, the most under one of them.
+    pub fn weight(&self) -> u32 {
+        self.share.leases.weight()
+    }
+
     /// Returns the queue position on arrival: 1 at the head, 0 if there was no need to wait.
     pub fn place(&self) -> u32 {
         self.place
@@ -145,6 +152,7 @@ impl fmt::Debug for Permit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Permit")
             .field("waited", &self.waited)
+            .field("weight", &self.weight())
             .field("place", &self.place)
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
@@ -233,6 +241,10 @@ impl WeakShare {
         let keepers = self.keepers.upgrade()?;
         let leases = self.leases.clone();
         leases.join().then(|| Share { keepers, leases })
+    }
+
+    pub(crate) fn weight(&self) -> u32 {
+        self.leases.weight()
     }
 
     pub(crate) fn is_lost(&self) -> bool {

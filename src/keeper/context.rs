@@ -16,7 +16,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
     leases::{KeeperId, Lease, QueueId},
-    ledger::{Batch, Exchange, ReplicaId, Seq},
+    ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
     part::Part,
     telemetry::{History, LimitMeter, Measure},
 };
@@ -152,23 +152,29 @@ impl Context {
         &self.meters[limit.0]
     }
 
-    pub(super) fn next_seq(&mut self) -> Seq {
+    fn next_seq(&mut self) -> Seq {
         self.last_seq += 1;
         self.last_seq
+    }
+
+    /// A name that was not given yet, for a permit of this weight.
+    pub(super) fn next_name(&mut self, weight: u32) -> Seq {
+        weighing(self.next_seq(), weight)
     }
 
     /// A new lease, for an entry of this queue.
     pub(super) fn new_lease(
         &mut self,
         queue: QueueId,
+        weight: u32,
         pool: Option<Arc<crate::leases::Pool>>,
     ) -> Arc<Lease> {
-        let seq = self.next_seq();
+        let seq = self.next_name(weight);
         let pool = pool.map(|pool| pool as _);
         Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
     }
 
-    /// The first name that was not given yet.
+    /// The first name of weight 1 that was not given yet.
     pub(super) fn seq_bound(&self) -> Seq {
         self.last_seq + 1
     }

@@ -69,6 +69,13 @@ impl Slot {
         shares.collect::<Option<_>>().map(Hold)
     }
 
+    /// Returns how many units the slot is, from 1 to 64. See [`Scope::weight_by`](super::Scope::weight_by).
+    ///
+    /// Under several limits, the most under one of them. 1 if no limit applies.
+    pub fn weight(&self) -> u32 {
+        self.shares().map(WeakShare::weight).max().unwrap_or(1)
+    }
+
     /// Returns whether the slot was lost while it was held.
     ///
     /// Its lease has ended in the store, or a bound of the layer was reached

@@ -11,12 +11,10 @@ use std::fmt;
 pub(crate) type Seq = u64;
 
 /// Units that one permit may weigh.
-#[cfg(test)]
 pub(crate) const MAX_WEIGHT: u32 = 64;
 const NUMBER_BITS: u32 = 54;
 
 /// The name of a permit with this number and this weight, from 1 to [`MAX_WEIGHT`].
-#[cfg(test)]
 pub(crate) fn weighing(number: u64, weight: u32) -> Seq {
     debug_assert!(number >> NUMBER_BITS == 0 && (1..=MAX_WEIGHT).contains(&weight));
     number | u64::from(weight - 1) << NUMBER_BITS
@@ -28,7 +26,6 @@ pub(crate) fn weight_of(seq: Seq) -> u32 {
 }
 
 /// The order in which a replica's permits were named.
-#[cfg(test)]
 pub(crate) fn number_of(seq: Seq) -> u64 {
     seq & ((1 << NUMBER_BITS) - 1)
 }

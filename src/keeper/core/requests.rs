@@ -13,7 +13,8 @@ use crate::{
     },
     key::Key,
     leases::{Lease, Pool, QueueId},
-    limit::Limit,
+    ledger::MAX_WEIGHT,
+    limit::{Limit, Mode},
     status::{Quota, Status},
     telemetry::Measure,
 };
@@ -28,14 +29,29 @@ impl Core {
         }
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
+                self.check_weights(slice::from_ref(leg))?;
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
             }
             Demand::One(leg) => slice::from_ref(leg),
             Demand::All(legs) => legs,
         };
+        self.check_weights(legs)?;
         let claim = self.submit_claim(legs);
         self.advance_moved();
         Ok(Ticket::Claim(claim))
+    }
+
+    /// Refuses weights that no permit can have, under limits that are enforced.
+    fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
+        let enforced = |leg: &Leg| self.limits[leg.limit.0].current_mode() == Mode::Enforce;
+        let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
+        let Some(leg) = legs.iter().find(is_invalid) else {
+            return Ok(());
+        };
+        Err(AcquireError {
+            weight: leg.weight,
+            ..self.refusal(leg.limit, AcquireErrorKind::InvalidWeight)
+        })
     }
 
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
@@ -47,10 +63,11 @@ impl Core {
             Some(0) => Duration::ZERO,
             _ => leg.wait,
         };
-        let lease = match queue.take_idle(&mut self.ctx) {
-            Some(lease) => lease,
-            None => queue.submit(&mut self.ctx, wait),
+        let idle = match leg.weight {
+            1 => queue.take_idle(&mut self.ctx),
+            _ => None,
         };
+        let lease = idle.unwrap_or_else(|| queue.submit(&mut self.ctx, wait, leg.weight));
         self.settle(index);
         self.advance_moved();
         lease

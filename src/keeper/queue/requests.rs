@@ -16,17 +16,25 @@ use crate::{
         effects::{Effect, Inquiry, StoredWaker},
     },
     leases::{Lease, Leases, Tenure},
-    ledger::{Operation, Seq},
+    ledger::{Operation, Seq, weight_of},
     limit::MAX_WAIT,
     status::{Quota, Usage},
 };
 
 impl Queue {
     /// Asks for a slot: of the store, or of the ledger in this process.
-    pub(in crate::keeper) fn submit(&mut self, ctx: &mut Context, wait: Duration) -> Arc<Lease> {
-        let lease = self.enter(ctx, wait, None);
+    pub(in crate::keeper) fn submit(
+        &mut self,
+        ctx: &mut Context,
+        wait: Duration,
+        weight: u32,
+    ) -> Arc<Lease> {
+        let lease = self.enter(ctx, wait, weight, None);
         let seq = lease.seq();
         match ctx.availability {
+            _ if self.is_too_heavy(weight) => {
+                self.refused(ctx, seq, AcquireErrorKind::InvalidWeight);
+            }
             _ if self.local.is_some() => self.acquire_here(ctx, seq),
             Availability::Up => self.outbox().acquire.push_back(seq),
             down => self.fall_back(ctx, seq, down),
@@ -39,10 +47,19 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
-        claim: ClaimId,
-        shadow: bool,
+        weight: u32,
+        (claim, shadow): (ClaimId, bool),
     ) -> Arc<Lease> {
-        self.enter(ctx, wait, Some((claim, shadow)))
+        let lease = self.enter(ctx, wait, weight, Some((claim, shadow)));
+        if self.is_too_heavy(weight) {
+            self.refused(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
+        }
+        lease
+    }
+
+    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is just full.
+    fn is_too_heavy(&self, weight: u32) -> bool {
+        weight > self.max() && self.max() > 0
     }
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.
@@ -123,7 +140,7 @@ impl Queue {
         let (waited, place) = (ctx.now.saturating_duration_since(entry.asked), entry.place);
         match *entry.state() {
             State::Refused(kind) => {
-                let error = self.error(ctx, kind, place, waited);
+                let error = self.error(ctx, seq, kind, waited);
                 self.give_up(ctx, seq);
                 Some(Err(error))
             }
@@ -240,11 +257,11 @@ impl Queue {
     pub(in crate::keeper) fn error(
         &self,
         ctx: &Context,
+        seq: Seq,
         kind: AcquireErrorKind,
-        place: u32,
         waited: Duration,
     ) -> AcquireError {
-        let place = (place > 0).then_some(place);
+        let place = Some(self.place(seq)).filter(|place| *place > 0);
         let Usage {
             in_use,
             waiting,
@@ -254,6 +271,7 @@ impl Queue {
             in_use,
             waiting,
             max,
+            weight: weight_of(seq),
             place,
             waited,
             retry_after: self.next_free(ctx),

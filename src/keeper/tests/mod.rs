@@ -11,6 +11,7 @@ mod leases;
 mod outages;
 mod renewals;
 mod reuse;
+mod weights;
 
 use std::{sync::Arc, time::Duration};
 
@@ -132,6 +133,7 @@ impl World {
             key: Key::SHARED,
             wait,
             max: None,
+            weight: 1,
             cost: 1,
         };
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);

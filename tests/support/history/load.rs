@@ -40,10 +40,16 @@ static SHORT: Limit = Limit::concurrent("short", 6)
     .fallback(Fallback::Reject)
     .reuse();
 
+/// Permits of all weights.
+static UNITS: Limit = Limit::concurrent("units", 10)
+    .wait_up_to(SECOND)
+    .fallback(Fallback::Reject);
+
 struct Client {
     rng: fastrand::Rng,
     limiter: Limiter,
     hot: Semaphore,
+    units: Semaphore,
     short: Semaphore,
     long_holds: u32,
     lease: Duration,
@@ -56,6 +62,7 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
         let mut client = Client {
             rng: fastrand::Rng::with_seed(orders.seed ^ (number as u64) << 32),
             hot: limiter.semaphore(&HOT, Key::SHARED),
+            units: limiter.semaphore(&UNITS, Key::SHARED),
             short: limiter.semaphore(&SHORT, Key::SHARED),
             limiter: limiter.clone(),
             long_holds: orders.long_holds,
@@ -76,7 +83,8 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
 impl Client {
     async fn request(&mut self) {
         match self.rng.u32(0..10) {
-            0..3 => self.hold(self.hot.clone()).await,
+            0..2 => self.hold(self.hot.clone()).await,
+            2 => self.hold(self.units.clone()).await,
             3 => {
                 for _ in 0..self.rng.u32(1..40) {
                     self.hold_shortly().await;
@@ -102,9 +110,13 @@ impl Client {
             0 => Duration::from_micros(self.rng.u64(1..30_000)),
             _ => 30 * SECOND,
         };
+        let units = match semaphore.limit().name() == UNITS.name() {
+            true => self.rng.u32(1..=10),
+            false => 1,
+        };
         let acquired = match self.rng.u32(0..10) {
-            0 => timeout(patience, semaphore.try_acquire()).await,
-            _ => timeout(patience, semaphore.acquire()).await,
+            0 => timeout(patience, semaphore.try_acquire_many(units)).await,
+            _ => timeout(patience, semaphore.acquire_many(units)).await,
         };
         if let Ok(Ok(permit)) = acquired {
             self.keep(&permit).await;
