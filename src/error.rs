@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/security/errors.rs`.
 
-use std::{borrow::Cow, error::Error, fmt, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, num::NonZeroU32, time::Duration};
 
 use crate::{ledger::MAX_WEIGHT, status::Quota};
 
@@ -77,7 +77,7 @@ pub struct AcquireError {
     pub(crate) weight: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
-    pub(crate) place: Option<u32>,
+    pub(crate) place: Option<NonZeroU32>,
     pub(crate) waited: Duration,
     pub(crate) retry_after: Option<Duration>,
     /// The limits that the request was under, as this process last knew them.
@@ -199,7 +199,7 @@ impl AcquireError {
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
     pub fn place(&self) -> Option<u32> {
-        self.place
+        self.place.map(NonZeroU32::get)
     }
 
     /// Returns how long the request waited.

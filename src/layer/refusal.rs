@@ -297,7 +297,7 @@ mod tests {
             max: 7,
             in_use: 7,
             waiting: 4,
-            place: Some(3),
+            place: std::num::NonZeroU32::new(3),
             waited: Duration::from_millis(1_500),
             retry_after: None,
             ..CHAT.acquire_error(AcquireErrorKind::TimedOut)

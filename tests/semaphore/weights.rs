@@ -172,39 +172,44 @@ async fn each_is_granted_in_the_order_of_arrival(backend: Backend) {
 async fn the_cap_holds_under_load_and_nobody_starves(backend: Backend) {
     const EACH: u32 = 25;
     let inside = Arc::new(AtomicU32::new(0));
-    let mut tasks = Vec::new();
+    let (began, mut tasks) = (Instant::now(), Vec::new());
     for replica in 0..3 {
         let semaphore = backend.semaphore(&TEN).await;
         for number in 0..10 {
             let (semaphore, inside) = (semaphore.clone(), inside.clone());
             tasks.push(tokio::spawn(async move {
                 let mut rng = fastrand::Rng::with_seed(10 * replica + number);
-                let mut waits = Vec::new();
+                let (mut waits, mut used) = (Vec::new(), 0.0);
                 for _ in 0..EACH {
                     let weight = rng.u32(1..=10);
                     let asked = Instant::now();
                     let permit = semaphore.acquire_many(weight).await.expect("in the end");
                     waits.push((weight, asked.elapsed()));
+                    let granted = Instant::now();
                     let now = inside.fetch_add(weight, Ordering::SeqCst) + weight;
                     assert!(now <= 10, "{now} units are inside");
                     sleep(Duration::from_millis(1)).await;
                     inside.fetch_sub(weight, Ordering::SeqCst);
+                    used += f64::from(weight) * granted.elapsed().as_secs_f64();
                     drop(permit);
                 }
-                waits
+                (waits, used)
             }));
         }
     }
-    let mut waits = Vec::new();
+    let (mut waits, mut used) = (Vec::new(), 0.0);
     for task in tasks {
-        waits.extend(task.await.expect("no panic"));
+        let (its_waits, its_use) = task.await.expect("no panic");
+        waits.extend(its_waits);
+        used += its_use;
     }
+    let idle = 10.0 - used / began.elapsed().as_secs_f64();
     let longest = |of: std::ops::RangeInclusive<u32>| {
         let those = waits.iter().filter(|(weight, _)| of.contains(weight));
         those.map(|(_, wait)| *wait).max().expect("there are some")
     };
     let (light, heavy) = (longest(1..=2), longest(9..=10));
-    println!("longest waits: light {light:?}, heavy {heavy:?}");
+    println!("longest waits: light {light:?}, heavy {heavy:?}; {idle:.1} of 10 units idle");
     // They stand in one queue. A heavy one waits a little longer at its head.
     assert!(
         heavy < 4 * light + Duration::from_secs(1),

@@ -1,6 +1,6 @@
 //! A request's way through its queue: submitted, collected; and that of a leg of a claim.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -261,7 +261,7 @@ impl Queue {
         kind: AcquireErrorKind,
         waited: Duration,
     ) -> AcquireError {
-        let place = Some(self.place(seq)).filter(|place| *place > 0);
+        let place = NonZeroU32::new(self.place(seq));
         let Usage {
             in_use,
             waiting,
