@@ -15,6 +15,9 @@
 //! | three clients and acquires that run late | 560,103 | 3,769,849 |
 //! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
 //! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
+//! | three clients of whom one weighs as much as both others, without copies and crashes | 308,842 | 1,448,176 |
+//! | three clients of different weights | 1,619,311 | 10,591,148 |
+//! | and one of them is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
 //!
 //! With one message in flight, no client sends while it is late. With two, exchanges of others run in between.
 
