@@ -46,7 +46,7 @@ async fn write(reports: Semaphore, number: u32) -> Result<(), AcquireError> {
     println!(
         "report {number} waited {:.1?}, at place {}",
         permit.waited(),
-        permit.place()
+        permit.position()
     );
     tokio::select! {
         () = sleep(Duration::from_millis(500)) => println!("report {number} is written"),

@@ -102,7 +102,7 @@ impl Limiter {
     /// # Errors
     ///
     /// Those of [`LimiterBuilder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, ConfigError> {
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, ConfigError> {
         Self::builder().connect(url).await
     }
 
@@ -111,7 +111,7 @@ impl Limiter {
     /// # Errors
     ///
     /// Those of [`LimiterBuilder::connect_required`].
-    pub async fn connect_required(url: &str) -> Result<Self, ConfigError> {
+    pub async fn connect_required(url: impl AsRef<str>) -> Result<Self, ConfigError> {
         Self::builder().connect_required(url).await
     }
 
@@ -151,7 +151,7 @@ impl LimiterBuilder {
         self
     }
 
-    /// Sets how long the store keeps the queue positions of a replica that it does not hear from. Default: 5 s.
+    /// Sets how long the store keeps the queue positions of a replica that sends nothing. Default: 5 s.
     ///
     /// It is also the longest first lease of a waiter that is granted a slot. Longer: positions survive longer pauses of
     /// a replica. Shorter: the waiters of a crashed replica delay the queue for less time: at most twice this, if
@@ -231,7 +231,8 @@ impl LimiterBuilder {
     /// If a setting is out of range, the URL cannot be used, the store refuses the credentials or the namespace, or there is
     /// no Tokio runtime with timers and IO (none is needed with [`dedicated_thread`](Self::dedicated_thread)). A command
     /// that the store's user may not run shows at the first request, which is refused whatever the fallback.
-    pub async fn connect(self, url: &str) -> Result<Limiter, ConfigError> {
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
+        let url = url.as_ref();
         if url == MEMORY {
             return self.in_memory();
         }
@@ -251,7 +252,8 @@ impl LimiterBuilder {
     ///
     /// Those of [`connect`](Self::connect), and [`ConfigErrorKind::Unreachable`] if the store does not answer within
     /// [`store_timeout`](Self::store_timeout).
-    pub async fn connect_required(self, url: &str) -> Result<Limiter, ConfigError> {
+    pub async fn connect_required(self, url: impl AsRef<str>) -> Result<Limiter, ConfigError> {
+        let url = url.as_ref();
         #[cfg(feature = "redis")]
         if url != MEMORY {
             let (limiter, unreached) = self.on_target(Target::open(url)?).await?;

@@ -2,7 +2,7 @@
 //!
 //! Tests: `tests/security/errors.rs`.
 
-use std::{borrow::Cow, error::Error, fmt, num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
 use crate::{ledger::MAX_WEIGHT, status::Quota};
 
@@ -65,9 +65,16 @@ impl fmt::Display for ConfigError {
 impl Error for ConfigError {}
 
 /// Error of a request that got no permit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct AcquireError {
     pub(crate) kind: AcquireErrorKind,
+    /// Boxed, since the result of each step of a request would be as large as its error.
+    pub(crate) details: Box<AcquireErrorDetails>,
+}
+
+/// The limit that refused, and how it stood.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct AcquireErrorDetails {
     pub(crate) limit_name: Cow<'static, str>,
     /// Of a rate.
     pub(crate) period: Option<Duration>,
@@ -77,7 +84,7 @@ pub struct AcquireError {
     pub(crate) weight: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
-    pub(crate) place: Option<NonZeroU32>,
+    pub(crate) place: Option<u32>,
     pub(crate) waited: Duration,
     pub(crate) retry_after: Option<Duration>,
     /// The limits that the request was under, as this process last knew them.
@@ -117,12 +124,29 @@ pub struct ReleaseError {
     lease: Duration,
 }
 
+impl AcquireErrorKind {
+    /// Returns the reason as one word, such as `timed_out`: the same as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::QueueFull => "queue_full",
+            Self::TimedOut => "timed_out",
+            Self::TooSoon => "too_soon",
+            Self::InvalidWeight => "invalid_weight",
+            Self::Unavailable => "unavailable",
+            Self::Misconfigured => "misconfigured",
+            Self::ShutDown => "shut_down",
+            Self::NoRuntime => "no_runtime",
+        }
+    }
+}
+
 impl ReleaseError {
     pub(crate) fn new(limit_name: String, lease: Duration) -> Self {
         Self { limit_name, lease }
     }
 
-    /// The name of the limit.
+    /// Returns the name of the limit.
     pub fn limit_name(&self) -> &str {
         &self.limit_name
     }
@@ -155,7 +179,26 @@ pub enum LostErrorKind {
     Idle,
 }
 
+impl LostErrorKind {
+    /// Returns the reason as one word, such as `max_hold`: the same as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::ShutDown => "shut_down",
+            Self::HeldTooLong => "max_hold",
+            Self::Idle => "idle",
+        }
+    }
+}
+
 impl AcquireError {
+    pub(crate) fn new(kind: AcquireErrorKind, details: AcquireErrorDetails) -> Self {
+        Self {
+            kind,
+            details: Box::new(details),
+        }
+    }
+
     /// Returns the reason.
     pub fn kind(&self) -> AcquireErrorKind {
         self.kind
@@ -174,50 +217,67 @@ impl AcquireError {
 
     /// Returns the name of the limit that refused.
     pub fn limit_name(&self) -> &str {
-        &self.limit_name
+        &self.details.limit_name
     }
 
     /// Returns the limit's value for this key.
     pub fn max(&self) -> u32 {
-        self.max
+        self.details.max
     }
 
     /// Returns how many units the permit would have been. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
     pub fn weight(&self) -> u32 {
-        self.weight
+        self.details.weight
     }
 
     /// Returns the slots in use across all replicas, in units, as last reported by the store.
     pub fn in_use(&self) -> u32 {
-        self.in_use
+        self.details.in_use
     }
 
-    /// Returns the queued requests across all replicas, as last reported by the store.
+    /// Returns the queued requests across all replicas, as last reported by the store: this one may be among them.
     pub fn waiting(&self) -> u32 {
-        self.waiting
+        self.details.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
-    pub fn place(&self) -> Option<u32> {
-        self.place.map(NonZeroU32::get)
+    pub fn position(&self) -> Option<u32> {
+        self.details.place
     }
 
     /// Returns how long the request waited.
     pub fn waited(&self) -> Duration {
-        self.waited
+        self.details.waited
     }
 
     /// Returns when to retry: exact for a rate, an estimate for slots. `None` if unknown.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.details.retry_after
+    }
+}
+
+/// Shows the values that its methods return: a `main` that fails with this error prints them.
+impl fmt::Debug for AcquireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireError")
+            .field("kind", &self.kind)
+            .field("limit_name", &self.details.limit_name)
+            .field("max", &self.details.max)
+            .field("weight", &self.details.weight)
+            .field("in_use", &self.details.in_use)
+            .field("waiting", &self.details.waiting)
+            .field("position", &self.details.place)
+            .field("waited", &self.details.waited)
+            .field("retry_after", &self.details.retry_after)
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
+        let AcquireErrorDetails {
             limit_name, max, ..
-        } = self;
+        } = &*self.details;
         match self.kind {
             AcquireErrorKind::Full => {
                 write!(f, "limit `{limit_name}` is full: ")?;
@@ -228,7 +288,7 @@ impl fmt::Display for AcquireError {
                 self.write_use(f)
             }
             AcquireErrorKind::TimedOut => {
-                let waited = self.waited;
+                let waited = self.details.waited;
                 write!(
                     f,
                     "limit `{limit_name}` had no free slot within {waited:?}: "
@@ -237,13 +297,13 @@ impl fmt::Display for AcquireError {
             }
             AcquireErrorKind::TooSoon => {
                 write!(f, "rate `{limit_name}` of {max} is used up")?;
-                match self.retry_after {
+                match self.details.retry_after {
                     Some(time) => write!(f, ": it has more in {time:?}"),
                     None => Ok(()),
                 }
             }
             AcquireErrorKind::InvalidWeight => {
-                let weight = self.weight;
+                let weight = self.details.weight;
                 match (1..=MAX_WEIGHT).contains(&weight) {
                     true => write!(
                         f,
@@ -278,13 +338,13 @@ impl fmt::Display for AcquireError {
 impl AcquireError {
     /// How many slots are in use, as far as is known, and how many requests wait.
     fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
+        let AcquireErrorDetails {
             max,
             in_use,
             waiting,
             ..
-        } = self;
-        match self.weight {
+        } = &*self.details;
+        match self.details.weight {
             // While the store is down, or before it has answered, it is only known that there is none.
             1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,
             weight => write!(f, "{weight} slots needed, {in_use} of {max} in use")?,

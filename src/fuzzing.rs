@@ -87,7 +87,7 @@ pub fn replies(bytes: &[u8]) {
     let _ = decode(&exchange, value(&mut bytes, 4));
 }
 
-/// Whatever a store can answer: the first byte of each value tells its kind.
+/// Whatever a store can answer: the first byte of each value is its kind.
 #[cfg(feature = "redis")]
 fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     use redis::Value;

@@ -85,7 +85,7 @@
 //! - A *waiter* is a request in the queue of a key. The queue is in the store, so it is one queue for all replicas. A waiter
 //!   that gives up, or whose client disconnects, leaves it; those of a dead replica are skipped.
 //!
-//! Three types stand for a slot in use:
+//! Three types represent a slot in use:
 //!
 //! ```text
 //!  without HTTP:   Semaphore::acquire().await --> Permit      owns the slot: released on drop
@@ -106,8 +106,8 @@
 //! | --- | --- | --- |
 //! | **G1** cap | The live leases of a key never exceed the limit. Nor do the calls behind the layer, if responses end with their slots ([`OnLost::Abort`], [`max_hold`](LimitLayer::max_hold), [`idle`](LimitLayer::idle)), except for the moment that a runtime takes to drop them. | Replicas that disagree on the limit, as in a rollout: the largest value applies. Data that the store has lost. A store whose clock jumps forward, or that stands still for longer than a lease. An outage under `Local` or `Allow`. Responses that go on after their slot was lost (`Continue`). |
 //! | **G2** the holder knows | A permit counts as held only while its lease is certainly alive. Under `Abort` no frame is taken from a body after that, whatever happened to the process, and the service's work is dropped even if its reader has stopped. | Frames that the server had already taken may still be sent. Lost data, clock jumps and long stalls of the store, as above. A machine that was suspended: its monotonic clock stood still too. |
-//! | **G3** fairness | Waiters are admitted in the order in which the store received them, over all replicas, under each limit. No request overtakes a live waiter. | A replica without a connection to the store: later waiters may pass its own, which keep their places for a waiter TTL. Waiters that an outage moved. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
-//! | **G4** liveness | A free slot with a waiter is granted within one round trip; if the wake-up was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is free once its process hears of the waiter. A crashed replica delays the queue only by the slots that it held; one that is unreachable over an open connection, by at most twice the waiter TTL. | A store whose clock jumps back, by that length. |
+//! | **G3** fairness | Waiters are admitted in the order in which the store received them, over all replicas, under each limit. No request overtakes a live waiter. | A replica without a connection to the store: later waiters may pass its own, which keep their positions for a waiter TTL. Waiters that an outage moved. Under [`reuse`](Limit::reuse), for the time of a message to another process; 100 ms if it is lost. |
+//! | **G4** liveness | A free slot with a waiter is granted within one round trip; if the wake-up was lost, within the poll interval. A slot kept under [`reuse`](Limit::reuse) is released once its process learns of the waiter. A crashed replica delays the queue only by the slots that it held; one that is unreachable over an open connection, by at most twice the waiter TTL. | A store whose clock jumps back, by that length. |
 //! | **G5** no leaks | A slot is released at once at the end of the body, and on any drop: error, panic, stream reset, disconnect, cancelled future, shutdown. After the death of the process, within the lease. | Servers notice some disconnects late: see [clients that leave](guide::streams#clients-that-leave). A store whose clock jumps back keeps the slots of a dead process longer by that length, at most for an hour from when the limit is next reached. |
 //! | **G6** idempotence | A message that is late, lost or repeated leaves no holder or waiter behind that its process does not know of. | |
 //! | **G7** bounds | Queues, waits, key lengths, messages and the store's work per call are all bounded. All keys in the store expire. | The length of a response is not bounded by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
@@ -210,7 +210,7 @@ pub use builder::LimiterBuilder;
 pub use limiter::Limiter;
 pub use status::{ShutdownReport, Status, Usage};
 
-// What is limited, and for whom.
+// Limits and keys.
 pub use key::Key;
 pub use limit::{
     Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
@@ -227,7 +227,7 @@ pub use layer::{
     Refusal, RefusalKind, ReleaseAt, Scope, Slot,
 };
 
-// What goes wrong.
+// Errors.
 pub use error::{
     AcquireError, AcquireErrorKind, BoxError, ConfigError, ConfigErrorKind, ReleaseError,
 };

@@ -52,7 +52,7 @@ impl Limiter {
     ///
     /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Afterwards every slot
     /// of this process is free for other replicas, unless the store could not be reached. See
-    /// [Shutting down](crate::guide::shutdown) for its place beside a server's graceful shutdown.
+    /// [Shutting down](crate::guide::shutdown) for its order against a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///
@@ -67,7 +67,7 @@ impl Limiter {
     /// permit is lost. Switching it to [`Mode::Shadow`](crate::Mode::Shadow) or [`Mode::Off`](crate::Mode::Off) admits its
     /// waiters.
     ///
-    /// What a key has used of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
+    /// A key's use of a rate is kept as a time: after the rate is raised, that time takes as long to pass as
     /// before, at most the time of the old burst.
     ///
     /// The wait is not changed: each layer and semaphore keeps its own. Update the other replicas too; while they differ,

@@ -1,6 +1,6 @@
 //! Parts of a cluster: each is one hash slot, with a keeper of its own.
 //!
-//! What an exchange names must be in one hash slot, so a keeper can only serve ledgers of one. Sixteen slots, spread
+//! All keys of an exchange must be in one hash slot, so a keeper can only serve ledgers of one. Sixteen slots, spread
 //! evenly, let each node of a cluster have its share, and let a process get by with sixteen connections at most.
 
 /// How many there are. It is part of the names of all ledgers: all replicas have to agree on it.
@@ -31,7 +31,7 @@ impl Part {
         self.0
     }
 
-    /// What the names of its keys begin with.
+    /// The beginning of the names of its keys.
     pub(crate) fn prefix(self, namespace: &str) -> String {
         format!("{namespace}:{{{}}}:", TAGS[self.0])
     }

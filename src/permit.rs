@@ -16,6 +16,7 @@ use crate::{
     leases::Leases,
     limit::Limit,
     status::Quota,
+    telemetry::LimitMeter,
 };
 
 /// One slot of a limit. Dropping it releases the slot.
@@ -30,11 +31,11 @@ use crate::{
 /// because the store is gone or the process stood still, the permit is *lost*: its slot may be granted to another request.
 /// The deadline is conservative, so that a permit counts as held only while its lease is certainly alive. A lost permit
 /// stays lost. Permits are an advisory cap, not mutual exclusion for the correctness of data.
-#[must_use = "dropping a permit gives its slot back at once"]
+#[must_use = "dropping a permit releases its slot at once"]
 pub struct Permit {
     share: Share,
     waited: Duration,
-    place: u32,
+    position: u32,
     notes: Option<Box<Notes>>,
 }
 
@@ -44,13 +45,13 @@ impl Permit {
         let Taken {
             leases,
             waited,
-            place,
+            place: position,
             notes,
         } = taken;
         Self {
             share: Share { keepers, leases },
             waited,
-            place,
+            position,
             notes,
         }
     }
@@ -143,8 +144,8 @@ impl Permit {
     }
 
     /// Returns the queue position on arrival: 1 at the head, 0 if there was no need to wait.
-    pub fn place(&self) -> u32 {
-        self.place
+    pub fn position(&self) -> u32 {
+        self.position
     }
 }
 
@@ -153,7 +154,7 @@ impl fmt::Debug for Permit {
         f.debug_struct("Permit")
             .field("waited", &self.waited)
             .field("weight", &self.weight())
-            .field("place", &self.place)
+            .field("position", &self.position)
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }
@@ -172,6 +173,11 @@ impl Share {
             keepers: Arc::downgrade(&self.keepers),
             leases: self.leases.clone(),
         }
+    }
+
+    /// The meter of the limit, or of the first of several. `None`: the slots are not held any more.
+    pub(crate) fn meter(&self) -> Option<Arc<LimitMeter>> {
+        self.keepers.meter_of(&self.leases)
     }
 
     /// As [`Permit::release`], for the only share.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// The largest limit: a ledger of a million holders is still fast.
+/// The largest value of a limit: 1,000,000. A key with as many holders is still fast.
 pub const MAX_LIMIT: u32 = 1_000_000;
-/// The longest queue of a key.
+/// The longest queue of a key: 100,000 requests.
 pub const MAX_WAITERS: u32 = 100_000;
-/// The longest wait.
+/// The longest wait: 24 h.
 pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The longest period of a rate.
+/// The longest period of a rate: 24 h.
 pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
-/// The most limits that one request is under.
+/// The most limits that one request can be under: 16.
 pub const MAX_SCOPES: usize = 16;

@@ -27,7 +27,7 @@ pin_project! {
     }
 }
 
-/// After so many times others have their turn.
+/// Polls in a row before other tasks have their turn.
 const MOST: usize = 8;
 
 struct Relay {

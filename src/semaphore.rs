@@ -379,7 +379,7 @@ impl Inner {
     fn complete(&self, mut error: AcquireError) -> AcquireError {
         let mut all = self.all();
         let refused = all.find(|bound| bound.limit.name() == error.limit_name());
-        error.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
+        error.details.is_shared = refused.is_some_and(|bound| bound.key == Key::SHARED);
         error
     }
 
@@ -435,7 +435,7 @@ enum Stage {
 
 impl Acquire {
     /// Returns the queue position on arrival: 1 at the head. `None` if the request has not queued.
-    pub fn place(&self) -> Option<u32> {
+    pub fn position(&self) -> Option<u32> {
         match &self.0 {
             Stage::New(..) => None,
             Stage::Requested(request, _) => request.place(),

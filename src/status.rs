@@ -41,7 +41,7 @@ pub struct ShutdownReport {
     pub lost: usize,
 }
 
-/// How one limit stood when a request was decided on.
+/// State of one limit when a request was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) limit_name: Cow<'static, str>,

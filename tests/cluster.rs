@@ -157,7 +157,7 @@ fn ledgers_are_spread_over_the_nodes() {
     });
 }
 
-/// G1, G3, G8: slots move from node to node under load; nobody is refused, the cap holds, the line stays in order.
+/// G1, G3, G8: slots move from node to node under load; nobody is refused, the cap holds, the queue stays in order.
 #[test]
 fn slots_that_move_under_load_are_followed() {
     alone(async {

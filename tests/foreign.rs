@@ -114,7 +114,7 @@ fn call_back(from: &str) {
             permit.is_lost(),
             permit.deadline(),
             permit.waited(),
-            permit.place(),
+            permit.position(),
         );
         let _ = format!("{permit:?}");
         poll_once(permit.lost());
@@ -147,9 +147,9 @@ fn call_limiter(limiter: &Limiter) {
         .and(Limit::rate("r", 9, PATIENT), "key");
     for semaphore in [limiter.semaphore(&waits, "key"), semaphore] {
         let mut acquire = semaphore.acquire();
-        let _ = (acquire.place(), format!("{acquire:?} {semaphore:?}"));
+        let _ = (acquire.position(), format!("{acquire:?} {semaphore:?}"));
         poll_once(&mut acquire);
-        let _ = acquire.place();
+        let _ = acquire.position();
         poll_once(semaphore.try_acquire());
         poll_once(semaphore.usage());
     }
@@ -229,7 +229,7 @@ impl Visit for Message {
     }
 }
 
-/// What logs are written to. It calls back, and blocks while it is told to.
+/// What logs are written to. It calls back, and blocks on demand.
 struct Writer;
 
 static BLOCKED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
@@ -387,7 +387,7 @@ fn run(name: &str, scenario: impl FnOnce(&Runtime) + Send + 'static) {
     install();
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let thread = thread::spawn(move || {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
@@ -402,9 +402,9 @@ fn run(name: &str, scenario: impl FnOnce(&Runtime) + Send + 'static) {
         std::mem::swap(&mut *scene(), &mut fresh);
         drop(fresh);
         runtime.shutdown_timeout(Duration::from_secs(1));
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
-    match told.recv_timeout(PATIENT) {
+    match receiver.recv_timeout(PATIENT) {
         Ok(()) => thread.join().unwrap(),
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name} hangs"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -562,7 +562,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
     });
 }
 
-/// What a store can do, and what is told of it.
+/// What a store can do, and the events that it causes.
 fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
     let job = Limit::concurrent("job", 3);
     runtime.block_on(async {
@@ -678,14 +678,14 @@ fn all_foreign_code_may_call_back() {
         drop(kept);
     });
     let scene = scene();
-    let told: BTreeSet<_> = scene
+    let logged: BTreeSet<_> = scene
         .calls
         .keys()
         .filter_map(|from| from.strip_prefix("event "))
         .collect();
     let untold: Vec<_> = messages()
         .into_iter()
-        .filter(|message| !told.contains(&**message) && message != AFTER_A_MINUTE)
+        .filter(|message| !logged.contains(&**message) && message != AFTER_A_MINUTE)
         .collect();
     assert_eq!(untold, [""; 0], "of {} kinds of events", messages().len());
     for from in [
@@ -723,7 +723,7 @@ const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may
 const AFTER_A_MINUTE: &str =
     "the store has not been reached since the start: the fallback of each limit applies";
 
-/// The texts of all events that the library can tell, as they stand in its source.
+/// The texts of all events of the library, from its source.
 fn messages() -> BTreeSet<String> {
     let mut messages = BTreeSet::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -769,7 +769,7 @@ fn a_log_writer_that_blocks_holds_up_nobody_else() {
         });
         let blocked = Blocked::new();
         server.pause();
-        // The driver finds the store to be down, and tells of it.
+        // The driver finds the store to be down, and logs it.
         let waiting = runtime.spawn(limiter.semaphore(&PROBE, "key").acquire());
         // The driver blocks a worker of the runtime now, whose timers may stand still with it.
         let begin = Instant::now();
@@ -777,12 +777,13 @@ fn a_log_writer_that_blocks_holds_up_nobody_else() {
             assert!(begin.elapsed() < PATIENT / 2, "it is down");
             thread::yield_now();
         }
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             drop(permits);
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
-        told.recv_timeout(PATIENT / 4)
+        receiver
+            .recv_timeout(PATIENT / 4)
             .expect("drops do not wait for the writer");
         drop(blocked);
         server.resume();

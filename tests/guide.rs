@@ -2,6 +2,9 @@
 
 use std::{fs, path::Path};
 
+#[cfg(feature = "config")]
+use tower_turnstile::config::Config;
+
 const DOCS: &str = "https://docs.rs/tower-turnstile/latest/tower_turnstile/";
 const MODULE: &str = "crate::guide::";
 
@@ -62,4 +65,15 @@ fn each_page_ends_with_the_links_that_it_uses() {
         }
     }
     assert!(pages > 10, "{pages}");
+}
+
+/// What the guide shows as a file is one that is taken.
+#[cfg(feature = "config")]
+#[test]
+fn the_file_of_the_guide_is_valid() {
+    let page = include_str!("../src/guide/config_file.md");
+    let (_, rest) = page.split_once("```toml\n").expect("a file");
+    let (file, _) = rest.split_once("```").expect("its end");
+    let config = Config::from_toml(file).unwrap();
+    assert_eq!(config.limits.len(), 3);
 }

@@ -141,7 +141,7 @@ fn a_killed_holder_delays_waiters_by_its_lease_at_most() {
 
 /// G4: waiters whose connection has ended with their process delay nobody.
 #[test]
-fn dead_waiters_at_the_head_of_the_line_are_passed_over() {
+fn dead_waiters_at_the_head_of_the_queue_are_passed_over() {
     alone(async {
         let server = RedisServer::start();
         let mut replicas = replicas(&server, 3, &["--limit", "1"]).await;
@@ -164,7 +164,7 @@ fn dead_waiters_at_the_head_of_the_line_are_passed_over() {
     });
 }
 
-/// G4: the same with several slots, and newcomers, who find slots that are free though there is a line.
+/// G4: the same with several slots, and newcomers, who find slots that are free though there is a queue.
 #[test]
 fn dead_waiters_leave_no_slot_idle() {
     alone(async {
@@ -442,7 +442,7 @@ fn a_store_that_stands_still_is_an_outage() {
 
 /// Held streams survive a restart of a store that forgets: they are adopted, and count again.
 #[test]
-fn a_store_that_forgot_is_told_again() {
+fn a_store_that_forgot_is_restored() {
     alone(async {
         let mut server = RedisServer::start();
         let replicas = replicas(&server, 2, &["--limit", "2", "--max-wait", "0s"]).await;

@@ -235,14 +235,14 @@ fn a_silent_primary_is_replaced_and_does_no_harm_when_it_is_back() {
     });
 }
 
-/// G1, G2, G4: the sentinels are told to choose another primary, while the old one is well. They leave it alone for up to
+/// G1, G2, G4: the sentinels have to choose another primary, while the old one is well. They leave it alone for up to
 /// ten seconds, but nothing more is done there.
 #[test]
 fn a_replaced_primary_that_is_well_is_left_at_once() {
     alone(async {
         let (watched, limiter) = under_load(|watched| {
-            let told = watched.sentinels[0].ask(&["FAILOVER", "main"]);
-            assert_eq!(told.as_deref(), Some("OK"));
+            let reply = watched.sentinels[0].ask(&["FAILOVER", "main"]);
+            assert_eq!(reply.as_deref(), Some("OK"));
         })
         .await;
         let new = block_in_place(|| watched.primary()).expect("one is named");
@@ -302,7 +302,7 @@ fn bad_sentinels_cost_no_time() {
     });
 }
 
-/// G8: what only people can mend is told as such, and no password with it.
+/// G8: what only people can mend is reported as such, and no password with it.
 #[test]
 fn a_wrong_configuration_is_no_outage() {
     alone(async {
@@ -398,7 +398,7 @@ fn sentinels_that_are_down_at_the_start_are_waited_for() {
     });
 }
 
-/// G1, G2: what the new primary never heard of is put back by those who hold it.
+/// G1, G2: data that the new primary lacks is put back by those who hold it.
 #[test]
 fn writes_that_a_failover_loses_are_adopted() {
     alone(async {

@@ -153,7 +153,8 @@ fn check_use(config: &Config, faults: &mut Faults) {
         .collect();
     match (used.is_empty(), config.unlimited) {
         (true, false) => {
-            let message = "none has a limit, so all requests would pass: a file that means it says `unlimited = true`";
+            let message = "none has a limit, so the layer would let all requests pass: if that is intended, for example because \
+                           the limits are for code, set `unlimited = true`";
             return faults.add("routes", message);
         }
         (false, true) => faults.add("unlimited", "is true, and there are routes with limits"),
@@ -163,7 +164,7 @@ fn check_use(config: &Config, faults: &mut Faults) {
         match (used.contains(name), limit.unrouted) {
             (false, false) => faults.add(
                 format!("limits.{name}"),
-                "no route has it: one that only the program uses says `unrouted = true`",
+                "no route has it: if it is for code, set `unrouted = true`",
             ),
             (true, true) => faults.add(
                 format!("limits.{name}.unrouted"),

@@ -27,7 +27,7 @@ pub struct ConfigFileError {
     faults: Vec<Fault>,
 }
 
-/// One fault of a configuration, with its place.
+/// One fault of a configuration, with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     path: String,
@@ -79,12 +79,12 @@ impl ConfigFileError {
 }
 
 impl Fault {
-    /// Returns the place: `limits.chat.concurrent`, a line and column, or `file`.
+    /// Returns the location: `limits.chat.concurrent`, a line and column, or `file`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Returns the message, without the place.
+    /// Returns the message, without the location.
     pub fn message(&self) -> &str {
         &self.message
     }

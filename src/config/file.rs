@@ -88,7 +88,8 @@ fn invalid(fault: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, fault)
 }
 
-/// Checks that the text ends with the line that it announces. The announcement comes first, so no part of it ends so.
+/// Checks that the text ends with the line that it announces. The announcement comes first, so a text that was cut short does
+/// not end with it.
 pub(super) fn check_last_line(text: &str, end: &str) -> Result<(), ConfigFileError> {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let first = lines

@@ -1,4 +1,4 @@
-//! Keys of a limit: which callers it tells apart.
+//! Keys of a limit: which callers it counts separately.
 //!
 //! Tests: `tests/config/reading.rs`, `routes.rs`.
 
@@ -7,13 +7,15 @@ use std::fmt;
 use http::HeaderName;
 use serde::{Deserialize, Deserializer};
 
+#[cfg(test)]
+use super::schema;
 use super::{
     error::Faults,
-    read::{secret, word_or_table},
+    visitors::{secret, word_or_table},
 };
 use crate::{key::Key, layer::ClientAddress};
 
-/// Says what a limit counts separately. Default: nothing, all requests share it.
+/// Selects the requests that a limit counts together. Default: all of them.
 ///
 /// In TOML one of `"shared"`, `"route"`, `{ header = "x-api-key" }`, `"client-address"` or
 /// `{ client-address = { proxies = 1, header = "x-forwarded-for" } }`.
@@ -31,23 +33,28 @@ pub enum KeyConfig {
     ClientAddress(AddressConfig),
 }
 
-/// Says where a client's address is found. See [`ClientAddress`].
+/// Where a client's address is found. See [`ClientAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("oneOf" = schema::proxies_and_header())))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AddressConfig {
     /// Number of your own proxies in front of the service. Default: 0.
     ///
     /// With 0 the address is the peer's, which the server provides as [`PeerAddress`](crate::PeerAddress).
+    #[cfg_attr(test, schemars(range(max = crate::layer::MAX_PROXIES)))]
     pub proxies: u8,
     /// The header that all of these proxies write. There is no default.
     pub header: Option<AddressHeader>,
     /// Length of the IPv6 prefix of a client. See [`ClientAddress::ipv6_prefix`]. Default: 64 bits.
+    #[cfg_attr(test, schemars(range(min = 1, max = 128)))]
     pub ipv6_prefix: u8,
 }
 
 /// Header in which proxies forward a client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum AddressHeader {
@@ -59,6 +66,7 @@ pub enum AddressHeader {
 
 /// Key of one caller as written in the file. It may be a secret, so `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CallerKey(String);
 
 impl KeyConfig {
@@ -152,21 +160,32 @@ impl<'de> Deserialize<'de> for CallerKey {
     }
 }
 
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum KeyWord {
+    /// All requests share the limit.
+    Shared,
+    /// Each route, by its name.
+    Route,
+    /// Each address of a peer.
+    ClientAddress,
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("minProperties" = 1, "maxProperties" = 1)))]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) struct KeyTable {
+    /// Each value of this request header.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    header: Option<String>,
+    /// Each client address, as proxies forward it.
+    client_address: Option<AddressConfig>,
+}
+
 impl<'de> Deserialize<'de> for KeyConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        enum KeyWord {
-            Shared,
-            Route,
-            ClientAddress,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-        struct KeyTable {
-            header: Option<String>,
-            client_address: Option<AddressConfig>,
-        }
         word_or_table(
             deserializer,
             |word| {

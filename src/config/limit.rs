@@ -12,8 +12,15 @@ use serde::{Deserialize, Deserializer};
 use super::{
     error::Faults,
     key::{CallerKey, KeyConfig},
-    read::word_or_table,
+    visitors::word_or_table,
 };
+#[cfg(test)]
+use super::{
+    key::{KeyTable, KeyWord},
+    schema,
+};
+#[cfg(test)]
+use crate::ranges::{MAX_LIMIT, MAX_WAITERS};
 use crate::{
     error::ConfigError,
     key::Key,
@@ -24,19 +31,26 @@ use crate::{
 ///
 /// Either [`concurrent`](Self::concurrent), or [`rate`](Self::rate) and [`per`](Self::per), is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("allOf" = schema::limit_rules())))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct LimitConfig {
     /// Concurrent requests per key. See [`Limit::concurrent`].
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub concurrent: Option<u32>,
     /// Requests that start per period and key. See [`Limit::rate`].
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub rate: Option<u32>,
     /// Period of a rate.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub per: Option<Duration>,
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub burst: Option<u32>,
-    /// What the limit counts separately. Default: nothing, all requests share it.
+    /// Selects the requests that the limit counts together. Default: all of them.
+    #[cfg_attr(test, schemars(with = "schema::WordOrTable<KeyWord, KeyTable>"))]
     pub key: KeyConfig,
     /// Whether a request without a key is refused. See [`Scope::require_key`](crate::Scope::require_key).
     ///
@@ -48,8 +62,10 @@ pub struct LimitConfig {
     pub class: Option<Class>,
     /// Longest wait of a request. See [`Limit::wait_up_to`]. Default: zero, it is refused at once.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub wait: Option<Duration>,
     /// Length of the queue of one key. See [`Limit::max_waiters`]. Default: 1,000.
+    #[cfg_attr(test, schemars(range(max = MAX_WAITERS)))]
     pub max_waiters: Option<u32>,
     /// States that no route has this limit, because only code uses it. Default: `false`.
     ///
@@ -63,17 +79,24 @@ pub struct LimitConfig {
     ///
     /// Default (`None`): local, with the limit's own value.
     #[serde(deserialize_with = "fallback")]
+    #[cfg_attr(
+        test,
+        schemars(with = "schema::WordOrTable<FallbackWord, FallbackTable>")
+    )]
     pub fallback: Option<Fallback>,
     /// Values for the callers of a plan, by the plan's name.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Value>"))]
     pub plans: BTreeMap<String, u32>,
     /// Values for single callers, which take precedence over plans. See [`Scope::values`](crate::Scope::values).
     ///
     /// A caller with a value of 0 is always refused; a rate cannot be 0.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Value>"))]
     pub overrides: BTreeMap<CallerKey, u32>,
 }
 
 /// A group of callers with the same values, such as all customers who pay for more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct PlanConfig {
@@ -250,28 +273,37 @@ pub(super) fn check_plans(plans: &BTreeMap<String, PlanConfig>, faults: &mut Fau
     }
 }
 
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+enum FallbackWord {
+    /// Each process enforces the limit's own value by itself.
+    Local,
+    /// Every request is admitted.
+    Allow,
+    /// Every request is refused.
+    Reject,
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+struct FallbackTable {
+    /// Each process enforces this value by itself.
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
+    local: u32,
+}
+
 fn fallback<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fallback>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    enum PolicyWord {
-        Local,
-        Allow,
-        Reject,
-    }
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct PolicyTable {
-        local: u32,
-    }
     word_or_table(
         deserializer,
         |word| {
             Ok(match word {
-                PolicyWord::Local => None,
-                PolicyWord::Allow => Some(Fallback::Allow),
-                PolicyWord::Reject => Some(Fallback::Reject),
+                FallbackWord::Local => None,
+                FallbackWord::Allow => Some(Fallback::Allow),
+                FallbackWord::Reject => Some(Fallback::Reject),
             })
         },
-        |table: PolicyTable| Ok(Some(Fallback::Local(table.local))),
+        |table: FallbackTable| Ok(Some(Fallback::Local(table.local))),
     )
 }

@@ -14,8 +14,8 @@ use http::Method;
 use super::{
     check::Checked,
     error::{ConfigFileError, Faults},
+    layers::RouteLayers,
     sections::Config,
-    table::Table,
 };
 use crate::{
     layer::{Edit, Gates, LimitLayer, Routing},
@@ -53,7 +53,7 @@ pub struct LiveConfig(Arc<Live>);
 
 struct Live {
     limiter: Limiter,
-    table: ArcSwap<Table>,
+    layers: ArcSwap<RouteLayers>,
     changing: Mutex<Changing>,
 }
 
@@ -84,10 +84,10 @@ impl LiveConfig {
         let checked = Checked::new(config)?;
         let mut known = BTreeMap::new();
         apply(limiter, &mut known, &checked)?;
-        let table = Table::new(config, checked, limiter, Vec::new())?;
+        let layers = RouteLayers::new(config, checked, limiter, Vec::new())?;
         Ok(Self(Arc::new(Live {
             limiter: limiter.clone(),
-            table: ArcSwap::from_pointee(table),
+            layers: ArcSwap::from_pointee(layers),
             changing: Mutex::new(Changing {
                 config: config.clone(),
                 known,
@@ -112,7 +112,7 @@ impl LiveConfig {
     ///
     /// These see reloaded values too, except for the wait, which is the current one.
     pub fn limit(&self, name: &str) -> Option<Limit> {
-        self.0.table.load().limit(name)
+        self.0.layers.load().limit(name)
     }
 
     /// Replaces the configuration, all or nothing.
@@ -172,12 +172,12 @@ impl Live {
         let limits = checked.limits.iter();
         let values = limits.map(|(name, limit)| (name.clone(), limit.values.clone()));
         let values: Vec<_> = values.collect();
-        let edits = self.table.load().edits();
-        let table = apply(&self.limiter, &mut changing.known, &checked)
-            .and_then(|()| Table::new(config, checked, &self.limiter, edits));
-        match table {
-            Ok(table) => {
-                self.table.store(Arc::new(table));
+        let edits = self.layers.load().edits();
+        let layers = apply(&self.limiter, &mut changing.known, &checked)
+            .and_then(|()| RouteLayers::new(config, checked, &self.limiter, edits));
+        match layers {
+            Ok(layers) => {
+                self.layers.store(Arc::new(layers));
                 changing.config = config.clone();
                 for (name, values) in values {
                     self.limiter.keepers().set_values(&name, &values);
@@ -254,13 +254,13 @@ fn apply(
 
 impl Routing for Live {
     fn find(&self, method: &Method, path: &str) -> Gates {
-        self.table.load().find(method, path)
+        self.layers.load().find(method, path)
     }
 
     fn edit(&self, edit: Edit) {
         let _changing = self.changing();
-        let table = Table::clone(&self.table.load());
-        self.table.store(Arc::new(table.edited(edit)));
+        let layers = RouteLayers::clone(&self.layers.load());
+        self.layers.store(Arc::new(layers.edited(edit)));
     }
 }
 

@@ -62,7 +62,7 @@ impl Config {
     /// # Errors
     ///
     /// If values are out of range or inconsistent, names are unknown, or patterns conflict: all such faults. Otherwise, if
-    /// no route has a limit, or a limit has no route, unless the configuration says that this is intended.
+    /// no route has a limit, or a limit has no route, unless the configuration declares it.
     pub fn validate(&self) -> Result<(), ConfigFileError> {
         Checked::new(self).map(drop)
     }

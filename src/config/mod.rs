@@ -93,7 +93,8 @@
 //! makes no difference. If the readings lead to several routes, the request is under the limits of all of them, with the
 //! strictest of their settings and the statuses of the first in the file: `/projects/a%2Fb` may be under those of
 //! `/projects/{id}` and of `/projects/{id}/{*rest}`. A path with more than 100 readings, or 64 KiB of them, is refused with
-//! 400 if there is a route for its method, and so is one whose routes have more than 16 limits together.
+//! 400 if there is a route for its method, and so is one whose routes have more than 16 limits together:
+//! in logs and metrics this is the limit `unreadable-path`.
 //!
 //! Not considered, because few servers do it: case-insensitive paths, path parameters (`/chat;v=1`), encodings other than
 //! UTF-8, and methods in a header (`X-HTTP-Method-Override`). If yours does, use `*`.
@@ -163,28 +164,31 @@
 // | piece | what it does |
 // | --- | --- |
 // | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
-// | `read` | a string or a table, in serde |
+// | `visitors` | a string or a table, in serde |
 // | `error` | what is wrong, and where |
 // | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
+// | `schema` | tests: `schema.json`, which is made of the sections' types
 // | `check` | all checks, and the limits that come of it |
 // | `routes`, `paths` | the route of a request; the readings of a path |
-// | `table` | the layer of each route |
-// | `live` | the table in use, and the next one |
+// | `layers` | the layer of each route |
+// | `live` | the layers in use, and the next ones |
 
 mod check;
 mod error;
 mod file;
 mod key;
+mod layers;
 mod limit;
 mod live;
 mod load;
 mod paths;
-mod read;
 mod route;
 mod routes;
+#[cfg(test)]
+mod schema;
 mod sections;
 mod store;
-mod table;
+mod visitors;
 
 pub use self::{
     error::{ConfigFileError, Fault},

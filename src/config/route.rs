@@ -8,10 +8,14 @@ use http::StatusCode;
 use serde::Deserialize;
 
 use super::error::Faults;
+#[cfg(test)]
+use super::schema;
 use crate::layer::{LimitLayer, OnLost, ReleaseAt, check_bound};
 
 /// A route: which requests are under which limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("required" = ["match"])))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RouteConfig {
@@ -21,8 +25,10 @@ pub struct RouteConfig {
     pub name: Option<String>,
     /// Patterns of its requests: an optional method and a path, or `*`. At least one.
     #[serde(rename = "match")]
+    #[cfg_attr(test, schemars(length(min = 1)))]
     pub matches: Vec<String>,
     /// Names of its limits, which apply together. Default: none, its requests are not limited.
+    #[cfg_attr(test, schemars(length(max = crate::ranges::MAX_SCOPES), extend("uniqueItems" = true)))]
     pub limits: Vec<String>,
     /// Effect of a lost slot on the response. See [`LimitLayer::on_lost`]. Default: `"continue"`.
     pub on_lost: OnLost,
@@ -33,14 +39,18 @@ pub struct RouteConfig {
     /// Status of a refusal by a limit. See [`LimitLayer::limited_status`].
     ///
     /// Default: 429, or 503 if all callers share the limit.
+    #[cfg_attr(test, schemars(range(min = 400, max = 599)))]
     pub limited_status: Option<u16>,
     /// Status of other refusals. See [`LimitLayer::unavailable_status`]. Default: 503.
+    #[cfg_attr(test, schemars(range(min = 400, max = 599)))]
     pub unavailable_status: Option<u16>,
     /// Longest time that a request holds its slot. See [`LimitLayer::max_hold`]. Default: no bound.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub max_hold: Option<Duration>,
     /// Longest time that a response is unread. See [`LimitLayer::idle`]. Default: no bound.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub idle: Option<Duration>,
     /// Whether responses have `RateLimit` fields. See [`LimitLayer::rate_limit_fields`]. Default: no.
     pub rate_limit_fields: bool,

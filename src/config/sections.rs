@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+#[cfg(test)]
+use super::schema;
 use super::{
     limit::{LimitConfig, PlanConfig},
     route::RouteConfig,
@@ -14,12 +16,14 @@ use super::{
 
 /// A configuration: the store, named limits, and the routes that they apply to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Config {
     /// The store. Default: in memory.
     pub store: StoreConfig,
     /// The limits, by their names.
+    #[cfg_attr(test, schemars(extend("propertyNames" = schema::name())))]
     pub limits: BTreeMap<String, LimitConfig>,
     /// Groups of callers, by their names.
     pub plans: BTreeMap<String, PlanConfig>,
@@ -33,5 +37,15 @@ pub struct Config {
     ///
     /// Detects a file that was cut short, and comes before everything else. [`from_toml`](Self::from_toml) and
     /// [`from_file`](Self::from_file) check it: other formats have no lines.
+    #[cfg_attr(test, schemars(regex(pattern = "^#(.*\\S)?$")))]
     pub last_line: Option<String>,
+}
+
+impl Config {
+    /// The JSON Schema (draft 7) of a configuration file, for editors and for checks before a deployment.
+    ///
+    /// It knows fields, types, ranges, and which fields go together. Faults that need the whole file, such as
+    /// unknown names of limits in routes, are found by [`from_toml`](Self::from_toml) only. Plugins for TOML read the path of a schema from the first line of a file:
+    /// `#:schema ./turnstile.schema.json`.
+    pub const SCHEMA: &str = include_str!("schema.json");
 }

@@ -6,9 +6,11 @@ use std::{env, fmt, time::Duration};
 
 use serde::{Deserialize, Deserializer};
 
+#[cfg(test)]
+use super::schema;
 use super::{
     error::{ConfigFileError, Faults},
-    read::{secret, word_or_table},
+    visitors::{secret, word_or_table},
 };
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},
@@ -17,24 +19,32 @@ use crate::{
 
 /// The store, and the settings of the [`Limiter`]. Missing fields have the defaults of [`LimiterBuilder`].
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct StoreConfig {
     /// The store's URL. Default: `memory:`, limits of this process alone.
+    #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Url, UrlTable>"))]
     pub url: StoreUrl,
     /// Prefix of all keys in the store. See [`LimiterBuilder::namespace`]. Default: `turnstile`.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9_.:-]{1,64}$")))]
     pub namespace: Option<String>,
     /// Length of a lease. See [`LimiterBuilder::lease`]. Default: 30 s.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub lease: Option<Duration>,
     /// Longest time that a request waits for the store. See [`LimiterBuilder::store_timeout`]. Default: 500 ms.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub store_timeout: Option<Duration>,
     /// Interval between polls for waiters. See [`LimiterBuilder::poll_interval`]. Default: 1 s.
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub poll_interval: Option<Duration>,
-    /// How long queue positions outlive contact. See [`LimiterBuilder::waiter_ttl`]. Default: 5 s.
+    /// Time for which the store keeps the queue positions of a replica that sends nothing. Default: 5 s. See
+    /// [`LimiterBuilder::waiter_ttl`].
     #[serde(with = "humantime_serde")]
+    #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub waiter_ttl: Option<Duration>,
 }
 
@@ -166,14 +176,18 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
+/// The name of an environment variable that holds the URL.
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+struct UrlTable {
+    #[serde(deserialize_with = "secret")]
+    #[cfg_attr(test, schemars(with = "schema::Variable"))]
+    env: String,
+}
+
 impl<'de> Deserialize<'de> for StoreUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct UrlTable {
-            #[serde(deserialize_with = "secret")]
-            env: String,
-        }
         word_or_table(
             deserializer,
             |url| Ok(Self::Plain(url)),

@@ -146,6 +146,13 @@ impl Keepers {
         ReleaseError::new(limit.name().to_owned(), lease)
     }
 
+    /// The meter of the limit of held slots, or of the first of several. `None`: they are not held any more.
+    pub(crate) fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
+        let lease = leases.all().first()?;
+        let keeper = self.all[lease.keeper.0].lock();
+        keeper.core.meter_of_lease(lease)
+    }
+
     /// Releases slots as if they had not been acquired.
     pub(super) fn untake(&self, leases: &Leases) {
         self.each_lease(leases, Core::untake);
@@ -225,13 +232,9 @@ impl Keepers {
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
-    /// Whether a limit is enforced now.
-    pub(crate) fn mode(&self, limit: LimitId) -> Mode {
-        self.first().lock().core.mode(limit)
-    }
-
-    pub(crate) fn meter(&self, limit: LimitId) -> Arc<LimitMeter> {
-        self.first().lock().core.meter(limit)
+    /// Whether a limit is enforced now, and its meter.
+    pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
+        self.first().lock().core.mode_and_meter(limit)
     }
 
     #[cfg(feature = "config")]

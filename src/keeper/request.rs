@@ -129,7 +129,7 @@ impl Request {
     /// Gives back what was taken before.
     fn refused(&self, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
         if let Some(mut taken) = before {
-            error.waited += taken.waited;
+            error.details.waited += taken.waited;
             let quotas = taken
                 .notes
                 .as_mut()
@@ -138,8 +138,8 @@ impl Request {
                 .into_iter()
                 .flatten()
                 .filter(|quota| quota.period.is_none());
-            error.quotas.extend(slots);
-            error.quotas.extend(self.keepers.give_back(taken));
+            error.details.quotas.extend(slots);
+            error.details.quotas.extend(self.keepers.give_back(taken));
         }
         error
     }

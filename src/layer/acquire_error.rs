@@ -37,17 +37,18 @@ impl From<&AcquireError> for Refusal {
     fn from(error: &AcquireError) -> Self {
         let kind = RefusalKind::from(error.kind());
         let status = match kind.is_limited() {
-            true => RefusalKind::limited_status(error.is_shared),
+            true => RefusalKind::limited_status(error.details.is_shared),
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
-        Self::new(&limit(error), !error.is_shared, kind, status).because(error)
+        Self::new(&limit(error), !error.details.is_shared, kind, status).because(error)
     }
 }
 
 /// The limit, as far as the error knows it. A key may have a value of 0, which a limit has not.
 fn limit(error: &AcquireError) -> Limit {
-    let (name, max) = (error.limit_name.clone(), error.max.clamp(1, MAX_LIMIT));
-    let limit = match error.period {
+    let details = &*error.details;
+    let (name, max) = (details.limit_name.clone(), details.max.clamp(1, MAX_LIMIT));
+    let limit = match details.period {
         Some(period) => Limit::try_rate(name, max, period),
         None => Limit::try_concurrent(name, max),
     };

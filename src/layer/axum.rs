@@ -1,4 +1,4 @@
-//! What axum's handlers and routes need: the slot as an extractor, the refusal as a response, the route as a key.
+//! Support for axum's handlers and routes: the slot as an extractor, the refusal as a response, the route as a key.
 //!
 //! Tests: `tests/layer/axum.rs`, `acquire_errors.rs`.
 

@@ -78,7 +78,7 @@ impl<B> Default for ResponseBody<B> {
 
 /// Response bodies of the services behind a [`LimitLayer`](super::LimitLayer): every [`Body`] that is `Send + 'static`.
 ///
-/// Only its name is of use: in what the compiler says of another one.
+/// It exists for its name, which the compiler's errors show.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the response body of a limited service",
     label = "not an `http_body::Body` that is `Send + 'static`",

@@ -1,5 +1,5 @@
 //! The fields `RateLimit-Policy` and `RateLimit`, as in draft-ietf-httpapi-ratelimit-headers: what a limit allows, and
-//! what is left of it. They are lists of structured fields (RFC 9651).
+//! what remains of it. They are lists of structured fields (RFC 9651).
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::status::Quota;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// When a slot comes free is an estimate. One that is wrong should not keep a client away for days.
+/// The time until a slot is free is an estimate, and a wrong one should not keep a client away for days.
 const MAX_ESTIMATE: Duration = Duration::from_secs(60 * 60);
 /// Ten thousand years: the most that `google.protobuf.Duration` can say, and less than a structured field can.
 const MAX_TIME: Duration = Duration::from_secs(315_576_000_000);
 
-/// Adds both fields, with an item for each limit that is enforced. Items that the service, or a layer further in, has
-/// set stay: several fields of one name are one list.
+/// Adds both fields, with an item for each limit that is enforced. Items that the service, a closure or a layer further in
+/// has set stay, also for these limits: several fields of one name are one list, and its items have names.
 pub(super) fn append(headers: &mut HeaderMap, quotas: &[Quota]) {
-    append_list(headers, POLICY, enforced(quotas).map(policy_item).collect());
-    append_list(headers, LIMIT, enforced(quotas).map(limit_item).collect());
+    append_missing(headers, POLICY, quotas, policy_item);
+    append_missing(headers, LIMIT, quotas, limit_item);
 }
 
 /// Time until none of the limits is used up, if it is known.
@@ -92,7 +92,26 @@ fn until_more(quota: &Quota) -> Option<Duration> {
     quota.reset.map(|time| bounded(quota.period, time))
 }
 
-fn append_list(headers: &mut HeaderMap, field: HeaderName, items: Vec<String>) {
+/// Adds the items of limits that the field does not name yet.
+fn append_missing(
+    headers: &mut HeaderMap,
+    field: HeaderName,
+    quotas: &[Quota],
+    item: fn(&Quota) -> String,
+) {
+    let is_missing = |quota: &&Quota| {
+        let name = quoted_name(&quota.limit_name);
+        let values = headers.get_all(&field).iter();
+        let mut texts = values.filter_map(|value| value.to_str().ok());
+        // Elsewhere it is the value of a parameter.
+        let begins_item = |before: &str| before.is_empty() || before.ends_with(',');
+        let names_it = |text: &str| {
+            let mut found = text.match_indices(&name);
+            found.any(|(at, _)| begins_item(text[..at].trim_end()))
+        };
+        !texts.any(names_it)
+    };
+    let items: Vec<_> = enforced(quotas).filter(is_missing).map(item).collect();
     // Printable ASCII is always a value; an empty list is no field.
     if let Ok(list) = HeaderValue::try_from(items.join(", "))
         && !list.is_empty()
@@ -175,6 +194,48 @@ mod tests {
         let names = parsed(&headers, "ratelimit");
         assert_eq!(names[0].0, "daily");
         assert_eq!(names[1].0, "chat");
+    }
+
+    #[test]
+    fn an_item_of_the_same_name_is_not_added_again() {
+        let mut headers = HeaderMap::new();
+        headers.insert("ratelimit", HeaderValue::from_static(r#""chat";r=4"#));
+        append(
+            &mut headers,
+            &[quota(&CHAT, 2, None), quota(&OPENS, 1, None)],
+        );
+        let values: Vec<_> = headers.get_all("ratelimit").iter().collect();
+        assert_eq!(values, [r#""chat";r=4"#, r#""opens";r=1"#]);
+        let policies = parsed(&headers, "ratelimit-policy");
+        assert_eq!(policies.len(), 2);
+    }
+
+    #[test]
+    fn a_name_with_a_comma_is_found() {
+        let limit = Limit::concurrent("a,b", 5);
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "ratelimit",
+            HeaderValue::from_static(r#""c";r=1 , "a,b";r=4"#),
+        );
+        append(&mut headers, &[quota(&limit, 2, None)]);
+        assert_eq!(headers.get_all("ratelimit").iter().count(), 1);
+    }
+
+    #[test]
+    fn a_name_in_a_parameter_is_no_item() {
+        for item in [
+            r#""daily";pk="chat""#,
+            r#""daily";pk="a,\"b,", "chats";r=1"#,
+            r#""daily";pk=", \"chat\"""#,
+            r#"chat"#,
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("ratelimit", HeaderValue::from_static(item));
+            append(&mut headers, &[quota(&CHAT, 2, None)]);
+            let values: Vec<_> = headers.get_all("ratelimit").iter().collect();
+            assert_eq!(values, [item, r#""chat";r=2"#]);
+        }
     }
 
     #[test]

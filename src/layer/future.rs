@@ -1,4 +1,4 @@
-//! The response future: a turn in the line, then the service.
+//! The response future: a turn in the queue, then the service.
 //!
 //! Tests: `tests/layer/releases.rs`, `refusals.rs`.
 

@@ -79,14 +79,18 @@ impl Gate {
         scope
     }
 
-    /// Reports ended responses under the name of the first scope.
+    /// Reports aborted responses for the first scope's limit.
     pub(super) fn name_first(&mut self) {
-        let Some((number, scope)) = self.first() else {
-            return;
-        };
-        let (name, meter) = (scope.limit().name().to_owned(), self.keepers.meter(*number));
-        let terms = Arc::make_mut(&mut self.terms);
-        (terms.limit_name, terms.meter) = (name, Some(meter));
+        if let Some((number, _)) = self.first() {
+            let (_, meter) = self.keepers.mode_and_meter(*number);
+            Arc::make_mut(&mut self.terms).meter = Some(meter);
+        }
+    }
+
+    /// Of the limiter. `None`: there are no limits.
+    fn namespace(&self) -> Option<&str> {
+        let meter = self.terms.meter.as_ref();
+        meter.map(|meter| meter.namespace())
     }
 
     /// Changes when responses end with their slots. From then on those ends are among the metrics.
@@ -101,7 +105,7 @@ impl Gate {
         let ends: Vec<_> = terms.possible_ends().collect();
         ends.iter().for_each(|kind| meter.expect_aborted(*kind));
         for (number, _) in limits {
-            let meter = self.keepers.meter(*number);
+            let (_, meter) = self.keepers.mode_and_meter(*number);
             ends.iter().for_each(|kind| meter.expect_expired(*kind));
         }
     }
@@ -142,7 +146,7 @@ impl Gate {
         }
     }
 
-    /// Once the keys that had to be looked up are known, each with the place of its scope.
+    /// Once the keys that had to be looked up are known, each with the index of its scope.
     fn admission_with(&self, mut legs: Vec<Leg>, found: Vec<(usize, Option<Leg>)>) -> Admission {
         for (index, leg) in found {
             match leg {
@@ -174,22 +178,32 @@ impl Gate {
     fn refuses_without_key(&self, index: usize) -> bool {
         let (number, scope) = &self.scopes[index];
         let limit = scope.limit().name();
-        let refuses = scope.requires_key() && self.keepers.mode(*number) == Mode::Enforce;
+        let (mode, meter) = self.keepers.mode_and_meter(*number);
+        let refuses = scope.requires_key() && mode == Mode::Enforce;
         if !refuses {
-            tracing::debug!(limit, "the request has no key: it is not limited");
+            tracing::debug!(
+                namespace = self.namespace(),
+                limit,
+                "the request has no key: it is not limited"
+            );
         }
-        self.keepers.meter(*number).note_unkeyed(refuses);
+        meter.note_unkeyed(refuses);
         refuses
     }
 
-    /// Shows the slot to the handler, and returns what holds it, and how its limits stand. `None`: no limit applies.
+    /// Shows the slot to the handler, and returns its guard and its quotas. `None`: no limit applies.
     pub(super) fn admit(&self, permit: Option<Permit>, head: &mut Parts) -> (Guard, Vec<Quota>) {
         let Some(permit) = permit else {
             Slot::show_none(&mut head.extensions);
             return (Guard::Plain(None), Vec::new());
         };
         for (limit, kind) in permit.passed() {
-            tracing::debug!(limit = limit.name(), ?kind, "would have been refused");
+            tracing::debug!(
+                namespace = self.namespace(),
+                limit = limit.name(),
+                kind = kind.as_str(),
+                "would have been refused"
+            );
         }
         let (share, quotas) = permit.into_share();
         Slot::show(&share, &mut head.extensions);
@@ -268,8 +282,9 @@ impl Gate {
         head: Option<&Parts>,
     ) -> Response<ResponseBody<B>> {
         tracing::debug!(
+            namespace = self.namespace(),
             limit = refusal.limit_name(),
-            kind = ?refusal.kind(),
+            kind = refusal.kind().as_str(),
             in_use = refusal.in_use(),
             waiting = refusal.waiting(),
             waited = ?refusal.waited(),
@@ -285,7 +300,7 @@ impl Gate {
         response.map(ResponseBody::refusal)
     }
 
-    /// Adds how the limits stand, if the layer is set to.
+    /// Adds the rate limit fields, if they are enabled.
     fn append_fields(&self, headers: &mut HeaderMap, quotas: &[Quota]) {
         if self.rate_limit_fields {
             fields::append(headers, quotas);
@@ -304,14 +319,14 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// What a request waits for before the service is called: its key, then its slot.
+/// The next thing that a request needs before the service is called: its key, then its slot.
 pub(super) enum Admission {
     Unlimited,
     /// The key for the only scope.
     Key(BoxFuture<'static, Option<Leg>>),
-    /// Keys for some of several scopes, by their places; and what is known for the others.
+    /// Keys for some of several scopes, by their indices; and the legs of the others.
     Keys(Vec<Leg>, BoxFuture<'static, Vec<(usize, Option<Leg>)>>),
-    /// The scope at this place requires a key.
+    /// The scope at this index requires a key.
     NoKey(usize),
     Slot(PermitRequest),
 }
@@ -319,7 +334,7 @@ pub(super) enum Admission {
 /// Why a request is not admitted.
 pub(super) enum Refused {
     ByLimit(AcquireError),
-    /// It has no key for the scope at this place.
+    /// It has no key for the scope at this index.
     NoKey(usize),
 }
 

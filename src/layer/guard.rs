@@ -1,4 +1,4 @@
-//! What keeps a slot until the end of its response, and the terms on which it may end first.
+//! The guard that keeps a slot until the end of its response, and the terms on which it may end first.
 //!
 //! Tests: `tests/layer/lost.rs`, `bounds.rs`.
 
@@ -17,7 +17,7 @@ pub(super) enum Guard {
     Revocable(Tie),
 }
 
-/// What ties a response to its slot.
+/// The tie between a response and its slot.
 pub(super) struct Tie {
     pub(super) share: Share,
     pub(super) terms: Arc<Terms>,
@@ -28,16 +28,14 @@ pub(super) struct Tie {
 /// Completes when the slot is over for a reason that ends the response.
 pub(super) type Ended = Pin<Box<dyn Future<Output = LostErrorKind> + Send>>;
 
-/// When the responses of a layer end with their slots, and under which limit's name that is reported. The default is never.
+/// When the responses of a layer end with their slots, and the limit for which that is reported. The default is never.
 #[derive(Clone, Default)]
 pub(super) struct Terms {
     pub(super) on_lost: OnLost,
     /// `None`: as when it is lost.
     pub(super) at_shutdown: Option<OnLost>,
     pub(super) bounds: Bounds,
-    /// Empty: of a permit that a client has acquired by itself.
-    pub(super) limit_name: String,
-    /// `None`: the layer has no limit.
+    /// `None`: the layer has no limit, or the permit was lost before it got its body.
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
 

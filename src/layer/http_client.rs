@@ -41,7 +41,7 @@ pub struct HttpClient<C, Q, B> {
 }
 
 impl<C, Q, B> HttpClient<C, Q, B> {
-    /// A service that sends its requests by this client.
+    /// Creates a service that sends its requests by this client.
     pub fn new(client: C) -> Self {
         Self {
             client,
@@ -49,7 +49,7 @@ impl<C, Q, B> HttpClient<C, Q, B> {
         }
     }
 
-    /// The client.
+    /// Returns a reference to the client.
     pub fn get_ref(&self) -> &C {
         &self.client
     }

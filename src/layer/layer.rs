@@ -12,7 +12,6 @@ use super::gates::Routing;
 use super::{
     gate::{Gate, Refuse},
     gates::Gates,
-    guard::Terms,
     options::{OnLost, ReleaseAt},
     policy::Policy,
     refusal::Refusal,
@@ -22,11 +21,7 @@ use super::{
 };
 #[cfg(feature = "config")]
 use crate::limit::MAX_SCOPES;
-use crate::{
-    error::ConfigError,
-    keeper::{Bounds, LimitId},
-    limiter::Limiter,
-};
+use crate::{error::ConfigError, keeper::LimitId, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///
@@ -42,7 +37,7 @@ use crate::{
 /// | [`refuse_with`](Self::refuse_with) | problem details in JSON ([`Refusal::to_response`]); a status for gRPC clients ([`Refusal::to_grpc_response`]) |
 /// | [`rate_limit_fields`](Self::rate_limit_fields) | none |
 ///
-/// See the [module](super) for examples, and [Keys and policies](crate::guide::keys) for its place in a stack.
+/// See the [module](super) for examples, and [Keys and policies](crate::guide::keys) for its position in a stack.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is put on a service"]
 pub struct LimitLayer {
@@ -78,9 +73,8 @@ impl Limiter {
         let number = |scope: Scope| {
             let number = self.keepers().register(scope.limit())?;
             if scope.may_lack_key() {
-                self.keepers()
-                    .meter(number)
-                    .expect_unkeyed(scope.requires_key());
+                let (_, meter) = self.keepers().mode_and_meter(number);
+                meter.expect_unkeyed(scope.requires_key());
             }
             Ok((number, scope))
         };
@@ -92,17 +86,10 @@ impl Limiter {
 
 impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<(LimitId, Scope)>) -> Self {
-        let terms = Terms {
-            on_lost: OnLost::default(),
-            at_shutdown: None,
-            bounds: Bounds::default(),
-            limit_name: String::new(),
-            meter: None,
-        };
         let mut gate = Gate {
             keepers: limiter.keepers().clone(),
             scopes,
-            terms: Arc::new(terms),
+            terms: Arc::default(),
             release_at: ReleaseAt::default(),
             limited_status: None,
             unavailable_status: StatusCode::SERVICE_UNAVAILABLE,
@@ -188,13 +175,10 @@ impl LimitLayer {
 
     /// Sets the status of refusals by a limit. Default: 429 for limits with keys, 503 for shared ones.
     ///
-    /// A limit with keys is the caller's own; one that all callers share reports that the service is at capacity. Tracing
-    /// layers log a 503 as an error, and load balancers may take the replica for unhealthy: set 429 here to avoid both.
+    /// A limit with keys is the caller's own; one that all callers share reports that the service is at capacity. But tracing
+    /// layers log a 503 as an error, and load balancers may take the replica for unhealthy, or send the request to
+    /// another one, which shares the limit: set 429 here to avoid that.
     /// gRPC clients get a gRPC status instead.
-    ///
-    /// A 503 is an error of the server to whatever stands in between: `TraceLayer` of tower-http logs it as an error, and
-    /// proxies and load balancers may count the replica as unhealthy, or send the request to another one, which shares the
-    /// limit. Where that matters, set 429 for shared limits too.
     ///
     /// # Panics
     ///
@@ -223,9 +207,9 @@ impl LimitLayer {
     /// [`Refusal::to_response`] or, where it answers gRPC clients, [`Refusal::to_grpc_response`].
     ///
     /// The layer adds what is missing: `Retry-After` to a status of 400 or more, unless a retry is pointless
-    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); its items of the [rate limit fields](Self::rate_limit_fields), if it is
-    /// set to;
-    /// and the [`Refusal`] in the extensions.
+    /// ([`RefusalKind::NoKey`](super::RefusalKind::NoKey)); the items of limits that the closure's
+    /// [rate limit fields](Self::rate_limit_fields) do not name, if the layer adds these fields; and the [`Refusal`] in the
+    /// extensions.
     ///
     /// ```
     /// use http::Response;
@@ -266,7 +250,7 @@ impl LimitLayer {
     ///   the problem details.
     /// - A response whose limits' state is unknown has no fields. Limits in [`Mode::Shadow`](crate::Mode::Shadow) and keys
     ///   (`pk`) are left out.
-    /// - Fields that the service has set stay, and these are added to them.
+    /// - Items that the service or a layer further in has set stay, and items of other names are added to them.
     ///
     /// They disclose the capacity of the service. For limits that all callers share, that may be too much.
     pub fn rate_limit_fields(self) -> Self {

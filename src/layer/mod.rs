@@ -82,7 +82,7 @@
 // | `layer`, `options` | settings |
 // | `read_ahead` | the layer that reads the bodies of those who wait |
 // | `gate`, `gates` | what the settings decide for a request, and which of several do |
-// | `service`, `future` | a turn in the line, then the wrapped service |
+// | `service`, `future` | a turn in the queue, then the wrapped service |
 // | `revocable` | drops the service's future or body when its slot ends |
 // | `guard` | keeps the slot on its way from the one to the other; the terms on which the slot ends the response |
 // | `bounds` | settings for responses that do not end |

@@ -9,6 +9,7 @@
 #[cfg_attr(
     feature = "config",
     derive(serde::Deserialize),
+    cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
 #[non_exhaustive]
@@ -35,6 +36,7 @@ pub enum OnLost {
 #[cfg_attr(
     feature = "config",
     derive(serde::Deserialize),
+    cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
 #[non_exhaustive]

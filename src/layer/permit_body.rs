@@ -45,17 +45,17 @@ impl Permit {
         B: Body + Send + 'static,
     {
         let (share, _) = self.into_share();
-        let terms = Terms {
-            on_lost,
-            ..Terms::default()
-        };
-        let guard = match terms.may_end_early() {
-            true => Guard::Revocable(Tie {
+        let guard = match on_lost {
+            OnLost::Abort => Guard::Revocable(Tie {
+                terms: Arc::new(Terms {
+                    on_lost,
+                    meter: share.meter(),
+                    ..Terms::default()
+                }),
                 share,
-                terms: Arc::new(terms),
                 ended: None,
             }),
-            false => Guard::Plain(Some(share)),
+            OnLost::Continue => Guard::Plain(Some(share)),
         };
         ResponseBody::new(body, guard)
     }

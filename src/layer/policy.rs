@@ -34,8 +34,8 @@ use crate::{
 ///
 /// The order of the list does not matter. Slots are acquired in the order of the limits' [classes](crate::Class), narrow
 /// ones first, which is the same for all policies and replicas: so no two requests wait for each other. A request that
-/// waits for one slot keeps those that it has. Rates are charged once, when the request comes, and given back if it is
-/// refused later. A request waits in one queue at a time, in each for as long as that limit allows.
+/// waits for one slot keeps those that it has. Rates are charged once, when the request arrives, and refunded if it
+/// is refused later. A request waits in one queue at a time, in each for as long as that limit allows.
 #[derive(Clone)]
 pub struct Policy(pub(super) Vec<Scope>);
 

@@ -36,7 +36,7 @@ impl Refusal {
     /// | `weight` | [`weight`](Self::weight) | the limit was reached, and it is more than 1 |
     /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is no rate |
     /// | `period` | in seconds | the limit was reached, and is a rate |
-    /// | `place` | [`place`](Self::place) | the request queued |
+    /// | `position` | [`position`](Self::position) | the request queued |
     /// | `waited` | in seconds | the request waited |
     ///
     /// [`RateLimit`]: super::LimitLayer::rate_limit_fields
@@ -75,6 +75,14 @@ impl Refusal {
     /// Whether the same request may be admitted later.
     fn is_worth_a_retry(&self) -> bool {
         !self.kind().is_invalid() && self.kind() != RefusalKind::BodyFailed
+    }
+}
+
+/// For people, such as `chat: 5 of 5 slots in use`: the limit's name, and the `detail` of the
+/// [default response](Refusal::to_response).
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.limit_name(), detail(self))
     }
 }
 
@@ -175,8 +183,8 @@ fn write_standing(json: &mut String, refusal: &Refusal) -> fmt::Result {
         member(json, "in_use", refusal.in_use())?;
         member(json, "waiting", refusal.waiting())?;
     }
-    if let Some(place) = refusal.place() {
-        member(json, "place", place)?;
+    if let Some(position) = refusal.position() {
+        member(json, "position", position)?;
     }
     if !refusal.waited().is_zero() {
         let waited = refusal.waited().as_secs_f64();

@@ -23,13 +23,13 @@ pub struct Refusal {
     limit: Limit,
     kind: RefusalKind,
     status: StatusCode,
-    /// The limit is the caller's own, and others may still be let in.
+    /// The limit is the caller's own, and others may still be admitted.
     own: bool,
     max: u32,
     weight: u32,
     in_use: u32,
     waiting: u32,
-    place: Option<u32>,
+    position: Option<u32>,
     waited: Duration,
     retry_after: Duration,
     quotas: Vec<Quota>,
@@ -91,7 +91,7 @@ impl Refusal {
             weight: 1,
             in_use: 0,
             waiting: 0,
-            place: None,
+            position: None,
             waited: Duration::ZERO,
             retry_after: RETRY_SOME_TIME,
             quotas: Vec::new(),
@@ -104,12 +104,12 @@ impl Refusal {
             weight: error.weight(),
             in_use: error.in_use(),
             waiting: error.waiting(),
-            place: error.place(),
+            position: error.position(),
             waited: error.waited(),
             retry_after: retry_after(self.kind, self.limit.period(), error.retry_after()),
             ..self
         };
-        refusal.with_quotas(error.quotas.clone())
+        refusal.with_quotas(error.details.quotas.clone())
     }
 
     /// Puts the retry off until none of the request's limits is used up: an earlier one would only meet the next refusal.
@@ -165,13 +165,15 @@ impl Refusal {
     }
 
     /// Returns the queued requests for this limit and key, across all replicas, as last reported.
+    ///
+    /// The refused request may be among them, if it queued.
     pub fn waiting(&self) -> u32 {
         self.waiting
     }
 
     /// Returns the last known queue position: 1 at the head. `None` if the request did not queue.
-    pub fn place(&self) -> Option<u32> {
-        self.place
+    pub fn position(&self) -> Option<u32> {
+        self.position
     }
 
     /// Returns how long the request waited.
@@ -180,6 +182,8 @@ impl Refusal {
     }
 
     /// Returns when the client should retry. Never zero.
+    ///
+    /// It means nothing where a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`].
     ///
     /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
     /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
@@ -190,6 +194,26 @@ impl Refusal {
 }
 
 impl RefusalKind {
+    /// Returns the reason as one word, such as `timed_out`, for the `code` of an API's own errors.
+    ///
+    /// It is the same word as in metrics and log events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => AcquireErrorKind::Full.as_str(),
+            Self::QueueFull => AcquireErrorKind::QueueFull.as_str(),
+            Self::TimedOut => AcquireErrorKind::TimedOut.as_str(),
+            Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
+            Self::InvalidWeight => AcquireErrorKind::InvalidWeight.as_str(),
+            Self::Lost => LostErrorKind::Lost.as_str(),
+            Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
+            Self::Unavailable => AcquireErrorKind::Unavailable.as_str(),
+            Self::Misconfigured => AcquireErrorKind::Misconfigured.as_str(),
+            Self::ShutDown => AcquireErrorKind::ShutDown.as_str(),
+            Self::NoKey => "no_key",
+            Self::BodyFailed => "body_failed",
+        }
+    }
+
     /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the request is at fault.
     pub fn is_limited(self) -> bool {
         matches!(
@@ -259,6 +283,7 @@ mod tests {
     use tonic_types::StatusExt;
 
     use super::*;
+    use crate::error::AcquireErrorDetails;
 
     const CHAT: Limit = Limit::concurrent("chat", 5);
     const OPENS: Limit = Limit::rate("opens", 60, Duration::from_secs(90));
@@ -269,12 +294,12 @@ mod tests {
             reset: hint,
             ..limit.quota(limit.max())
         };
-        let error = AcquireError {
+        let details = AcquireErrorDetails {
             retry_after: hint,
             quotas: vec![quota],
-            ..limit.acquire_error(kind)
+            ..limit.error_details()
         };
-        refused(limit, &error)
+        refused(limit, &AcquireError::new(kind, details))
     }
 
     fn refused(limit: &Limit, error: &AcquireError) -> Refusal {
@@ -292,18 +317,19 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_left_the_line_shows_how_it_stood() {
-        let error = AcquireError {
+    fn a_request_that_left_the_queue_has_its_last_numbers() {
+        let details = AcquireErrorDetails {
             max: 7,
             in_use: 7,
             waiting: 4,
-            place: std::num::NonZeroU32::new(3),
+            place: Some(3),
             waited: Duration::from_millis(1_500),
             retry_after: None,
-            ..CHAT.acquire_error(AcquireErrorKind::TimedOut)
+            ..CHAT.error_details()
         };
+        let error = AcquireError::new(AcquireErrorKind::TimedOut, details);
         let refusal = refused(&CHAT, &error);
-        assert_eq!((refusal.max(), refusal.place()), (7, Some(3)));
+        assert_eq!((refusal.max(), refusal.position()), (7, Some(3)));
         let expected = json!({
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Quota Exceeded",
@@ -313,7 +339,7 @@ mod tests {
             "limit": 7,
             "in_use": 7,
             "waiting": 4,
-            "place": 3,
+            "position": 3,
             "waited": 1.5,
             "retry_after": 1,
         });

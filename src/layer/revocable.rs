@@ -255,9 +255,14 @@ impl<T> Cell<T> {
             return;
         };
         drop(ended);
-        let limit = Some(&*self.terms.limit_name).filter(|name| !name.is_empty());
-        tracing::warn!(limit, ?kind, "a slot has ended: its response is aborted");
-        if let Some(meter) = &self.terms.meter {
+        let meter = self.terms.meter.as_ref();
+        tracing::warn!(
+            namespace = meter.map(|meter| meter.namespace()),
+            limit = meter.map(|meter| meter.limit_name()),
+            kind = kind.as_str(),
+            "a slot has ended: its response is aborted"
+        );
+        if let Some(meter) = meter {
             meter.aborted(kind);
         }
         // First, for the drop may panic or block.
@@ -265,7 +270,7 @@ impl<T> Cell<T> {
         drop(held);
     }
 
-    /// What was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
+    /// The work that was live until now, to be dropped without the lock. An error: it was not, and may have been revoked.
     fn leave(&self, next: CellState<T>) -> Result<LiveWork<T>, Option<LostErrorKind>> {
         let mut state = self.lock();
         match &mut *state {
@@ -307,7 +312,7 @@ mod tests {
     use tokio_test::task;
 
     use super::*;
-    use crate::{keeper::Bounds, key::Key, layer::OnLost, limit::Limit, limiter::Limiter};
+    use crate::{key::Key, layer::OnLost, limit::Limit, limiter::Limiter};
 
     /// Work whose slot is over when `ended` completes.
     pub(super) fn revocable<T: Send + 'static>(
@@ -320,10 +325,7 @@ mod tests {
         let permit = acquired.now_or_never().expect("free").expect("free");
         let terms = Terms {
             on_lost: OnLost::Abort,
-            at_shutdown: None,
-            bounds: Bounds::default(),
-            limit_name: LIMIT.name().to_owned(),
-            meter: None,
+            ..Terms::default()
         };
         let ended = poll_fn(move |cx| ended(cx));
         let tie = Tie {

@@ -395,7 +395,7 @@ impl Scope {
         matches!(self.keys, Keys::Shared)
     }
 
-    /// What a request asks of this limit, which has this number. `None`: it has no key.
+    /// The demand of a request on this limit, which has this number. `None`: it has no key.
     pub(super) fn find(&self, number: LimitId, head: &Parts) -> Lookup<Leg> {
         let leg = Leg {
             limit: number,

@@ -28,7 +28,7 @@ enum Rule {
 
 type ByHead = dyn Fn(&Parts, &Key) -> Option<u32> + Send + Sync;
 
-/// What was looked up, or its future.
+/// The result of a lookup, or its future.
 pub(super) enum Lookup<T> {
     Now(Option<T>),
     Later(BoxFuture<'static, Option<T>>),

@@ -18,7 +18,7 @@ pub(crate) struct Ledgers {
     pub(crate) audience: Audience,
 }
 
-/// Who receives wake-ups.
+/// The replicas that receive wake-ups.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Audience {
     /// The caller of the next exchange subscribes.

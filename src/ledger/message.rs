@@ -115,7 +115,7 @@ pub(crate) struct ClaimAsk {
     pub(crate) want: Want,
 }
 
-/// What a claim does if a ledger has no free slot.
+/// The behaviour of a claim if a ledger has no free slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     /// Refuse the claim.
@@ -194,7 +194,7 @@ pub(crate) struct BatchReply {
     pub(crate) promoted: Vec<Promotion>,
 }
 
-/// What a permit has in its ledger.
+/// The standing of a permit in its ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// Holds a slot until then, in store milliseconds.

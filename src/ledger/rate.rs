@@ -204,7 +204,7 @@ impl Rate {
         }
     }
 
-    /// What a cost fills, in these parts.
+    /// The time that a cost fills, in these parts.
     fn cost(self, cost: u32) -> i128 {
         i128::from(cost) * i128::from(self.period_us)
     }

@@ -8,6 +8,7 @@
 #[cfg_attr(
     feature = "config",
     derive(serde::Deserialize),
+    cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
 #[non_exhaustive]
@@ -27,6 +28,7 @@ pub enum Class {
 #[cfg_attr(
     feature = "config",
     derive(serde::Deserialize),
+    cfg_attr(test, derive(schemars::JsonSchema)),
     serde(rename_all = "kebab-case")
 )]
 #[non_exhaustive]

@@ -6,7 +6,7 @@ use std::{borrow::Cow, time::Duration};
 
 use super::kinds::{Class, Fallback, Mode};
 use crate::{
-    error::{AcquireError, AcquireErrorKind, ConfigError},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
     key::Key,
     ledger::Rate,
     ranges::{MAX_LIMIT, MAX_PERIOD},
@@ -352,8 +352,11 @@ impl Limit {
 
     /// An error of which only the limit is known.
     pub(crate) fn acquire_error(&self, kind: AcquireErrorKind) -> AcquireError {
-        AcquireError {
-            kind,
+        AcquireError::new(kind, self.error_details())
+    }
+
+    pub(crate) fn error_details(&self) -> AcquireErrorDetails {
+        AcquireErrorDetails {
             limit_name: self.name.clone(),
             period: self.period(),
             is_shared: false,

@@ -206,7 +206,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(500);
 
-    /// Answers when it is told to.
+    /// Answers on demand.
     #[derive(Default)]
     struct Slow {
         /// Exchanges that were sent and have no answer.

@@ -45,7 +45,7 @@ pub(crate) trait Session: Send + 'static {
     fn disconnect(&mut self);
 }
 
-/// What a store reports by itself.
+/// A report of a store that nobody asked for.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A new connection is there, and its subscription to wake-ups is confirmed if it has one; earlier wake-ups may be

@@ -1,4 +1,4 @@
-//! What an error of a Redis server means, in words of our own.
+//! The meaning of an error of a Redis server, in words of our own.
 //!
 //! A server may quote what it was sent, and it was sent a user's name and a password. An unknown command is repeated with
 //! its arguments; a proxy may repeat anything, at any later time, in a form of its own. So no word of a server is passed
@@ -99,7 +99,7 @@ const UNKNOWN_COMMAND: &str = "unknown command";
 const UNKNOWN: &str = "ERR: an error that is not known here, whose words are left out because they may quote \
                        a password: the server's log or `redis-cli` may tell more";
 
-/// What may be refused or not known, by the names that users know from the documentation of Redis and of ACLs.
+/// Things that may be refused or not known, by the names that users know from the documentation of Redis and of ACLs.
 const COMMANDS: &[&str] = &[
     "asking",
     "auth",
@@ -162,7 +162,7 @@ fn read(words: &str) -> (StoreErrorKind, String) {
     (Misconfigured, message)
 }
 
-/// What the permissions of the store's user lack.
+/// The rights that the store's user lacks.
 fn forbidden(words: &str) -> String {
     if let Some(command) = command(words) {
         return format!("the user may not run the command `{command}`");

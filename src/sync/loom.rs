@@ -100,7 +100,7 @@ pub(crate) fn thread_number() -> usize {
     NUMBER.with(Cell::get)
 }
 
-/// What a lease needs of [`tokio::sync::Notify`], which Tokio checks with loom by itself: `notify_waiters` completes all
+/// The part of [`tokio::sync::Notify`] that a lease needs, which Tokio checks with loom by itself: `notify_waiters` completes all
 /// futures that were made before, and what happened before it happens before they complete.
 pub(crate) struct Notify(Mutex<Waiting>);
 

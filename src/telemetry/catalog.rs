@@ -36,31 +36,37 @@ pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
 pub(super) const METRICS: [Metric; 16] = [
-    gauge(HELD, "Units of permits that this process holds"),
-    gauge(WAITING, "Requests of this process that wait"),
+    gauge(HELD, "Units of permits held by this process"),
+    gauge(WAITING, "Queued requests of this process"),
     counter(ADMITTED, "Requests that got their permits"),
     seconds(WAIT, "Time from the request to its permit"),
-    seconds(HOLD, "Time from a permit to its return or loss"),
+    seconds(HOLD, "Time from a permit to its release or loss"),
     counter(REFUSALS, "Requests that were refused"),
     counter(
         SHADOW_REFUSALS,
-        "Requests that were let in by a limit in shadow mode",
+        "Requests that a limit in shadow mode would have refused",
     ),
     counter(
         UNKEYED,
-        "Requests without a key that passed without the limit",
+        "Requests without a key, which the limit did not apply to",
     ),
     counter(LOST, "Permits that were lost"),
-    counter(ADOPTED, "Permits put back that the store did not have"),
-    counter(EXPIRED, "Slots taken back at a bound"),
-    counter(ABORTED, "Responses that were ended with their slot"),
-    counter(EXCHANGES, "Exchanges with the store"),
-    seconds(EXCHANGE, "Time of an exchange with the store"),
+    counter(
+        ADOPTED,
+        "Permits that the store had lost and that were put back",
+    ),
+    counter(EXPIRED, "Slots taken back by max_hold or idle"),
+    counter(ABORTED, "Responses that ended with their slot"),
+    counter(EXCHANGES, "Calls to the store"),
+    seconds(
+        EXCHANGE,
+        "Time from a call to the store to its reply or failure",
+    ),
     gauge(
         STORE_UP,
-        "1 if the store answers, 0 if the policies apply; of a cluster the share that answers",
+        "1 if the store answers, 0 if fallbacks apply; in a cluster the share that answers",
     ),
-    counter(BREAKER_OPENED, "Times that the store was found to be down"),
+    counter(BREAKER_OPENED, "Times that the circuit breaker opened"),
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {

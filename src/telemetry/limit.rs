@@ -1,9 +1,9 @@
-//! What is measured of a limit.
+//! The measurements of a limit.
 //!
 //! A limit has the series that its settings make possible ([`LimitMeter::expect`]): they are there with a zero before the
 //! first event. Any other one is made by its first event.
 //!
-//! Tests: `tests.rs`, `tests/metrics.rs`.
+//! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -37,7 +37,7 @@ pub(crate) enum Measure {
     Expired(LostErrorKind),
 }
 
-/// What is measured of one limit, in this process.
+/// The measurements of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
     labels: Labels,
@@ -81,7 +81,8 @@ struct Ends {
 impl LimitMeter {
     /// Without any series.
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
-        let expired = |bound| Series::labelled(catalog::EXPIRED, ("bound", bound));
+        let expired =
+            |kind: LostErrorKind| Series::labelled(catalog::EXPIRED, ("bound", kind.as_str()));
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
@@ -94,12 +95,22 @@ impl LimitMeter {
             adopted: Series::new(catalog::ADOPTED),
             refusals: Refusals::new(catalog::REFUSALS),
             shadow_refusals: Refusals::new(catalog::SHADOW_REFUSALS),
-            expired_max_hold: expired("max_hold"),
-            expired_idle: expired("idle"),
+            expired_max_hold: expired(LostErrorKind::HeldTooLong),
+            expired_idle: expired(LostErrorKind::Idle),
             aborted: Ends::new(catalog::ABORTED),
             unkeyed: Series::new(catalog::UNKEYED),
             refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", "no_key")),
         }
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        let [(_, namespace), _] = &self.labels;
+        namespace
+    }
+
+    pub(crate) fn limit_name(&self) -> &str {
+        let [_, (_, limit_name)] = &self.labels;
+        limit_name
     }
 
     /// Makes the series of what can happen under this limit. To be called without a lock, as a recorder is foreign code.
@@ -223,17 +234,17 @@ fn move_by(gauge: &Gauge, change: f64) {
 
 impl Refusals {
     fn new(name: &'static str) -> Self {
-        let by = |reason| Series::labelled(name, ("reason", reason));
+        let by = |kind: AcquireErrorKind| Series::labelled(name, ("reason", kind.as_str()));
         Self {
-            full: by("full"),
-            queue_full: by("queue_full"),
-            timed_out: by("timed_out"),
-            too_soon: by("too_soon"),
-            invalid_weight: by("invalid_weight"),
-            unavailable: by("unavailable"),
-            misconfigured: by("misconfigured"),
-            shut_down: by("shut_down"),
-            no_runtime: by("no_runtime"),
+            full: by(AcquireErrorKind::Full),
+            queue_full: by(AcquireErrorKind::QueueFull),
+            timed_out: by(AcquireErrorKind::TimedOut),
+            too_soon: by(AcquireErrorKind::TooSoon),
+            invalid_weight: by(AcquireErrorKind::InvalidWeight),
+            unavailable: by(AcquireErrorKind::Unavailable),
+            misconfigured: by(AcquireErrorKind::Misconfigured),
+            shut_down: by(AcquireErrorKind::ShutDown),
+            no_runtime: by(AcquireErrorKind::NoRuntime),
         }
     }
 
@@ -254,12 +265,12 @@ impl Refusals {
 
 impl Ends {
     fn new(name: &'static str) -> Self {
-        let by = |reason| Series::labelled(name, ("reason", reason));
+        let by = |kind: LostErrorKind| Series::labelled(name, ("reason", kind.as_str()));
         Self {
-            lost: by("lost"),
-            shut_down: by("shut_down"),
-            max_hold: by("max_hold"),
-            idle: by("idle"),
+            lost: by(LostErrorKind::Lost),
+            shut_down: by(LostErrorKind::ShutDown),
+            max_hold: by(LostErrorKind::HeldTooLong),
+            idle: by(LostErrorKind::Idle),
         }
     }
 

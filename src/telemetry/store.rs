@@ -1,6 +1,6 @@
-//! What is measured of the store.
+//! The measurements of the store.
 //!
-//! Tests: `tests.rs`, `tests/metrics.rs`.
+//! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) enum StoreState {
     },
 }
 
-/// What is measured of the store. Cheap to clone.
+/// The measurements of the store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreMeter {
     up: Gauge,

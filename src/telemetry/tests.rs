@@ -1,4 +1,4 @@
-//! What a recorder receives.
+//! The values that a recorder receives.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,7 @@ fn meters(shared: bool, share: Option<f64>) -> (Meters, Snapshotter) {
     (meters, snapshotter)
 }
 
-/// What is not zero, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
+/// All values but zeros, as `name{label=value}`; histograms by the number of their values. Each value is returned once.
 fn recorded(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let metric = |(key, _, _, value)| {
         let key: metrics_util::CompositeKey = key;
@@ -271,7 +271,7 @@ fn a_limit_has_the_series_that_can_occur() {
     assert_eq!(series(&snapshotter), [""; 0]);
 }
 
-/// A missing recorder is told from others, also from those without a size.
+/// A missing recorder is distinguished from others, also from those without a size.
 #[test]
 fn a_missing_recorder_is_noticed() {
     assert!(!facade::is_recording());

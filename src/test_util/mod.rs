@@ -69,14 +69,14 @@ use crate::{
 pub struct TestStore(Arc<Server>);
 
 impl TestStore {
-    /// A store that is up, answers at once, and holds nothing.
+    /// Creates a store that is up, answers at once, and holds nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Cuts all connections, and refuses new ones until [`come_back`](Self::come_back). The data is kept.
     ///
-    /// What was sent and has not arrived is lost, and so are the replies under way. To a limiter this is a server that was
+    /// Messages that have not arrived are lost, and so are the replies under way. To a limiter this is a server that was
     /// stopped or cannot be reached. For one that takes connections and never answers, use
     /// [`respond_after`](Self::respond_after) with more than the limiter's
     /// [`store_timeout`](LimiterBuilder::store_timeout).

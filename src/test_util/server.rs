@@ -72,7 +72,7 @@ pub(super) struct Sent {
     pub(super) reply: oneshot::Receiver<Reply>,
 }
 
-/// What exchanges have left to be delivered.
+/// Messages of exchanges that are still to be delivered.
 #[derive(Default)]
 struct Delivery {
     replies: Vec<(oneshot::Sender<Reply>, Reply)>,

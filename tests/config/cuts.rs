@@ -6,7 +6,7 @@ use tower_turnstile::{
 };
 
 /// Limits first, as in the examples.
-const TABLES: &str = r#"
+pub(super) const TABLES: &str = r#"
 [store]
 url = "redis://user:password@127.0.0.1:6379/1"
 namespace = "shop"
@@ -59,7 +59,7 @@ limits = ["opens"]
 "#;
 
 /// Routes first, the store last, and one limit that only the program uses.
-const BACKWARDS: &str = r#"
+pub(super) const BACKWARDS: &str = r#"
 [[routes]]
 match = ["/a"]
 limits = ["a", "b"]
@@ -89,7 +89,7 @@ url = { env = "REDIS_URL" }
 namespace = "shop"
 "#;
 
-const INLINE: &str = "
+pub(super) const INLINE: &str = "
 limits = { a = { concurrent = 10, wait = '2s' }, b = { rate = 5, per = '1s', burst = 100 } }
 routes = [
     { match = ['/a'], limits = ['a'] },
@@ -216,8 +216,9 @@ fn fault(text: &str) -> String {
 }
 
 #[test]
-fn what_limits_nothing_says_so() {
-    let none = "routes: none has a limit, so all requests would pass: a file that means it says `unlimited = true`";
+fn file_that_limits_nothing_declares_it() {
+    let none = "routes: none has a limit, so the layer would let all requests pass: if that is intended, for example because \
+                the limits are for code, set `unlimited = true`";
     let limit = "limits.a.concurrent = 1\n";
     let open = "[[routes]]\nmatch = ['*']\n";
     for text in ["", "\n", "# limits\n", "[store]\n", limit, open] {
@@ -238,7 +239,7 @@ fn a_limit_that_no_route_has_says_so() {
     let text = "limits = { a.concurrent = 1, b.concurrent = 2 }\nroutes = [{ match = ['*'], limits = ['a'] }]\n";
     assert_eq!(
         fault(text),
-        "limits.b: no route has it: one that only the program uses says `unrouted = true`"
+        "limits.b: no route has it: if it is for code, set `unrouted = true`"
     );
     let said = text.replace(
         "b.concurrent = 2",

@@ -59,11 +59,10 @@ fn all_faults_are_reported_at_once() {
 }
 
 /// One fault each: the path, and words of the message.
-#[test]
-fn each_fault_is_reported_by_its_path() {
+pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
     let limit = |fields: &str| format!("[limits.a]\n{fields}");
     let route = |fields: &str| format!("limits.a.concurrent = 1\n[[routes]]\n{fields}");
-    for (text, path, words) in [
+    vec![
         ("limits.'' = { concurrent = 1 }".to_owned(), "limits.", "1 to 128 bytes"),
         (limit(""), "limits.a", "neither `concurrent` nor a `rate`"),
         (limit("concurrent = 1_000_001"), "limits.a.concurrent", "1 to 1000000"),
@@ -134,11 +133,16 @@ fn each_fault_is_reported_by_its_path() {
         ("store.lease = '1s'".to_owned(), "store.lease", "more than 3 x store_timeout"),
         ("store.waiter_ttl = '1s'".to_owned(), "store.waiter_ttl", "at least 3 x poll_interval"),
         ("store.poll_interval = '0s'".to_owned(), "store.poll_interval", "must be 1 ms to"),
-    ] {
+    ]
+}
+
+#[test]
+fn each_fault_is_reported_by_its_path() {
+    for (text, path, words) in faulty() {
         let faults = faults(&text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
-        let (told, message) = faults[0].split_once(": ").unwrap();
-        assert_eq!(told, path, "{text}: {message}");
+        let (found, message) = faults[0].split_once(": ").unwrap();
+        assert_eq!(found, path, "{text}: {message}");
         assert!(message.contains(words), "{text}: {message}");
     }
 }

@@ -6,6 +6,7 @@ mod faults;
 mod reading;
 mod reloads;
 mod routes;
+mod schema;
 #[path = "../layer/support.rs"]
 #[allow(dead_code)]
 mod support;

@@ -47,7 +47,7 @@ fn the_example_reads_as_it_says() {
 }
 
 #[test]
-fn what_is_not_said_has_its_default() {
+fn missing_field_has_its_default() {
     let text = "limits.a.concurrent = 1\nroutes = [{ match = ['/'], limits = ['a'] }]";
     let config = Config::from_toml(text).unwrap();
     let limit = &config.limits["a"];
@@ -92,105 +92,107 @@ fn words_and_tables_read_alike() {
     assert_eq!(policy("{ local = 7 }"), Some(Fallback::Local(7)));
 }
 
-/// TOML's own words, and the line.
+/// Texts that cannot be read, the line, and words of TOML's own message.
+pub(super) const UNREADABLE: [(&str, usize, &str); 24] = [
+    ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
+    ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
+    (
+        "[limits.a]\nconcurrent = 5\nconcurrent = 6",
+        3,
+        "duplicate key",
+    ),
+    (
+        "[limits.a]\nconcurent = 5",
+        2,
+        "unknown field, expected one of `concurrent`",
+    ),
+    (
+        "[store]\n[limit.a]",
+        2,
+        "unknown field, expected one of `store`, `limits`",
+    ),
+    (
+        "[store]\ntimeout = '1s'",
+        2,
+        "unknown field, expected one of `url`",
+    ),
+    ("[plans.a]\nkey = []", 2, "unknown field, expected `keys`"),
+    (
+        "[[routes]]\npath = '/'",
+        2,
+        "unknown field, expected one of `name`, `match`",
+    ),
+    (
+        "[limits.a]\nconcurrent = 'five'",
+        2,
+        "invalid type: string, expected u32",
+    ),
+    ("[limits.a]\nconcurrent = -1", 2, "expected u32"),
+    (
+        "[limits.a]\nwait = 2",
+        2,
+        "invalid type: integer, expected a duration",
+    ),
+    ("[limits.a]\nwait = '2 parsecs'", 2, "expected a duration"),
+    (
+        "[limits.a]\nmode = 'on'",
+        2,
+        "unknown variant, expected one of `enforce`, `shadow`, `off`",
+    ),
+    (
+        "[limits.a]\nkey = 'header'",
+        2,
+        "unknown variant, expected one of `shared`, `route`",
+    ),
+    (
+        "[limits.a]\nkey = { header = 'a', client-address = {} }",
+        2,
+        "either `header` or `client-address`",
+    ),
+    (
+        "[limits.a]\nkey = { cookie = 'a' }",
+        2,
+        "unknown field, expected `header` or",
+    ),
+    (
+        "[limits.a]\nkey = { client-address = { hop = 1 } }",
+        2,
+        "unknown field, expected one of `proxies`",
+    ),
+    ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
+    (
+        "[limits.a]\nfallback = { local = 1, allow = true }",
+        2,
+        "unknown field, expected `local`",
+    ),
+    (
+        "[limits.a]\nfallback = 'close'",
+        2,
+        "unknown variant, expected one of `local`, `allow`",
+    ),
+    (
+        "[store]\nurl = { file = 'a' }",
+        2,
+        "unknown field, expected `env`",
+    ),
+    ("[[routes]]\nmatch = '/'", 2, "expected a sequence"),
+    (
+        "[[routes]]\nmatch = ['/']\non_lost = 'die'",
+        3,
+        "unknown variant, expected `continue` or `abort`",
+    ),
+    (
+        "[[routes]]\nmatch = ['/']\nat_shutdown = 'die'",
+        3,
+        "unknown variant, expected `continue` or `abort`",
+    ),
+];
+
 #[test]
 fn unreadable_text_is_reported_with_its_line() {
-    for (text, line, words) in [
-        ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
-        ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
-        (
-            "[limits.a]\nconcurrent = 5\nconcurrent = 6",
-            3,
-            "duplicate key",
-        ),
-        (
-            "[limits.a]\nconcurent = 5",
-            2,
-            "unknown field, expected one of `concurrent`",
-        ),
-        (
-            "[store]\n[limit.a]",
-            2,
-            "unknown field, expected one of `store`, `limits`",
-        ),
-        (
-            "[store]\ntimeout = '1s'",
-            2,
-            "unknown field, expected one of `url`",
-        ),
-        ("[plans.a]\nkey = []", 2, "unknown field, expected `keys`"),
-        (
-            "[[routes]]\npath = '/'",
-            2,
-            "unknown field, expected one of `name`, `match`",
-        ),
-        (
-            "[limits.a]\nconcurrent = 'five'",
-            2,
-            "invalid type: string, expected u32",
-        ),
-        ("[limits.a]\nconcurrent = -1", 2, "expected u32"),
-        (
-            "[limits.a]\nwait = 2",
-            2,
-            "invalid type: integer, expected a duration",
-        ),
-        ("[limits.a]\nwait = '2 parsecs'", 2, "expected a duration"),
-        (
-            "[limits.a]\nmode = 'on'",
-            2,
-            "unknown variant, expected one of `enforce`, `shadow`, `off`",
-        ),
-        (
-            "[limits.a]\nkey = 'header'",
-            2,
-            "unknown variant, expected one of `shared`, `route`",
-        ),
-        (
-            "[limits.a]\nkey = { header = 'a', client-address = {} }",
-            2,
-            "either `header` or `client-address`",
-        ),
-        (
-            "[limits.a]\nkey = { cookie = 'a' }",
-            2,
-            "unknown field, expected `header` or",
-        ),
-        (
-            "[limits.a]\nkey = { client-address = { hop = 1 } }",
-            2,
-            "unknown field, expected one of `proxies`",
-        ),
-        ("[limits.a]\nkey = 5", 2, "expected a string or a table"),
-        (
-            "[limits.a]\nfallback = { local = 1, allow = true }",
-            2,
-            "unknown field, expected `local`",
-        ),
-        (
-            "[limits.a]\nfallback = 'close'",
-            2,
-            "unknown variant, expected one of `local`, `allow`",
-        ),
-        (
-            "[store]\nurl = { file = 'a' }",
-            2,
-            "unknown field, expected `env`",
-        ),
-        ("[[routes]]\nmatch = '/'", 2, "expected a sequence"),
-        (
-            "[[routes]]\nmatch = ['/']\non_lost = 'die'",
-            3,
-            "unknown variant, expected `continue` or `abort`",
-        ),
-        (
-            "[[routes]]\nmatch = ['/']\nat_shutdown = 'die'",
-            3,
-            "unknown variant, expected `continue` or `abort`",
-        ),
-    ] {
-        let (told, message) = refusal(text);
-        assert_eq!(told, line, "{text}: {message}");
+    for (text, line, words) in UNREADABLE {
+        let (found, message) = refusal(text);
+        assert_eq!(found, line, "{text}: {message}");
         assert!(message.contains(words), "{text}: {message}");
         assert!(
             message.starts_with(&format!("line {line}, column ")),
@@ -242,8 +244,8 @@ fn secrets_are_not_shown() {
         "limits.a.overrides = { s3cret = 1, s3cret = 2 }",
     ] {
         let error = Config::from_toml(text).unwrap_err();
-        for told in [error.to_string(), format!("{error:?}")] {
-            assert!(!told.contains("s3cret"), "{text}: {told}");
+        for shown in [error.to_string(), format!("{error:?}")] {
+            assert!(!shown.contains("s3cret"), "{text}: {shown}");
         }
     }
     let text = "store.url = 'redis://:s3cret@host'\nplans.gold.keys = ['s3cret']

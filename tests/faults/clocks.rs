@@ -235,7 +235,7 @@ async fn a_server_clock_stepped_back_breaks_no_cap() {
         "G5"
     );
     drop(permits);
-    // What was asked for before the step may be repeated until the time is what it was; nobody is in the way of others.
+    // What was asked for before the step may be repeated until the time is what it was; nobody delays others.
     until_usage(&other, |in_use, waiting| in_use + waiting == 0).await;
 }
 
@@ -263,9 +263,9 @@ async fn a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lea
     assert!((0.0..=3_601.0).contains(&ahead), "{ahead}");
 }
 
-/// Back by more than the lease, then forward by less than a waiter's time: the line stays as it is.
+/// Back by more than the lease, then forward by less than a waiter's time: the queue stays as it is.
 #[tokio::test]
-async fn small_steps_cost_no_place_in_the_line() {
+async fn small_steps_cost_no_queue_position() {
     let clock = Clock::new();
     let server = clock.server();
     let (one, other) = (replica(&server.url()).await, replica(&server.url()).await);

@@ -123,14 +123,14 @@ fn a_stopped_replica_that_goes_on_reports_its_loss() {
         streams.until_started(1).await;
         let before = streams.events(0);
         replicas[0].resume();
-        let told = async {
+        let lost = async {
             while !metrics(&replicas[0]).await.contains(LOST) || streams.events(0) < before + 20 {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(Duration::from_secs(10), told)
+        timeout(Duration::from_secs(10), lost)
             .await
-            .expect("told, and going on");
+            .expect("lost, and going on");
         assert!(!metrics(&replicas[1]).await.contains(LOST));
         assert_eq!(watch.finish().most_holders, 1, "G1: by the ledger");
     });

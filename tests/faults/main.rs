@@ -22,27 +22,27 @@
 //! | acquire abandoned in flight | G6 | `requests::an_acquire_abandoned_in_flight_leaves_no_ghost`, `requests::an_acquire_that_arrives_after_its_release_leaves_no_ghost`, K `a_request_dropped_at_any_point_leaves_nothing_behind` |
 //! | release overtaking a renewal, or overtaken | G6 | `requests::a_renewal_that_arrives_after_the_release_revives_nothing`, `requests::a_release_that_arrives_late_touches_no_other_holder` |
 //! | replayed exchange, lost reply | G6 | `requests::lost_replies_cost_neither_the_cap_nor_a_slot`, `src/ledger/tests/rules/leases.rs` `a_repeated_exchange_changes_nothing` |
-//! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_place_in_the_line` |
+//! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_queue_position` |
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
-//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_told_again`, `storage::a_store_that_restarts_empty_is_told_again`, `storage::an_evicted_ledger_is_told_again`, S `a_store_that_may_evict_is_warned_of_once` |
+//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, S `a_store_that_may_evict_is_warned_of_once` |
 //! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
-//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `silence::what_a_server_says_of_passing_trouble_is_an_outage`, `silence::a_loading_server_is_an_outage`, `silence::a_busy_server_is_an_outage`, `silence::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
+//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `outages::a_loading_server_is_an_outage`, `outages::a_busy_server_is_an_outage`, `outages::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
 //! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, `storage::without_memory_the_store_is_reported_once_and_asked_rarely`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
-//! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `silence::a_paused_server_is_an_outage`, `silence::a_sleeping_server_is_an_outage`, `silence::a_broken_network_is_an_outage`, `silence::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
+//! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `outages::a_paused_server_is_an_outage`, `outages::a_sleeping_server_is_an_outage`, `outages::a_broken_network_is_an_outage`, `outages::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
 //! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes`, M `runtimes.rs` |
 //! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
-//! | a partition | G1, G2, G5 | `silence::a_partition_gives_no_slot_twice` |
-//! | subscriber killed, messages lost | G4 | `line::killed_subscribers_delay_nobody_by_more_than_a_poll`, `line::a_wake_up_lost_with_its_connection_is_asked_for`, `line::without_wake_ups_the_line_moves_by_polls` |
-//! | head of the line crashed or cancelled | G4 | `line::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_at_the_head_of_the_line_are_passed_over`, `dead_waiters_leave_no_slot_idle`, `crashes_cost_little_more_than_stops`, M `a_cancelled_head_makes_way` |
+//! | a partition | G1, G2, G5 | `outages::a_partition_gives_no_slot_twice` |
+//! | subscriber killed, messages lost | G4 | `queue::killed_subscribers_delay_nobody_by_more_than_a_poll`, `queue::a_wake_up_lost_with_its_connection_is_asked_for`, `queue::without_wake_ups_the_queue_moves_by_polls` |
+//! | head of the queue crashed or cancelled | G4 | `queue::a_head_that_is_cut_off_delays_others_by_twice_its_time`, R `dead_waiters_at_the_head_of_the_queue_are_passed_over`, `dead_waiters_leave_no_slot_idle`, `crashes_cost_little_more_than_stops`, M `a_cancelled_head_makes_way` |
 //! | drop outside a runtime, after it, while panicking | G5 | `ends::permits_and_requests_dropped_after_their_runtime_are_back_within_the_lease`, `ends::a_permit_dropped_by_a_panic_outside_a_runtime_is_back_at_once`, M `dropping_a_permit_outside_a_runtime_is_fine`, L `panic_in_handler_releases` |
 //! | client disconnect, reset, HEAD, 204, 304, trailers, empty body | G5, G9 | L `servers.rs`, L `releases.rs`, G `clients_that_leave_in_the_middle_give_back_their_slots` |
 //! | reset flood | G7 | `tests/limits` |
 //! | a reader that stops, also while the store is black-holed | G1, G2 | L `stalled.rs`, L `revoked.rs` |
 //! | unread socket, endless body | G7 | L `client_that_stops_reading_makes_room`, L `unread_frame_makes_room`, L `max_hold_ends_a_stream_that_flows` |
 //! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
-//! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_told_as_such_and_not_repeated` |
+//! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_reported_as_such_and_not_repeated` |
 //! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
 //! | graceful shutdown under load | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind` |
 //!
@@ -54,11 +54,11 @@ mod support;
 mod buffers;
 mod clocks;
 mod ends;
-mod line;
+mod outages;
 mod proxy;
+mod queue;
 mod refusals;
 mod requests;
 mod runtimes;
 mod scene;
-mod silence;
 mod storage;

@@ -56,7 +56,7 @@ fn until_subscribers(server: &RedisServer, count: usize) {
     }
 }
 
-/// The only slot is taken by another replica, and then free: the store tells both, at once.
+/// The only slot is taken by another replica, and then free: the store reports both at once.
 fn is_served(limiter: &Limiter, serving: &Runtime, server: &RedisServer) {
     let other = connect(serving, builder(), server).semaphore(&LIMIT, "key");
     let semaphore = limiter.semaphore(&LIMIT, "key");

@@ -65,7 +65,7 @@ pub(crate) fn start(request: &mut Acquire) {
     assert!(matches!(polled, Poll::Pending), "{polled:?}");
 }
 
-/// A request that waits in the store at this place of the line.
+/// A request that queues in the store at this position.
 pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permit> {
     let request = semaphore.acquire();
     let task = tokio::spawn(async move { request.await.expect("a slot comes free") });

@@ -1,4 +1,4 @@
-//! A store that loses what it was told. Holders tell it again, each by its own deadline; the cap is overshot by no more
+//! A store that loses its data. Holders put it back, each by its own deadline; the cap is overshot by no more
 //! than what was lost, until those holders have ended.
 
 use std::{
@@ -10,11 +10,11 @@ use tokio::time::sleep;
 use tower_turnstile::{AcquireErrorKind, Limit, Permit, Semaphore};
 
 use crate::{
+    outages::assert_error,
     scene::{
         Holders, LEASE, POLL, SLACK, STORE_TIMEOUT, quick, refused, semaphore, soon, strict,
         until_empty, until_granted, until_usage,
     },
-    silence::assert_said,
     support::{fault_proxy::FaultProxy, log::log, redis_server::RedisServer},
 };
 
@@ -32,7 +32,7 @@ async fn fill(holders: &Holders, semaphore: &Semaphore, permits: u32) -> Vec<Arc
     held
 }
 
-/// Holders hold on while others wait; then the store loses all, and is told again.
+/// Holders hold on while others wait; then the store loses all, and gets it back.
 async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     let mut server = RedisServer::start();
     let holders = Holders::count(CAP);
@@ -57,7 +57,7 @@ async fn survives(what: &str, lose: impl AsyncFnOnce(&mut RedisServer)) {
     until_empty(&server).await;
 }
 
-/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until it is told.
+/// After a loss: while those hold on whose permits were lost, others get their slots too, but only until they are put back.
 async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
     sleep(TOLD_AGAIN).await;
     let figures = holders.figures();
@@ -70,7 +70,7 @@ async fn overshoots_at_most(what: &str, holders: &Holders, lost: u32) {
 }
 
 #[tokio::test]
-async fn a_flushed_store_is_told_again() {
+async fn a_flushed_store_is_restored() {
     survives("FLUSHALL", async |server| {
         server.cli(&["FLUSHALL"]);
     })
@@ -78,13 +78,13 @@ async fn a_flushed_store_is_told_again() {
 }
 
 #[tokio::test]
-async fn a_store_that_restarts_empty_is_told_again() {
+async fn a_store_that_restarts_empty_is_restored() {
     survives("restart", async |server| server.restart()).await;
 }
 
 /// Under `allkeys-lru` the ledger goes when memory is short; there is a warning at the start for that.
 #[tokio::test]
-async fn an_evicted_ledger_is_told_again() {
+async fn an_evicted_ledger_is_restored() {
     survives("allkeys-lru", async |server| {
         server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
         // Much too little, for a moment.
@@ -214,7 +214,7 @@ async fn until_usage_in_store(server: &RedisServer, members: usize) {
     soon(seen).await;
 }
 
-/// A failover: what the replica was not told is lost, the rest is not. The name leads to it before it is promoted.
+/// A failover: what was not replicated is lost, the rest is not. The name leads to it before it is promoted.
 #[tokio::test]
 async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     let mut primary = RedisServer::start();
@@ -254,7 +254,7 @@ async fn a_failover_that_loses_writes_overshoots_by_what_it_lost() {
     assert_eq!(refused(&one).await.0, AcquireErrorKind::Unavailable);
     standby.cli(&["REPLICAOF", "NO", "ONE"]);
     overshoots_at_most("failover", &holders, CAP / 2).await;
-    assert_said(&standby, "READONLY");
+    assert_error(&standby, "READONLY");
     assert!(held.iter().all(|permit| !permit.is_lost()));
     drop(held);
     let done = load.finish().await;

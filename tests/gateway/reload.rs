@@ -61,9 +61,9 @@ fn a_hundred_reloads_under_load_fail_no_request_and_lose_no_slot() {
 
         for replica in &stage.replicas {
             let log = replica.log();
-            let told = |words| log.matches(words).count();
+            let count = |words| log.matches(words).count();
             assert_eq!(
-                (told("reloaded"), told("not reloaded")),
+                (count("reloaded"), count("not reloaded")),
                 (RELOADS, RELOADS / 2)
             );
         }

@@ -149,7 +149,7 @@ impl Stage {
         (charged, held)
     }
 
-    /// Waits until so many streams hold slots: each has one of its key, and one of all.
+    /// Waits until this many streams hold slots: each has one of its key, and one of all.
     pub(crate) async fn until_held(&self, streams: usize) {
         let members = (2 * streams).to_string();
         while self.redis.cli(&["EVAL", MEMBERS, "0"]) != members {

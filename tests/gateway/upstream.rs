@@ -35,7 +35,7 @@ struct Shared {
     head: Mutex<Option<Parts>>,
 }
 
-/// What all streams tell.
+/// State that all streams report.
 #[derive(Clone, Copy)]
 struct Story {
     events: usize,
@@ -70,7 +70,7 @@ impl Upstream {
         self.address
     }
 
-    /// Waits until so many calls are open.
+    /// Waits until this many calls are open.
     pub(crate) async fn until_calls(&self, calls: usize) {
         let mut now = self.shared.calls.subscribe();
         now.wait_for(|now| *now == calls).await.expect("it goes on");
@@ -143,15 +143,15 @@ async fn answer(
 /// `data: 1`, `data: 2` and so on, as far as the story goes.
 fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
     let story = call.0.story.subscribe();
-    stream::unfold((0, story, call), async |(told, mut story, call)| {
-        let now = story.wait_for(|now| now.events > told || now.end.is_some());
+    stream::unfold((0, story, call), async |(sent, mut story, call)| {
+        let now = story.wait_for(|now| now.events > sent || now.end.is_some());
         let now = *now.await.ok()?;
-        if now.events > told {
-            let event = Frame::data(Bytes::from(format!("data: {}\n\n", told + 1)));
-            return Some((Ok(event), (told + 1, story, call)));
+        if now.events > sent {
+            let event = Frame::data(Bytes::from(format!("data: {}\n\n", sent + 1)));
+            return Some((Ok(event), (sent + 1, story, call)));
         }
         match now.end {
-            Some(End::Broken) => Some((Err(io::Error::other("broken")), (told, story, call))),
+            Some(End::Broken) => Some((Err(io::Error::other("broken")), (sent, story, call))),
             _ => None,
         }
     })

@@ -33,7 +33,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(10);
 const MAX: Duration = Duration::from_secs(60);
 
-/// Waits in line for the slot, and tells how long that took.
+/// Queues for the slot, and returns how long that took.
 async fn admitted(limiter: &Limiter) -> (Permit, Duration) {
     let patient = ONE.wait_up_to(2 * MAX);
     let started = Instant::now();
@@ -248,7 +248,7 @@ async fn max_hold_ends_a_hold() {
     let hold = hold.expect("a hold");
     let lost = timeout(2 * MAX, hold.lost());
     let ((_permit, waited), lost) = tokio::join!(admitted(&limiter), lost);
-    lost.expect("it is told");
+    lost.expect("it is reported");
     assert_at(waited, MAX);
     assert!(hold.is_lost());
 }
@@ -341,7 +341,7 @@ async fn client_that_stops_reading_makes_room() {
         assert_eq!(held(&limiter), 1);
         one = http1(address).await;
     }
-    // They are told that there is no more, once they have read what was on the way.
+    // They get an error, once they have read what was on the way.
     for mut response in unread.drain(..3) {
         let end = async {
             loop {

@@ -179,7 +179,7 @@ async fn tonic_channel() {
     }
 }
 
-/// A call that waits for its slot is not sent, and one that is given up leaves the line.
+/// A call that waits for its slot is not sent, and one that is given up leaves the queue.
 #[tokio::test]
 async fn call_that_is_given_up_leaves_the_line() {
     let (limiter, peer) = (Limiter::in_memory(), peer().await);

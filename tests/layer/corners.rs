@@ -40,7 +40,7 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
     drop(first);
     // The charge was given back:
     assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
-    // But the client was told to stay away for an hour.
+    // But the client was asked to stay away for an hour.
     assert!(
         refusal.retry_after() < Duration::from_secs(60),
         "{:?}",
@@ -80,7 +80,7 @@ async fn a_limit_that_was_updated_serves_as_before() {
 
 #[tokio::test(start_paused = true)]
 async fn lookups_are_shared_whatever_their_answers_age() {
-    let mut told = Vec::new();
+    let mut seen = Vec::new();
     for (capacity, fresh) in [(10, Duration::ZERO), (0, HOUR), (1, HOUR)] {
         let lookups = Arc::new(AtomicUsize::new(0));
         let count = lookups.clone();
@@ -97,9 +97,9 @@ async fn lookups_are_shared_whatever_their_answers_age() {
         let service = layer.layer(serve(Script::of([]).then_waits()));
         let responses = join_all((0..20).map(|_| send(&service, keyed("a")))).await;
         assert_eq!(responses.len(), 20);
-        told.push((capacity, fresh, lookups.load(Ordering::Relaxed)));
+        seen.push((capacity, fresh, lookups.load(Ordering::Relaxed)));
     }
-    assert!(told.iter().all(|(_, _, lookups)| *lookups == 1), "{told:?}");
+    assert!(seen.iter().all(|(_, _, lookups)| *lookups == 1), "{seen:?}");
 }
 
 async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration {
@@ -117,18 +117,20 @@ async fn refused_by_two_rates(limiter: &Limiter, order: [usize; 2]) -> Duration 
 }
 
 #[tokio::test]
-async fn of_two_rates_the_longer_one_says_when_to_retry() {
+async fn of_two_rates_the_longer_one_sets_the_retry() {
     let redis = RedisServer::start();
     let shared = Limiter::connect(&redis.url()).await.unwrap();
-    let mut told = Vec::new();
+    let mut retries = Vec::new();
     for limiter in [Limiter::in_memory(), shared] {
         for order in [[0, 1], [1, 0]] {
-            told.push(refused_by_two_rates(&limiter, order).await);
+            retries.push(refused_by_two_rates(&limiter, order).await);
         }
     }
     assert!(
-        told.iter().all(|told| *told > Duration::from_secs(3_000)),
-        "{told:?}"
+        retries
+            .iter()
+            .all(|retries| *retries > Duration::from_secs(3_000)),
+        "{retries:?}"
     );
 }
 
@@ -147,9 +149,9 @@ async fn a_refusal_after_a_wait_tells_how_the_rate_stands_that_was_given_back() 
         let refused = send(&service, keyed("a")).await;
         let refusal = refused.extensions().get::<Refusal>().unwrap();
         assert_eq!(refusal.kind(), RefusalKind::TimedOut);
-        let told = refused.headers().get_all("ratelimit").iter();
-        let told: Vec<_> = told.map(|line| line.to_str().unwrap()).collect();
-        assert!(told.join(", ").contains(r#""opens";r=2"#), "{told:?}");
+        let values = refused.headers().get_all("ratelimit").iter();
+        let values: Vec<_> = values.map(|line| line.to_str().unwrap()).collect();
+        assert!(values.join(", ").contains(r#""opens";r=2"#), "{values:?}");
     }
 }
 

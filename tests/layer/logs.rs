@@ -27,7 +27,12 @@ async fn refusal_is_logged_without_its_key() {
     let _second = send(&service, request()).await;
     let refused = log.lines_with("logged-refusal");
     assert_eq!(refused.len(), 1);
-    for part in ["DEBUG", "refused", "kind=Full"] {
+    for part in [
+        "DEBUG",
+        "refused",
+        "namespace=\"turnstile\"",
+        "kind=\"full\"",
+    ] {
         assert!(refused[0].contains(part), "{refused:?}");
     }
     assert!(log.lines_with("canary").is_empty());
@@ -45,11 +50,38 @@ async fn aborted_response_is_a_warning() {
     response.collect().await.unwrap_err();
     let aborted = log.lines_with("logged-abort");
     assert_eq!(aborted.len(), 1);
-    assert!(aborted[0].contains("WARN") && aborted[0].contains("aborted"));
+    for part in [
+        "WARN",
+        "aborted",
+        "namespace=\"turnstile\"",
+        "kind=\"shut_down\"",
+    ] {
+        assert!(aborted[0].contains(part), "{aborted:?}");
+    }
+}
+
+/// One limit, or the first of several.
+#[tokio::test]
+async fn aborted_body_of_a_client_names_its_limit() {
+    const PARTNER: Limit = Limit::concurrent("logged-partner", 2);
+    const MODEL: Limit = Limit::concurrent("logged-model", 2);
+    let log = log();
+    for limits in [vec![&PARTNER], vec![&MODEL, &PARTNER]] {
+        let limiter = Limiter::in_memory();
+        let permit = limiter.semaphore(limits, "acme").acquire().await.unwrap();
+        let body = permit.attach_body(Script::of([]).then_waits(), OnLost::Abort);
+        limiter.shutdown(Duration::ZERO).await;
+        body.collect().await.unwrap_err();
+    }
+    for name in ["logged-partner", "logged-model"] {
+        let aborted = log.lines_with(name);
+        assert_eq!(aborted.len(), 1, "{name}: {aborted:?}");
+        assert!(aborted[0].contains("aborted"), "{aborted:?}");
+    }
 }
 
 #[tokio::test]
-async fn shadow_tells_whom_it_would_have_refused() {
+async fn shadow_logs_what_it_would_have_refused() {
     let log = log();
     let limiter = Limiter::in_memory();
     let shadow = Limit::concurrent("logged-shadow", 1).mode(Mode::Shadow);
@@ -63,10 +95,10 @@ async fn shadow_tells_whom_it_would_have_refused() {
     assert!(log.lines_with("logged-shadow").is_empty());
     let second = send(&service, request()).await;
     assert_eq!(second.status(), StatusCode::OK);
-    let told = log.lines_with("logged-shadow");
-    assert_eq!(told.len(), 1);
-    for part in ["DEBUG", "would have been refused", "kind=Full"] {
-        assert!(told[0].contains(part), "{told:?}");
+    let logged = log.lines_with("logged-shadow");
+    assert_eq!(logged.len(), 1);
+    for part in ["DEBUG", "would have been refused", "kind=\"full\""] {
+        assert!(logged[0].contains(part), "{logged:?}");
     }
     assert!(log.lines_with("shadow-canary").is_empty());
 }

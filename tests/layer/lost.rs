@@ -31,7 +31,7 @@ async fn lose_all(limiter: &Limiter) {
 }
 
 #[tokio::test]
-async fn continue_goes_on_and_tells() {
+async fn continue_goes_on_and_reports() {
     let limiter = Limiter::in_memory();
     let echo = service_fn(|request: Request<()>| async move {
         let mut response = Response::new(Script::of(["a", "b"]));

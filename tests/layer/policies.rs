@@ -105,11 +105,11 @@ async fn refusal_by_any_takes_nothing() {
 #[tokio::test]
 async fn request_takes_nothing_before_all_keys_are_known() {
     let limiter = Limiter::in_memory();
-    let (tell, told): (Vec<_>, Vec<_>) = (0..2).map(|_| oneshot::channel::<&str>()).unzip();
-    let told = Mutex::new(told);
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..2).map(|_| oneshot::channel::<&str>()).unzip();
+    let receivers = Mutex::new(receivers);
     let found = move || {
-        let told = told.lock().unwrap().pop().unwrap();
-        async { told.await.ok() }
+        let receiver = receivers.lock().unwrap().pop().unwrap();
+        async { receiver.await.ok() }
     };
     let found = std::sync::Arc::new(found);
     let scopes = [EACH, GLOBAL].map(|limit| {
@@ -121,10 +121,10 @@ async fn request_takes_nothing_before_all_keys_are_known() {
     let layer = limiter.layer([each, third.into(), global]);
     let mut service = layer.layer(serve(endless()));
     let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
-    for tell in tell {
+    for sender in senders {
         assert_pending!(call.poll());
         assert_eq!(held(&limiter), 0);
-        tell.send("key").unwrap();
+        sender.send("key").unwrap();
         assert!(call.is_woken());
     }
     let response = call.await.unwrap();
@@ -247,21 +247,21 @@ async fn admitted_responses_tell_how_the_limits_stand() {
             item("opens", &["r=1"])
         ]
     );
-    // A refusal tells of the others too, as they stand without it.
+    // A refusal reports the others too, without itself.
     let refused = send(&service, with_key("gold")).await;
     assert_eq!(refusal(&refused).limit_name(), "global");
-    let told = fields(&refused, "ratelimit");
-    assert!(told.contains(&item("global", &["r=0"])), "{told:?}");
+    let values = fields(&refused, "ratelimit");
+    assert!(values.contains(&item("global", &["r=0"])), "{values:?}");
     let third = async {
         drop(first);
         send(&service, with_key("gold")).await
     };
-    let told = fields(&third.await, "ratelimit");
-    assert_eq!(told[2], item("opens", &["r=0", "t=20"]));
+    let values = fields(&third.await, "ratelimit");
+    assert_eq!(values[2], item("opens", &["r=0", "t=20"]));
 }
 
 #[tokio::test]
-async fn plain_limit_tells_too() {
+async fn limit_without_keys_has_fields_too() {
     let limiter = Limiter::in_memory();
     let service = limiter
         .layer(GLOBAL)
@@ -307,7 +307,7 @@ async fn all_slots_return_with_the_end_of_the_body() {
 }
 
 #[tokio::test]
-async fn request_that_is_dropped_in_line_gives_back_what_it_has() {
+async fn request_that_is_dropped_in_the_queue_releases_what_it_has() {
     let limiter = Limiter::in_memory();
     let patient = GLOBAL.wait_up_to(SOON);
     let layer = limiter.layer([EACH.by_header("x-key"), patient.clone().into()]);

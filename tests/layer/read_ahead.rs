@@ -43,7 +43,7 @@ pub(crate) async fn busy() -> (Limiter, Permit, ReadAheadLayer) {
     (limiter, permit, layer)
 }
 
-/// A service that tells when it is called, and reads the body.
+/// A service that reports its calls, and reads the body.
 fn reader<Q>() -> (
     impl Service<Request<Q>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send>
     + Clone
@@ -55,15 +55,15 @@ fn reader<Q>() -> (
 where
     Q: Body<Data = Bytes, Error: Send> + Send + 'static,
 {
-    let (tell, told) = mpsc::unbounded_channel();
+    let (called, calls) = mpsc::unbounded_channel();
     let service = service_fn(move |request: Request<Q>| {
-        let _ = tell.send(());
+        let _ = called.send(());
         async move {
             let _ = request.into_body().collect().await;
             Ok(Response::new(Full::from("read")))
         }
     });
-    (service, told)
+    (service, calls)
 }
 
 fn with_length(length: usize) -> Vec<u8> {
@@ -104,7 +104,7 @@ fn http1(address: SocketAddr, raw: Vec<u8>) -> (JoinHandle<()>, Arc<AtomicUsize>
     (client, sent)
 }
 
-/// Joins the line with this request, sends at least so much of it, and leaves.
+/// Queues with this request, sends at least this much of it, and leaves.
 async fn joins_and_leaves(limiter: &Limiter, address: SocketAddr, raw: Vec<u8>, at_least: usize) {
     let waiting = limiter.status().waiting;
     let (client, sent) = http1(address, raw);
@@ -124,13 +124,13 @@ async fn http1_client_that_leaves_is_noticed_whatever_it_sent() {
     ];
     for raw in raws {
         let (limiter, permit, layer) = busy().await;
-        let (service, mut told) = reader();
+        let (service, mut calls) = reader();
         let address = server(layer, service).await;
         let length = raw.len();
         joins_and_leaves(&limiter, address, raw, length).await;
         soon(until(|| limiter.status().waiting == 0)).await;
         drop(permit);
-        assert!(told.try_recv().is_err());
+        assert!(calls.try_recv().is_err());
     }
 }
 
@@ -162,25 +162,25 @@ async fn http1_client_with_a_long_body_is_noticed_if_so_much_is_read_ahead() {
 #[tokio::test]
 async fn http1_client_with_more_than_is_read_ahead_is_not_noticed() {
     let (limiter, permit, layer) = busy().await;
-    let (service, told) = reader();
+    let (service, calls) = reader();
     let address = server(layer, service).await;
-    keeps_its_place(&limiter, permit, address, told, 1024 * KIB, 512 * KIB).await;
+    keeps_its_position(&limiter, permit, address, calls, 1024 * KIB, 512 * KIB).await;
 }
 
 /// As above, for the layer without read-ahead.
 #[tokio::test]
 async fn http1_client_with_a_body_is_not_noticed_without_read_ahead() {
     let (limiter, permit, _) = busy().await;
-    let (service, told) = reader();
+    let (service, calls) = reader();
     let address = server(limiter.layer(ONE.wait_up_to(SOON)), service).await;
-    keeps_its_place(&limiter, permit, address, told, 64 * KIB, 64 * KIB).await;
+    keeps_its_position(&limiter, permit, address, calls, 64 * KIB, 64 * KIB).await;
 }
 
-async fn keeps_its_place(
+async fn keeps_its_position(
     limiter: &Limiter,
     permit: Permit,
     address: SocketAddr,
-    mut told: mpsc::UnboundedReceiver<()>,
+    mut calls: mpsc::UnboundedReceiver<()>,
     length: usize,
     at_least: usize,
 ) {
@@ -191,7 +191,7 @@ async fn keeps_its_place(
         soon(until(|| limiter.status().waiting == 1)).await;
     }
     drop(permit);
-    soon(told.recv()).await.expect("the service is called");
+    soon(calls.recv()).await.expect("the service is called");
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ fn upload(length: usize) -> Request<StreamBody<Frames>> {
 #[tokio::test]
 async fn request_whose_body_fails_is_refused() {
     let (_limiter, _permit, layer) = busy().await;
-    let (service, mut told) = reader();
+    let (service, mut calls) = reader();
     let address = server(layer, service).await;
     let mut client = TcpStream::connect(address).await.unwrap();
     client
@@ -251,7 +251,7 @@ async fn request_whose_body_fails_is_refused() {
     soon(client.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert!(answer.ends_with("\r\n\r\n"), "{answer}");
-    assert!(told.try_recv().is_err());
+    assert!(calls.try_recv().is_err());
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ async fn a_timed_out_wait_is_reported() {
 }
 
 #[tokio::test]
-async fn a_full_line_is_reported() {
+async fn a_full_queue_is_reported() {
     let limiter = Limiter::in_memory();
     let short = Limit::concurrent("short", 1)
         .wait_up_to(SOON)
@@ -200,7 +200,25 @@ async fn a_closure_returns_any_response() {
 }
 
 #[tokio::test]
-async fn what_a_closure_says_stays() {
+async fn a_refusal_has_a_code_and_a_text() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let describe = |refusal: &Refusal| format!("{} ({refusal})", refusal.kind().as_str());
+    for (layer, expected) in [
+        (limiter.layer(ONE), "full (one: 1 of 1 slots in use)"),
+        (
+            limiter.layer(ONE.by_str(|_| None).require_key()),
+            "no_key (one: the request has no key to be counted by)",
+        ),
+    ] {
+        let layer = layer.refuse_with(move |refusal, _| Response::new(describe(refusal)));
+        let body = answer(layer).await.into_body().collect().await.unwrap();
+        assert_eq!(body.to_bytes(), expected);
+    }
+}
+
+#[tokio::test]
+async fn retry_after_of_a_closure_stays() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let with = |name: &'static str, value: &'static str| {
@@ -210,10 +228,10 @@ async fn what_a_closure_says_stays() {
             response.header(name, value).body("").unwrap()
         })
     };
-    let told = answer(with("retry-after", "7")).await;
-    let values: Vec<_> = told.headers().get_all("retry-after").iter().collect();
+    let answered = answer(with("retry-after", "7")).await;
+    let values: Vec<_> = answered.headers().get_all("retry-after").iter().collect();
     assert_eq!(values, ["7"]);
-    assert!(told.body().is_end_stream());
+    assert!(answered.body().is_end_stream());
     // A status of gRPC has its own word for it.
     let layer = limiter.layer(ONE);
     let layer = layer.refuse_with(|refusal, _| refusal.to_grpc_response());

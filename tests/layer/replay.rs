@@ -101,7 +101,7 @@ impl Body for Upload {
     }
 }
 
-/// The frames as the service gets them, each with the length and the end that the body told before.
+/// The frames as the service gets them, each with the length and the end that the body had reported before.
 async fn replay<B>(request: Request<B>) -> Result<Response<Full<Bytes>>, Infallible>
 where
     B: Body<Data = Bytes, Error = BoxError> + Unpin,
@@ -178,7 +178,7 @@ async fn failure_behind_what_is_read_ahead_is_the_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_of_what_is_read_ahead_gives_up_the_place() {
+async fn failure_of_what_is_read_ahead_gives_up_the_position() {
     let (limiter, _permit, layer) = busy().await;
     let (upload, _) = Upload::of(["a"]);
     let mut service = layer.layer(service_fn(replay));

@@ -31,7 +31,7 @@ const BOUND: Duration = Duration::from_secs(5);
 
 type Setting = fn(LimitLayer) -> LimitLayer;
 
-/// Ways in which a slot ends early, and what the response is told.
+/// Ways in which a slot ends early, and the error of the response.
 const ENDS: [(Setting, LostErrorKind); 3] = [
     (|layer| layer.idle(BOUND), LostErrorKind::Idle),
     (|layer| layer.max_hold(BOUND), LostErrorKind::HeldTooLong),
@@ -491,7 +491,7 @@ fn end_of_the_drivers_runtime_is_survived() {
     second.block_on(gauge.until(1));
 }
 
-/// A body that has told of its end is not taken away, though trailers may come.
+/// A body that has reported its end is not taken away, though trailers may come.
 #[tokio::test]
 async fn body_that_has_ended_is_left_alone() {
     let (limiter, gauge) = (Limiter::in_memory(), Gauge::default());

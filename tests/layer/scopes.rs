@@ -8,7 +8,7 @@ use tower_turnstile::{Limit, Limiter, Policy};
 
 use crate::support::{ONE, Script, get, held, send, serve};
 
-/// Sends these requests at once and tells which were admitted.
+/// Sends these requests at once and returns which were admitted.
 async fn admitted<const N: usize>(
     scope: impl Into<Policy>,
     requests: [Request<()>; N],
@@ -91,17 +91,17 @@ async fn no_key_is_not_limited() {
 #[tokio::test]
 async fn request_takes_no_slot_before_its_key_is_known() {
     let limiter = Limiter::in_memory();
-    let (tell, told) = oneshot::channel::<&str>();
-    let told = std::sync::Mutex::new(Some(told));
+    let (sender, receiver) = oneshot::channel::<&str>();
+    let receiver = std::sync::Mutex::new(Some(receiver));
     let layer = limiter.layer(ONE.by_key_async(move |_| {
-        let told = told.lock().unwrap().take().unwrap();
-        async { told.await.ok() }
+        let receiver = receiver.lock().unwrap().take().unwrap();
+        async { receiver.await.ok() }
     }));
     let mut service = layer.layer(serve(Script::of([]).then_waits()));
     let mut call = task::spawn(service.ready().await.unwrap().call(get("/")));
     assert_pending!(call.poll());
     assert_eq!(held(&limiter), 0);
-    tell.send("key").unwrap();
+    sender.send("key").unwrap();
     let response = call.await.unwrap();
     assert_eq!(held(&limiter), 1);
     drop(response);

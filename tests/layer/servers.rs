@@ -289,7 +289,7 @@ async fn upgrade_without_hold_releases_at_its_head() {
     freed(&limiter).await;
 }
 
-/// For states that tell nobody when they change.
+/// For states whose changes cannot be awaited.
 pub(crate) async fn until(mut condition: impl FnMut() -> bool) {
     while !condition() {
         tokio::task::yield_now().await;

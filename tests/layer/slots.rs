@@ -105,7 +105,7 @@ async fn hold_sees_a_loss() {
 }
 
 #[tokio::test]
-async fn slot_under_two_layers_stands_for_both() {
+async fn slot_under_two_layers_represents_both() {
     const TWO: Limit = Limit::concurrent("two", 2);
     let limiter = Limiter::in_memory();
     let service = limiter

@@ -188,9 +188,13 @@ async fn tonic_server_and_channel() {
 mod tower_http_layers {
     use std::time::Duration;
 
-    use axum::body::Body;
+    use axum::{
+        body::Body,
+        middleware::{Next, from_fn},
+        response::IntoResponse,
+    };
     use http::{HeaderValue, Request, Response, StatusCode, header};
-    use tower::{Layer, Service, util::option_layer};
+    use tower::{Service, util::option_layer};
     use tower_http::{
         catch_panic::CatchPanicLayer, compression::CompressionLayer, cors::CorsLayer,
         map_response_body::MapResponseBodyLayer, timeout::TimeoutLayer, trace::TraceLayer,
@@ -198,7 +202,7 @@ mod tower_http_layers {
     use tower_turnstile::{OnLost, layer::ResponseBody};
 
     use super::*;
-    use crate::support::soon;
+    use crate::support::{SOON, soon};
 
     const LATE: Duration = Duration::from_millis(50);
 
@@ -228,8 +232,24 @@ mod tower_http_layers {
         request.body(Body::empty()).unwrap()
     }
 
-    /// Sends requests through a stack: one that is served, one that panics, one that hangs, and one that is refused.
+    /// Sends requests through a stack: those of [`check_served`], and one that is refused.
     async fn check<S, B>(stack: S, limiter: &Limiter, compresses: bool)
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
+        B: http_body::Body<Error: std::fmt::Debug>,
+    {
+        check_served(&stack, limiter, compresses).await;
+        let permit = take(limiter).await;
+        let refused = soon(stack.oneshot(asking("/"))).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.extensions().get::<Refusal>().is_some());
+        let origin = refused.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN].clone();
+        assert_eq!(origin, "*");
+        drop(permit);
+    }
+
+    /// Sends a request that is served, one that panics and one that hangs.
+    async fn check_served<S, B>(stack: &S, limiter: &Limiter, compresses: bool)
     where
         S: Service<Request<Body>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
         B: http_body::Body<Error: std::fmt::Debug>,
@@ -253,13 +273,6 @@ mod tower_http_layers {
             assert_eq!(path == "/" && !compresses, body.len() == 1_000, "{path}");
             assert_eq!(held(limiter), 0, "{path}");
         }
-        let permit = take(limiter).await;
-        let refused = soon(stack.clone().oneshot(asking("/"))).await.unwrap();
-        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert!(refused.extensions().get::<Refusal>().is_some());
-        let origin = refused.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN].clone();
-        assert_eq!(origin, "*");
-        drop(permit);
     }
 
     /// The order of the documentation, with compression outside and inside.
@@ -349,6 +362,94 @@ mod tower_http_layers {
         }
     }
 
+    #[tokio::test]
+    async fn optional_among_others() {
+        let limiter = Limiter::in_memory();
+        for is_limited in [true, false] {
+            let boxed = MapResponseBodyLayer::new(Body::new);
+            let limit = is_limited.then(|| (boxed, limiter.layer(ONE)));
+            let app = app()
+                .layer(CatchPanicLayer::new())
+                .layer(timeout())
+                .layer(option_layer(limit))
+                .layer(CompressionLayer::new())
+                .layer(cors())
+                .layer(TraceLayer::new_for_http());
+            match is_limited {
+                true => check(app, &limiter, true).await,
+                false => {
+                    let response = app.oneshot(asking("/")).await.unwrap();
+                    assert_eq!((response.status(), held(&limiter)), (StatusCode::OK, 0));
+                }
+            }
+        }
+    }
+
+    /// Strangers take no slot, and the key is the one that authentication has found.
+    #[tokio::test]
+    async fn inside_authentication() {
+        #[derive(Clone)]
+        struct Tenant(String);
+
+        async fn authenticate(mut request: Request<Body>, next: Next) -> Response<Body> {
+            let token = request.headers().get(header::AUTHORIZATION);
+            let Some(token) = token.and_then(|token| token.to_str().ok()) else {
+                return StatusCode::UNAUTHORIZED.into_response();
+            };
+            let tenant = Tenant(token.to_owned());
+            request.extensions_mut().insert(tenant);
+            next.run(request).await
+        }
+
+        let limiter = Limiter::in_memory();
+        let each = ONE.by_str(|head| Some(&head.extensions.get::<Tenant>()?.0));
+        let routes = app()
+            .route_layer(timeout())
+            .route_layer(limiter.layer(each.require_key()))
+            .route_layer(from_fn(authenticate))
+            .layer(cors())
+            .layer(TraceLayer::new_for_http());
+        let send = |tenant: Option<&'static str>| {
+            let mut request = asking("/");
+            if let Some(tenant) = tenant {
+                let tenant = HeaderValue::from_static(tenant);
+                request.headers_mut().insert(header::AUTHORIZATION, tenant);
+            }
+            routes.clone().oneshot(request)
+        };
+        let first = send(Some("acme")).await.unwrap();
+        assert_eq!((first.status(), held(&limiter)), (StatusCode::OK, 1));
+        for (tenant, expected) in [
+            (None, StatusCode::UNAUTHORIZED),
+            (Some("acme"), StatusCode::TOO_MANY_REQUESTS),
+            (Some("other"), StatusCode::OK),
+        ] {
+            let response = send(tenant).await.unwrap();
+            assert_eq!(response.status(), expected, "{tenant:?}");
+            let origin = response.headers()[header::ACCESS_CONTROL_ALLOW_ORIGIN].clone();
+            assert_eq!(origin, "*", "{tenant:?}");
+        }
+    }
+
+    /// It also counts the time in the queue, and gives up the position.
+    #[tokio::test]
+    async fn timeout_outside() {
+        let limiter = Limiter::in_memory();
+        let stack = ServiceBuilder::new()
+            .layer(TraceLayer::new_for_http())
+            .layer(cors())
+            .layer(timeout())
+            .layer(limiter.layer(ONE.wait_up_to(SOON)))
+            .layer(CatchPanicLayer::new())
+            .service(app());
+        check_served(&stack, &limiter, false).await;
+        let permit = take(&limiter).await;
+        let response = soon(stack.clone().oneshot(asking("/"))).await.unwrap();
+        assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+        assert_eq!(limiter.status().waiting, 0);
+        drop(permit);
+    }
+
     /// Middleware that makes responses of its own has a body for them.
     #[tokio::test]
     async fn an_empty_body_is_there_for_the_asking() {
@@ -356,11 +457,5 @@ mod tower_http_layers {
         assert!(http_body::Body::is_end_stream(&empty));
         assert_eq!(http_body::Body::size_hint(&empty).exact(), Some(0));
         assert!(empty.collect().await.unwrap().to_bytes().is_empty());
-        fn is_layer<L: Layer<S, Service = T>, S, T: Service<Request<Body>>>(_: &L, _: &S) {}
-        let timeout_outside = ServiceBuilder::new()
-            .layer(timeout())
-            .layer(Limiter::in_memory().layer(ONE))
-            .into_inner();
-        is_layer(&timeout_outside, &app());
     }
 }

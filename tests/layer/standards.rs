@@ -56,7 +56,7 @@ async fn a_limit_that_is_not_at_fault_has_no_field() {
 }
 
 #[tokio::test]
-async fn what_a_closure_tells_stays() {
+async fn fields_of_a_closure_stay() {
     let limiter = Limiter::in_memory();
     let _permit = take(&limiter).await;
     let layer = limiter.layer(ONE).rate_limit_fields();
@@ -68,5 +68,22 @@ async fn what_a_closure_tells_stays() {
     });
     let head = head(layer).await;
     assert_eq!(names(&head, "ratelimit"), ["daily", "one"]);
+    assert_eq!(names(&head, "ratelimit-policy"), ["one"]);
+}
+
+#[tokio::test]
+async fn an_item_of_a_closure_for_the_same_limit_stays() {
+    let limiter = Limiter::in_memory();
+    let _permit = take(&limiter).await;
+    let layer = limiter.layer(ONE).rate_limit_fields();
+    let layer = layer.refuse_with(|refusal, _| {
+        let mut response = refusal.to_response();
+        let own = HeaderValue::from_static(r#""one";r=0;t=60"#);
+        response.headers_mut().insert("ratelimit", own);
+        response
+    });
+    let head = head(layer).await;
+    let values: Vec<_> = head.get_all("ratelimit").iter().collect();
+    assert_eq!(values, [r#""one";r=0;t=60"#]);
     assert_eq!(names(&head, "ratelimit-policy"), ["one"]);
 }

@@ -177,7 +177,7 @@ impl Gauge {
         self.0.borrow().most
     }
 
-    /// Waits until so many are open.
+    /// Waits until this many are open.
     pub(crate) async fn until(&self, open: usize) {
         let mut counts = self.0.subscribe();
         let reached = counts.wait_for(|count| count.open == open);

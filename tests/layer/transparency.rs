@@ -54,7 +54,7 @@ async fn end_of_stream_passes() {
     assert!(body.is_end_stream());
 }
 
-/// `Incoming` may tell of the end before HTTP/1 trailers.
+/// `Incoming` may report the end before HTTP/1 trailers.
 #[tokio::test]
 async fn frames_after_the_announced_end_pass() {
     #[derive(Clone)]

@@ -51,7 +51,7 @@ fn ten_thousand_streams_that_are_reset_leave_nothing_behind() {
     });
 }
 
-/// On one connection, so many at once. Some are answered, most still wait when they are reset.
+/// On one connection, many at once. Some are answered, most still wait when they are reset.
 async fn flood(address: SocketAddr, streams: u32) {
     let mut client = connect(address).await;
     for _ in 0..streams / AT_ONCE {

@@ -62,7 +62,7 @@ impl Scene {
         }
     }
 
-    /// Asks for a permit and tells of it, which is given back.
+    /// Acquires a permit, reports it, and releases it.
     async fn acquire(&mut self, semaphore: &Semaphore) {
         let acquire = semaphore.acquire();
         self.output.debug(&acquire);

@@ -85,7 +85,7 @@ async fn until(namespace: &str, done: impl Fn() -> bool) -> Result<(), Noticed> 
 }
 
 /// The life of a service of two replicas: all that a user of the store is needed for. An error as soon as anything
-/// but a full limit is in the way.
+/// but a full limit prevents that.
 async fn live(
     server: &RedisServer,
     url: &str,
@@ -162,7 +162,7 @@ async fn the_documented_rights_are_enough_from_the_first_request_to_the_shutdown
 }
 
 #[tokio::test]
-async fn without_publish_the_line_moves_by_asking() {
+async fn without_publish_the_queue_moves_by_polls() {
     log();
     let server = RedisServer::start();
     let url = user(&server, "rights-publish", &["-publish"]);

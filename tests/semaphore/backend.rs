@@ -33,6 +33,32 @@ pub(crate) enum Backend {
     Cluster(Arc<RedisCluster>, String),
 }
 
+/// The promises that every store keeps.
+macro_rules! promises {
+    ($run:ident) => {
+        $run! {
+            a_free_slot_is_granted_at_once,
+            the_cap_holds_under_load,
+            waiters_are_served_in_order_across_replicas,
+            a_newcomer_never_overtakes,
+            a_request_that_does_not_wait_is_refused,
+            a_full_line_refuses,
+            a_wait_ends_in_time,
+            a_cancelled_waiter_leaves_the_line,
+            a_cancelled_head_makes_way,
+            a_grant_that_nobody_takes_returns,
+            an_unpolled_request_costs_nothing,
+            keys_do_not_share_slots,
+            limits_do_not_share_slots,
+            shutdown_refuses_waiters_and_takes_back_permits,
+            shutdown_waits_for_holders,
+            dropping_a_permit_outside_a_runtime_is_fine,
+            a_panicking_holder_gives_its_slot_back,
+            hostile_keys_work,
+        }
+    };
+}
+
 /// Each case in memory, on a Redis server of its own, and in a namespace of its own on a cluster.
 macro_rules! conformance {
     ($($case:ident),* $(,)?) => {
@@ -219,12 +245,12 @@ pub(crate) async fn meanwhile(request: &mut Acquire, done: impl Future<Output = 
     }
 }
 
-/// A request that waits at this place of the line.
+/// A request that queues at this position.
 pub(crate) async fn queue(semaphore: &Semaphore, place: u32) -> JoinHandle<Permit> {
     queue_under(semaphore, semaphore, place).await
 }
 
-/// A request that waits at this place of the line of `scope`, which is one of its limits.
+/// A request that queues at this position of `scope`, which is one of its limits.
 pub(crate) async fn queue_under(
     semaphore: &Semaphore,
     scope: &Semaphore,

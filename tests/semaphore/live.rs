@@ -19,7 +19,7 @@ conformance! {
     a_raised_limit_admits_those_of_replicas_that_are_told_later,
     a_raised_limit_admits_thousands_at_once,
     a_lowered_limit_takes_nothing_away,
-    the_line_may_become_longer,
+    the_queue_may_become_longer,
     a_rate_may_become_faster,
     a_shadow_admits_and_takes_no_slot_that_is_not_free,
     a_shadow_of_one_limit_leaves_the_others_enforced,
@@ -135,7 +135,7 @@ async fn a_lowered_limit_takes_nothing_away(backend: Backend) {
     drop(live.try_acquire().await.expect("one is left"));
 }
 
-async fn the_line_may_become_longer(backend: Backend) {
+async fn the_queue_may_become_longer(backend: Backend) {
     let limiter = backend.replica().await;
     let short = with(1).max_waiters(1);
     let live = limiter.semaphore(short.wait_up_to(PATIENT), "a");

@@ -58,7 +58,7 @@ async fn is_lost_first(lost: impl Future<Output = ()>, begun: impl FnOnce()) -> 
     }
 }
 
-/// The only thread of the driver's runtime is blocked, so that nobody tells of a loss.
+/// The only thread of the driver's runtime is blocked, so a loss is not reported.
 #[tokio::test]
 async fn a_poll_sees_the_loss_while_the_driver_stands_still() {
     let server = RedisServer::start();

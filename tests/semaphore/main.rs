@@ -30,32 +30,13 @@ use backend::{Backend, PATIENT, queue, start, until, until_free, until_waiting};
 use support::redis_server::RedisServer;
 use tower_turnstile::{AcquireErrorKind, ConfigErrorKind, Fallback, Limit, Limiter, Permit};
 
-conformance! {
-    a_free_slot_is_granted_at_once,
-    the_cap_holds_under_load,
-    waiters_are_served_in_order_across_replicas,
-    a_newcomer_never_overtakes,
-    a_request_that_does_not_wait_is_refused,
-    a_full_line_refuses,
-    a_wait_ends_in_time,
-    a_cancelled_waiter_leaves_the_line,
-    a_cancelled_head_makes_way,
-    a_grant_that_nobody_takes_returns,
-    an_unpolled_request_costs_nothing,
-    keys_do_not_share_slots,
-    limits_do_not_share_slots,
-    shutdown_refuses_waiters_and_takes_back_permits,
-    shutdown_waits_for_holders,
-    dropping_a_permit_outside_a_runtime_is_fine,
-    a_panicking_holder_gives_its_slot_back,
-    hostile_keys_work,
-}
+promises!(conformance);
 
 async fn a_free_slot_is_granted_at_once(backend: Backend) {
     let semaphore = backend.semaphore(&Limit::concurrent("a", 2)).await;
     let one = semaphore.acquire().await.expect("free");
     let two = semaphore.try_acquire().await.expect("free");
-    assert_eq!((one.place(), two.place()), (0, 0));
+    assert_eq!((one.position(), two.position()), (0, 0));
     assert!(!one.is_lost());
     let usage = semaphore.usage().await.expect("up");
     assert_eq!((usage.in_use, usage.waiting, usage.max), (2, 0, 2));
@@ -107,7 +88,7 @@ async fn waiters_are_served_in_order_across_replicas(backend: Backend) {
             .await
             .expect("in order")
             .expect("no panic");
-        assert_eq!(holder.place(), number as u32 + 1);
+        assert_eq!(holder.position(), number as u32 + 1);
         let usage = replicas[0].usage().await.expect("up");
         assert_eq!((usage.in_use, usage.waiting), (1, 11 - number as u32));
     }
@@ -213,7 +194,7 @@ async fn an_unpolled_request_costs_nothing(backend: Backend) {
     let limiter = backend.replica().await;
     let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "key");
     let request = semaphore.acquire();
-    assert_eq!(request.place(), None);
+    assert_eq!(request.position(), None);
     assert_eq!((limiter.status().held, limiter.status().waiting), (0, 0));
     drop(semaphore.try_acquire().await.expect("free"));
     drop(request);
@@ -471,7 +452,7 @@ fn a_runtime_that_is_gone_is_an_error() {
     });
 }
 
-/// The runtime with the limiter's task has ended: a shutdown on another one tells the store all the same.
+/// The runtime with the limiter's task has ended: a shutdown on another one reaches the store all the same.
 #[test]
 fn a_shutdown_on_another_runtime_gives_everything_back() {
     let server = RedisServer::start();
@@ -486,7 +467,7 @@ fn a_shutdown_on_another_runtime_gives_everything_back() {
     assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
-/// A permit tells of its loss although the runtime that looked after it has ended.
+/// A permit reports its loss although the runtime that looked after it has ended.
 #[test]
 fn a_loss_is_told_on_another_runtime() {
     let mut server = RedisServer::start();
@@ -501,7 +482,7 @@ fn a_loss_is_told_on_another_runtime() {
     second.block_on(async {
         tokio::time::timeout(PATIENT, permit.lost())
             .await
-            .expect("told")
+            .expect("reported")
     });
     assert!(permit.is_lost());
 }
@@ -527,7 +508,7 @@ async fn a_limiter_that_starts_first_finds_its_store() {
 #[tokio::test]
 async fn a_required_store_has_to_be_there() {
     let mut server = RedisServer::start();
-    let limiter = Limiter::connect_required(&server.url()).await.expect("up");
+    let limiter = Limiter::connect_required(server.url()).await.expect("up");
     assert!(limiter.status().store_up);
     Limiter::connect_required("memory:").await.expect("here");
     server.stop();

@@ -34,7 +34,7 @@ const ALL: Limit = Limit::concurrent("all", 1);
 conformance! {
     a_burst_is_given_and_then_the_exact_time,
     a_request_waits_for_its_time_and_holds_nothing,
-    those_who_wait_go_on_in_order,
+    waiters_are_admitted_in_order,
     a_wait_longer_than_the_line_is_refused,
     a_request_that_another_limit_refuses_is_not_charged,
     a_waiter_that_gives_up_is_refunded,
@@ -78,7 +78,7 @@ async fn a_burst_is_given_and_then_the_exact_time(backend: Backend) {
     assert!(error.is_limited());
     assert_eq!((error.limit_name(), error.max()), ("slow", 6));
     assert_eq!(
-        (error.in_use(), error.waiting(), error.place()),
+        (error.in_use(), error.waiting(), error.position()),
         (0, 0, None)
     );
     // The first was charged after `began`, and the next time comes a spacing later.
@@ -114,10 +114,10 @@ async fn a_request_waits_for_its_time_and_holds_nothing(backend: Backend) {
     assert!(began.elapsed() >= Duration::from_millis(500));
     assert_eq!(usage(&slots).await, (1, 0));
     assert!(permit.waited() > Duration::ZERO);
-    assert_eq!(permit.place(), 0);
+    assert_eq!(permit.position(), 0);
 }
 
-async fn those_who_wait_go_on_in_order(backend: Backend) {
+async fn waiters_are_admitted_in_order(backend: Backend) {
     let replicas = [backend.replica().await, backend.replica().await];
     let began = Instant::now();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -214,7 +214,7 @@ async fn charge_one(backend: &Backend, semaphore: &Semaphore) -> Vec<String> {
     backend.rate_states()
 }
 
-/// Waits until the rate stands as before, of which the store is told in an exchange of its own.
+/// Waits until the rate stands as before, which takes an exchange of its own.
 async fn until_refunded(backend: &Backend, before: &[String], semaphore: &Semaphore) {
     until_same(&before.to_vec(), || backend.rate_states()).await;
     assert_eq!(take_all(semaphore).await, 2);
@@ -294,7 +294,7 @@ async fn a_shutdown_refunds_those_who_wait(backend: Backend) {
         tokio::task::yield_now().await;
     }
     assert_eq!(limiter.shutdown(Duration::ZERO).await.refused, 1);
-    // The store was told before the shutdown was over.
+    // The store got the refund before the shutdown was over.
     assert_eq!(end(&backend.rate_states()), before);
     let error = waiter.await.expect_err("closed");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
@@ -381,7 +381,7 @@ async fn share_a_rate(replicas: &[Limiter], length: Duration) {
     let began = Instant::now();
     let mut tasks = Vec::new();
     for limiter in replicas {
-        // So many that they stand in line for longer than a busy machine stands still.
+        // Enough to queue for longer than a busy machine stands still.
         for _ in 0..32 {
             let semaphore = limiter.semaphore(&rate, "a");
             tasks.push(tokio::spawn(async move {
@@ -455,7 +455,7 @@ async fn waits_are_exact_too() {
 }
 
 #[tokio::test]
-async fn without_its_store_a_rate_does_as_its_policy_says() {
+async fn without_its_store_a_rate_has_its_fallback() {
     let mut server = RedisServer::start();
     let limiter = Limiter::connect(&server.url()).await.expect("up");
     let local = SLOW;
@@ -517,7 +517,7 @@ async fn without_its_store_a_rate_does_as_its_policy_says() {
         }
     })
     .await;
-    // The store has heard of nothing meanwhile.
+    // The store has received nothing meanwhile.
     assert_eq!(take_all(&limiter.semaphore(&local, "a")).await, 3);
 }
 

@@ -64,7 +64,7 @@ async fn a_slot_is_used_again_at_once(backend: Backend) {
     let semaphore = backend.semaphore(&ONE).await;
     keep(&semaphore).await;
     let permit = at_once(&semaphore).expect("it lies idle");
-    assert_eq!((permit.place(), permit.waited()), (0, Duration::ZERO));
+    assert_eq!((permit.position(), permit.waited()), (0, Duration::ZERO));
     assert!(!permit.is_lost());
     assert_eq!(permit.deadline().is_some(), backend.is_shared());
     assert_eq!(
@@ -157,7 +157,7 @@ async fn waiters_of_one_process_are_served_in_order(backend: Backend) {
         drop(holder);
         assert!(at_once(&semaphore).is_none());
         holder = soon(waiter).await.expect("no panic");
-        assert_eq!(holder.place(), place);
+        assert_eq!(holder.position(), place);
     }
 }
 
@@ -185,7 +185,7 @@ async fn a_lowered_limit_is_reached(backend: Backend) {
     drop(permit);
 }
 
-/// A value is told with a request, so one that says another does not take what is kept without asking.
+/// A request brings its value along, so one with another value does not take a kept slot without asking.
 async fn a_lowered_value_is_reached(backend: Backend) {
     let limiter = backend.replica().await;
     let few = limiter.semaphore(&FEW, "key");

@@ -86,7 +86,7 @@ fn a_runtime_that_nobody_drives_does_not_hold_up_others() {
     on(&other, until_free(&waiting(&limiter)));
 }
 
-/// G4: as above, with a request that waits in line when the runtime stops.
+/// G4: as above, with a request that queues when the runtime stops.
 #[test]
 fn a_waiter_does_not_wait_for_a_runtime_that_nobody_drives() {
     let server = RedisServer::start();
@@ -130,9 +130,9 @@ fn a_given_runtime_that_nobody_drives_leaves_requests_to_their_fallback() {
         &other,
         log().until(&["is blocked or not driven", namespace]),
     );
-    let told = log().lines_with("is blocked or not driven");
-    let told = told.iter().filter(|line| line.contains(namespace));
-    assert_eq!(told.count(), 1);
+    let logged = log().lines_with("is blocked or not driven");
+    let logged = logged.iter().filter(|line| line.contains(namespace));
+    assert_eq!(logged.count(), 1);
     drop(permit);
     drop(on(&other, local.acquire()).unwrap());
     // It is driven again.
@@ -244,7 +244,7 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
     drop(on(&current_thread(), semaphore.acquire()).unwrap());
     for _ in 0..8 {
         let runtime = multi_thread(1);
-        // Scripts have to wait, and the server tells how many do.
+        // Scripts have to wait, and the server counts them.
         server.cli(&["CLIENT", "PAUSE", "60000", "WRITE"]);
         let request = runtime.spawn(semaphore.acquire());
         let begin = Instant::now();
@@ -307,7 +307,7 @@ fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// There is one clear error, and no panic but the one by which tokio tells of what is missing.
+/// There is one clear error, and no panic but the one of tokio about what is missing.
 #[test]
 fn a_runtime_that_lacks_something_is_an_error() {
     let server = RedisServer::start();
@@ -391,31 +391,31 @@ impl First {
     }
 }
 
-/// What somebody does with a limiter; an error: what they are told.
+/// What somebody does with a limiter; or the text of an error.
 type Entry = fn(Limiter) -> Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
-fn told<T>(result: Result<T, impl ToString>) -> Result<(), String> {
+fn outcome<T>(result: Result<T, impl ToString>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.to_string())
 }
 
 /// The ways into the library that are futures.
 const ENTRIES: [(&str, Entry); 8] = [
     ("connect", |_| {
-        async { told(builder().connect("redis://127.0.0.1:1").await) }.boxed_local()
+        async { outcome(builder().connect("redis://127.0.0.1:1").await) }.boxed_local()
     }),
     ("acquire", |limiter| {
-        async move { told(waiting(&limiter).acquire().await) }.boxed_local()
+        async move { outcome(waiting(&limiter).acquire().await) }.boxed_local()
     }),
     ("try_acquire", |limiter| {
-        async move { told(limiter.semaphore(&ONE, "key").try_acquire().await) }.boxed_local()
+        async move { outcome(limiter.semaphore(&ONE, "key").try_acquire().await) }.boxed_local()
     }),
     ("acquire several", |limiter| {
         let rate = Limit::rate("rate", 9, Duration::from_secs(1));
         let both = waiting(&limiter).and(&rate, "key");
-        async move { told(both.acquire().await) }.boxed_local()
+        async move { outcome(both.acquire().await) }.boxed_local()
     }),
     ("usage", |limiter| {
-        async move { told(limiter.semaphore(&ONE, "key").usage().await) }.boxed_local()
+        async move { outcome(limiter.semaphore(&ONE, "key").usage().await) }.boxed_local()
     }),
     ("call", |limiter| {
         let serve = |_| ready(Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())));

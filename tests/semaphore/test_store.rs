@@ -1,4 +1,4 @@
-//! The store for tests of outages: it keeps the promises of the store in Redis, and fails as it is told to.
+//! The store for tests of outages: it keeps the promises of the store in Redis, and fails on demand.
 
 use std::time::Duration;
 
@@ -15,31 +15,13 @@ const STRICT: Limit = ONE.fallback(Fallback::Reject);
 const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 const LEASE: Duration = Duration::from_secs(30);
 
-macro_rules! promises {
+macro_rules! on_this_store {
     ($($case:ident),* $(,)?) => {
         $(#[tokio::test] async fn $case() { crate::$case(Backend::test_store()).await })*
     };
 }
 
-promises! {
-    a_free_slot_is_granted_at_once,
-    the_cap_holds_under_load,
-    waiters_are_served_in_order_across_replicas,
-    a_newcomer_never_overtakes,
-    a_request_that_does_not_wait_is_refused,
-    a_full_line_refuses,
-    a_wait_ends_in_time,
-    a_cancelled_waiter_leaves_the_line,
-    a_cancelled_head_makes_way,
-    a_grant_that_nobody_takes_returns,
-    an_unpolled_request_costs_nothing,
-    keys_do_not_share_slots,
-    limits_do_not_share_slots,
-    shutdown_refuses_waiters_and_takes_back_permits,
-    shutdown_waits_for_holders,
-    dropping_a_permit_outside_a_runtime_is_fine,
-    a_panicking_holder_gives_its_slot_back,
-}
+promises!(on_this_store);
 
 async fn connect(builder: LimiterBuilder, store: &TestStore) -> Limiter {
     builder.connect_to(store).await.expect("valid settings")
@@ -293,7 +275,7 @@ async fn settings_are_checked() {
 
 /// A delay of any length, at a time when nobody waits for the answer.
 #[tokio::test(start_paused = true)]
-async fn the_longest_delay_is_silence() {
+async fn the_longest_delay_is_a_timeout() {
     let store = TestStore::new();
     let here = semaphore(&store, &STRICT).await;
     store.respond_after(Duration::MAX);

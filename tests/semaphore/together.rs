@@ -31,7 +31,7 @@ const PATIENT_ALL: Limit = ALL.wait_up_to(PATIENT);
 conformance! {
     a_permit_counts_once,
     lists_have_one_key,
-    each_limit_tells_its_usage,
+    each_limit_has_its_usage,
     a_permit_holds_a_slot_of_each_limit,
     a_refusal_by_any_leaves_nothing_in_the_others,
     a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line,
@@ -41,7 +41,7 @@ conformance! {
     a_grant_that_nobody_takes_returns_all,
     an_error_names_the_limit_that_refused,
     a_caller_who_waits_for_its_own_slot_holds_no_shared_one,
-    each_line_is_served_in_order,
+    each_queue_is_served_in_order,
     policies_in_opposite_order_do_not_wait_for_each_other,
 }
 
@@ -123,10 +123,10 @@ async fn a_waiter_keeps_its_narrow_slot_and_stands_in_the_wide_line(backend: Bac
     meanwhile(&mut waiter, until_waiting(&all(&one), 1)).await;
     assert_eq!(usage(&caller(&one, "b")).await, (1, 0));
     assert_eq!(usage(&all(&one)).await, (1, 1));
-    assert_eq!(waiter.place(), Some(1));
+    assert_eq!(waiter.position(), Some(1));
     drop(holder);
     let permit = soon(waiter).await.expect("its turn");
-    assert_eq!(permit.place(), 1);
+    assert_eq!(permit.position(), 1);
     assert_eq!(usage(&caller(&one, "b")).await, (1, 0));
     assert_eq!(usage(&all(&one)).await, (1, 0));
     until_free(&caller(&one, "a")).await;
@@ -177,7 +177,7 @@ async fn a_shutdown_gives_all_back(backend: Backend) {
     assert_eq!(report.refused, 1);
     let error = waiter.await.expect_err("closed");
     assert_eq!(error.kind(), AcquireErrorKind::ShutDown);
-    assert_eq!((error.limit_name(), error.place()), ("all", Some(1)));
+    assert_eq!((error.limit_name(), error.position()), ("all", Some(1)));
     assert!(error.waited() >= waits_for, "{error:?}");
     soon(holder.lost()).await;
     for scope in [all(&other), caller(&other, "a"), caller(&other, "b")] {
@@ -220,14 +220,14 @@ async fn an_error_names_the_limit_that_refused(backend: Backend) {
     let error = jobs.acquire().await.expect_err("taken for longer");
     assert_eq!(error.kind(), AcquireErrorKind::TimedOut);
     assert_eq!((error.limit_name(), error.max()), ("wide", 3));
-    assert_eq!((error.in_use(), error.place()), (3, Some(2)));
+    assert_eq!((error.in_use(), error.position()), (3, Some(2)));
     assert!(error.waited() >= Duration::from_millis(30));
     // One was held before, so there is an estimate.
     assert!(error.retry_after().is_some());
 
     let error = jobs.try_acquire().await.expect_err("no wait");
     assert_eq!(
-        (error.kind(), error.limit_name(), error.place()),
+        (error.kind(), error.limit_name(), error.position()),
         (AcquireErrorKind::Full, "wide", None)
     );
     let _own = caller(&limiter, "a").acquire().await.expect("given back");
@@ -260,7 +260,7 @@ async fn a_caller_who_waits_for_its_own_slot_holds_no_shared_one(backend: Backen
 }
 
 /// Requests for one slot and for two, from two replicas, by one line.
-async fn each_line_is_served_in_order(backend: Backend) {
+async fn each_queue_is_served_in_order(backend: Backend) {
     let replicas = [backend.replica().await, backend.replica().await];
     let mut holder = all(&replicas[0]).acquire().await.expect("free");
     let mut waiters = Vec::new();
@@ -276,7 +276,7 @@ async fn each_line_is_served_in_order(backend: Backend) {
     for (number, waiter) in waiters.into_iter().enumerate() {
         drop(holder);
         holder = soon(waiter).await.expect("no panic");
-        assert_eq!(holder.place(), number as u32 + 1);
+        assert_eq!(holder.position(), number as u32 + 1);
         let now = usage(&all(&replicas[0])).await;
         assert_eq!(now, (1, 11 - number as u32));
     }
@@ -305,7 +305,7 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
     const ROUNDS: usize = 10;
     let x = Limit::concurrent("x", 2).wait_up_to(PATIENT);
     let y = Limit::concurrent("y", 3).wait_up_to(PATIENT);
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut receiver) = mpsc::unbounded_channel();
     let mut tasks = Vec::new();
     for _ in 0..2 {
         let limiter = backend.replica().await;
@@ -318,20 +318,20 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
         ];
         for (kind, (semaphore, slots)) in kinds.into_iter().enumerate() {
             for _ in 0..8 {
-                let (semaphore, tell) = (semaphore.clone(), tell.clone());
+                let (semaphore, sender) = (semaphore.clone(), sender.clone());
                 tasks.push(tokio::spawn(async move {
                     for _ in 0..ROUNDS {
                         let permit = semaphore.acquire().await.expect("its turn comes");
-                        tell.send((kind, slots, 1)).expect("somebody counts");
+                        sender.send((kind, slots, 1)).expect("somebody counts");
                         tokio::task::yield_now().await;
-                        tell.send((kind, slots, -1)).expect("somebody counts");
+                        sender.send((kind, slots, -1)).expect("somebody counts");
                         drop(permit);
                     }
                 }));
             }
         }
     }
-    drop(tell);
+    drop(sender);
     let watcher = backend.replica().await;
     let watched = [(&x, 2), (&y, 3)].map(|(limit, max)| (watcher.semaphore(limit, "k"), max));
     let watch = async {
@@ -345,7 +345,7 @@ async fn policies_in_opposite_order_do_not_wait_for_each_other(backend: Backend)
     };
     let count = async {
         let (mut inside, mut done) = ([0; 2], [0; 4]);
-        while let Some((kind, slots, change)) = told.recv().await {
+        while let Some((kind, slots, change)) = receiver.recv().await {
             done[kind] += usize::from(change == 1);
             inside = [0, 1].map(|limit: usize| inside[limit] + slots[limit] * change);
             assert!(inside[0] <= 2 && inside[1] <= 3, "{inside:?} are inside");
@@ -431,7 +431,7 @@ async fn a_store_that_has_lost_its_data_is_told_who_holds_and_who_waits() {
     all_is_free(&server, &limiter).await;
 }
 
-/// If that takes so long that the limits' policy decides, the waiter may have been let in by it.
+/// If that takes until the limits' fallback decides, it may have admitted the waiter.
 #[tokio::test]
 async fn a_store_that_is_killed_leaves_nothing_behind() {
     let mut server = RedisServer::start();
@@ -626,7 +626,7 @@ async fn lists_have_one_key(backend: Backend) {
 }
 
 /// Also while a request waits in another queue.
-async fn each_limit_tells_its_usage(backend: Backend) {
+async fn each_limit_has_its_usage(backend: Backend) {
     let own = Limit::concurrent("own", 1).wait_up_to(PATIENT);
     let starts = Limit::rate("starts", 100, Duration::from_secs(1));
     let all = Limit::concurrent("all", 5);

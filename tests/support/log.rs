@@ -14,7 +14,7 @@ pub(crate) struct Log {
 }
 
 /// All events of this process, from the first call on. A recorder for each thread would miss some: whether an event is
-/// wanted at all is cached for all threads. So tests tell theirs by the names of their limits, or by the namespace,
+/// wanted at all is cached for all threads. So tests find theirs by the names of their limits, or by the namespace,
 /// which is in the span of a limiter's task.
 pub(crate) fn log() -> &'static Log {
     static LOG: Log = Log {

@@ -19,7 +19,7 @@ pub(crate) struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// With so many replicas for each primary.
+    /// With this many replicas for each primary.
     pub(crate) fn start(primaries: usize, replicas: usize) -> Self {
         let nodes = |count| (0..count).map(|_| start_node()).collect::<Vec<_>>();
         let cluster = Self {
@@ -44,7 +44,7 @@ impl RedisCluster {
         cluster.until_all_know_all();
         for (number, node) in cluster.replicas.iter().enumerate() {
             let of = id(&cluster.primaries[number % primaries]);
-            // It may not have heard of that one yet.
+            // It may not know that one yet.
             until("a replica follows", || {
                 node.try_cli(&["CLUSTER", "REPLICATE", &of]).is_ok()
             });
@@ -165,7 +165,7 @@ pub(crate) fn id(node: &RedisServer) -> String {
     node.cli(&["CLUSTER", "MYID"])
 }
 
-/// Nobody tells when a cluster has changed: it has to be asked.
+/// A cluster does not announce its changes: it has to be asked.
 pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     let began = Instant::now();
     while !done() {

@@ -162,7 +162,7 @@ fn spawn(
         });
     let pid = format!("process_id:{}\r\n", process.id());
     loop {
-        // It may be another server that answers on this port. One that wants a password has been told so by this test.
+        // It may be another server that answers on this port. One that wants a password was configured so by this test.
         match command(port, &["INFO", "server"]) {
             Ok(Ok(info)) if info.contains(&pid) => return Some(process),
             Ok(Err(error)) if error.starts_with("NOAUTH") => return Some(process),

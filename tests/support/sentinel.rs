@@ -81,7 +81,7 @@ impl Watched {
         url(&ports.collect::<Vec<_>>())
     }
 
-    /// The server that all sentinels have told to be the primary.
+    /// The server that all sentinels have made the primary.
     pub(crate) fn primary(&self) -> Option<usize> {
         let names = |server: &RedisServer| {
             // Not the address that they give to clients: the leader gives that of the promoted server before it tells
@@ -107,7 +107,7 @@ impl Watched {
         answer.expect("just seen")
     }
 
-    /// Waits until all sentinels have told of another primary. Until then one of them may lead to the old one.
+    /// Waits until all sentinels announce another primary. Until then one of them may lead to the old one.
     pub(crate) fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
         until("there is another primary", || {

@@ -224,12 +224,12 @@ impl Core {
     /// Gives back what it has, and refunds what it was charged.
     fn refuse_claim(&mut self, id: ClaimId, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
-            let refused = error.limit_name.clone();
+            let refused = error.details.limit_name.clone();
             let slots = self.slots_of(&claim);
             let rates = claim.fees.iter().filter_map(|fee| self.quota_without(fee));
             let others = slots.chain(rates);
             let others = others.filter(|quota| quota.limit_name != refused);
-            error.quotas.extend(others.collect::<Vec<_>>());
+            error.details.quotas.extend(others.collect::<Vec<_>>());
             self.let_go(id, &mut claim);
             self.ctx.effects.wake(claim.waker.take());
             claim.stage = ClaimStage::Refused(error);
@@ -352,10 +352,9 @@ impl Core {
             .or(claim.fees.first().map(|fee| fee.limit))
             .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
-        AcquireError {
-            waited,
-            ..self.refusal(limit, kind)
-        }
+        let mut error = self.refusal(limit, kind);
+        error.details.waited = waited;
+        error
     }
 
     /// A refusal by the limit of one leg.

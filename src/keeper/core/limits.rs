@@ -34,15 +34,12 @@ impl Core {
 
     pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
         let number = self.number_of(limit_name)?;
-        Some(self.meter(number))
+        Some(self.ctx.meter(number).clone())
     }
 
-    pub(crate) fn meter(&self, number: LimitId) -> Arc<LimitMeter> {
-        self.ctx.meter(number).clone()
-    }
-
-    pub(in crate::keeper) fn mode(&self, limit: LimitId) -> Mode {
-        self.limits[limit.0].current_mode()
+    pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
+        let mode = self.limits[limit.0].current_mode();
+        (mode, self.ctx.meter(limit).clone())
     }
 
     pub(in crate::keeper) fn is_rate(&self, limit: LimitId) -> bool {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Core, Rates};
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::Availability,
         demand::{Fee, Leg, LimitId, Paid},
@@ -98,12 +98,13 @@ impl Core {
             reset: rest,
             ..self.limits[fee.limit.0].quota(fee.max)
         };
-        AcquireError {
+        let details = AcquireErrorDetails {
             max: fee.max,
             retry_after: rest,
             quotas: vec![quota],
-            ..self.refusal(fee.limit, AcquireErrorKind::TooSoon)
-        }
+            ..self.limits[fee.limit.0].error_details()
+        };
+        AcquireError::new(AcquireErrorKind::TooSoon, details)
     }
 
     /// How a rate stands after a charge.
@@ -174,11 +175,11 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
     let Some(one) = one else {
         return other;
     };
-    let (mut harsher, milder) = match other.retry_after > one.retry_after {
+    let (mut harsher, milder) = match other.retry_after() > one.retry_after() {
         true => (other, one),
         false => (one, other),
     };
-    harsher.quotas.extend(milder.quotas);
+    harsher.details.quotas.extend(milder.details.quotas);
     harsher
 }
 

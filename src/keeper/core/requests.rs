@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Bounds, Core};
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
         effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
@@ -16,7 +16,7 @@ use crate::{
     ledger::MAX_WEIGHT,
     limit::{Limit, Mode},
     status::{Quota, Status},
-    telemetry::Measure,
+    telemetry::{LimitMeter, Measure},
 };
 
 impl Core {
@@ -48,10 +48,12 @@ impl Core {
         let Some(leg) = legs.iter().find(is_invalid) else {
             return Ok(());
         };
-        Err(AcquireError {
+        let details = AcquireErrorDetails {
             weight: leg.weight,
-            ..self.refusal(leg.limit, AcquireErrorKind::InvalidWeight)
-        })
+            ..self.limits[leg.limit.0].error_details()
+        };
+        let kind = AcquireErrorKind::InvalidWeight;
+        Err(AcquireError::new(kind, details))
     }
 
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
@@ -258,6 +260,14 @@ impl Core {
         // The keeper has to see its end.
         lease.set_reusable(false);
         self.bounded.bound(lease, bounds, now);
+    }
+
+    /// The meter of a lease's limit. `None`: it is not held any more.
+    pub(crate) fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
+        let member = self.queues.get(lease.queue.0);
+        // The queue of a lost lease may be gone, and its index taken by another.
+        let member = member.filter(|member| member.queue.contains(lease.seq()))?;
+        Some(self.ctx.meter(member.queue.number()).clone())
     }
 
     /// Asks what all replicas together hold under a key.

@@ -1,6 +1,6 @@
 //! A request's way through its queue: submitted, collected; and that of a leg of a claim.
 
-use std::{num::NonZeroU32, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use super::{
     permit::entry::{Entry, Holder, State},
 };
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::{Availability, Context},
         demand::{ClaimId, Notes, Taken},
@@ -261,13 +261,13 @@ impl Queue {
         kind: AcquireErrorKind,
         waited: Duration,
     ) -> AcquireError {
-        let place = NonZeroU32::new(self.place(seq));
+        let place = Some(self.place(seq)).filter(|place| *place > 0);
         let Usage {
             in_use,
             waiting,
             max,
         } = self.usage();
-        AcquireError {
+        let details = AcquireErrorDetails {
             in_use,
             waiting,
             max,
@@ -276,8 +276,9 @@ impl Queue {
             waited,
             retry_after: self.next_free(ctx),
             quotas: self.quota(ctx).into_iter().collect(),
-            ..self.limit.acquire_error(kind)
-        }
+            ..self.limit.error_details()
+        };
+        AcquireError::new(kind, details)
     }
 
     /// How the limit stands for this key, if that is known.

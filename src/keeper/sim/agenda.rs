@@ -1,4 +1,4 @@
-//! What is going to happen, in the order of time.
+//! The events to come, in the order of time.
 
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ pub(super) struct Sent {
     pub(super) repeated: bool,
     /// The connection subscribes to wake-ups.
     pub(super) listens: bool,
-    /// What lay idle at its sender when it was sent, by ledger.
+    /// The slots that lay idle at its sender when it was sent, by ledger.
     pub(super) idle: BTreeMap<String, Vec<PermitId>>,
 }
 

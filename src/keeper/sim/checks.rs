@@ -1,4 +1,4 @@
-//! What is checked after each exchange, against the ledgers themselves: G1 to G4.
+//! The checks after each exchange, against the ledgers themselves: G1 to G4.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

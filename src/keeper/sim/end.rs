@@ -1,4 +1,4 @@
-//! What is checked in the end: G4, G5, G6, G7.
+//! The checks in the end: G4, G5, G6, G7.
 
 use std::{cmp::Reverse, time::Duration};
 

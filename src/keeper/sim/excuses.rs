@@ -1,4 +1,4 @@
-//! What excuses a guarantee, for whom and for how long; and how far it is overshot meanwhile.
+//! The excuses of a guarantee, for whom and for how long; and how far it is overshot meanwhile.
 //!
 //! | what happens | what it excuses | until |
 //! | --- | --- | --- |

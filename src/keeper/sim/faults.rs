@@ -1,4 +1,4 @@
-//! What can go wrong, how often, and in which mixes.
+//! The faults that can occur, how often, and in which mixes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is checked of those who hold, as they see it themselves: G1, G2.
+//! The checks of holders, as they see it themselves: G1, G2.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What befalls a process, or the store, now and then.
+//! Accidents of a process, or of the store.
 
 use super::{agenda::Happening, world::World};
 use crate::key::Key;

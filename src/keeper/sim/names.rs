@@ -1,4 +1,4 @@
-//! What is checked of the names in the ledgers, over some time: G4, G6.
+//! The checks of the names in the ledgers, over some time: G4, G6.
 
 use std::{collections::BTreeMap, time::Duration};
 

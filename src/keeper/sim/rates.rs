@@ -1,9 +1,9 @@
-//! What is checked of rates: the promise itself.
+//! The check of rates: the promise itself.
 //!
 //! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Each charge
 //! takes its own `T`, as limits change and callers have values of their own; then the largest burst counts.
 //!
-//! What the store has lost is not counted any more, nor what was charged before its clock was stepped back: what comes
+//! Charges that the store has lost are not counted any more, nor those from before its clock was stepped back: what comes
 //! after that keeps the promise by itself.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -39,7 +39,7 @@ impl Charges {
         self.keys.clear();
     }
 
-    /// What was charged since then is lost.
+    /// The charges since then are lost.
     pub(super) fn forget_since(&mut self, since: Duration) {
         let charges = self.keys.values_mut();
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
@@ -73,7 +73,7 @@ impl Charges {
         match place {
             _ if repeated => charges.clear(),
             Some(place) => drop(charges.remove(place)),
-            // What the store has lost is taken back from others. Nothing excuses a keeper that takes back twice.
+            // Charges that the store has lost are taken back from others. Nothing excuses a keeper that does it twice.
             None if !self.refunded.contains(&(key.clone(), refund.charged)) => charges.clear(),
             None => {}
         }

@@ -37,7 +37,7 @@ pub(super) struct Replica {
 }
 
 impl Replica {
-    /// What lies idle and is not over, by ledger.
+    /// The slots that lie idle and are not over, by ledger.
     pub(super) fn idle(&self, now: Instant) -> BTreeMap<String, Vec<PermitId>> {
         let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
             let replica = self.id;
@@ -221,7 +221,7 @@ impl World {
                     self.client_looks(client);
                 }
             }
-            // What they saw may be something to send.
+            // A reply may be a reason to send.
             if !self.replicas[replica].core.may_send(now) {
                 break;
             }

@@ -32,7 +32,7 @@ impl World {
                 ..sent.clone()
             };
             let second = self.runs(&again);
-            // What the first run has charged may make the second one refuse: a store that repeats charges by itself,
+            // The charges of the first run may make the second one refuse: a store that repeats charges by itself,
             // and tells of the second run only, would leave slots of the first until their lease ends.
             let charges = !sent
                 .exchange
@@ -131,7 +131,7 @@ impl World {
         self.charges.clear();
     }
 
-    /// What the store is now will be forgotten: an older copy takes its place in a while.
+    /// The present state of the store will be forgotten: an older copy takes its place in a while.
     pub(super) fn falls_behind(&mut self) {
         let lag = self.millis(0..2_000);
         if self.copy.is_none() {
@@ -168,14 +168,14 @@ impl World {
     }
 }
 
-/// What came of those who asked.
+/// The outcome for those who asked.
 fn let_in(reply: &Reply) -> (Vec<&Standing>, &[Result<ClaimReply, LedgerError>]) {
     let batches = reply.batches.iter().flatten();
     let single = batches.flat_map(|batch| batch.acquired.iter().chain(&batch.adopted));
     (single.collect(), &reply.claims)
 }
 
-/// What of an exchange has failed by itself.
+/// The parts of an exchange that have failed by themselves.
 #[derive(Default)]
 struct Broken {
     batches: BTreeSet<usize>,

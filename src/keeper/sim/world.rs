@@ -30,14 +30,14 @@ pub(super) struct World {
     pub(super) mix: &'static str,
     pub(super) faults: Faults,
     pub(super) rng: fastrand::Rng,
-    // What is drawn.
+    // Drawn from the seed.
     pub(super) values: Values,
     pub(super) keys: u64,
     /// How many requests want slots under several limits.
     pub(super) claims: f64,
     /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
     pub(super) part: Option<Part>,
-    /// What the limits do without the store.
+    /// The fallbacks of the limits.
     pub(super) policies: [Fallback; 3],
     /// Requests bring values of their own, and costs.
     pub(super) own: bool,
@@ -50,11 +50,11 @@ pub(super) struct World {
     pub(super) agenda: BinaryHeap<Reverse<(Duration, u64)>>,
     pub(super) happenings: BTreeMap<u64, Happening>,
     pub(super) last_event: u64,
-    // Who is there.
+    // Processes and the store.
     pub(super) ledgers: Ledgers,
     pub(super) replicas: Vec<Replica>,
     pub(super) clients: Vec<Client>,
-    // What goes wrong.
+    // Faults.
     pub(super) down_until: Duration,
     pub(super) hangs: bool,
     pub(super) refuses_until: Duration,
@@ -62,11 +62,11 @@ pub(super) struct World {
     pub(super) poisoned: Option<(String, Duration)>,
     /// Replicas whose wake-ups nobody receives, by what the store can see: a machine without power keeps its connections.
     pub(super) absent: BTreeSet<ReplicaId>,
-    /// What will take the place of the ledgers, and when it was like them.
+    /// The copy that will take the place of the ledgers, and when it was like them.
     pub(super) copy: Option<(Duration, Ledgers)>,
     /// Nothing goes wrong any more, and nobody new comes.
     pub(super) calm: bool,
-    // What is known of the past, for the checks.
+    // The past, for the checks.
     pub(super) picture: Picture,
     pub(super) excuses: Excuses,
     pub(super) charges: Charges,
@@ -84,7 +84,7 @@ pub(super) struct World {
     pub(super) log: Option<Vec<String>>,
 }
 
-/// What a replica is configured with.
+/// The configuration of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
     /// Slots for each key, and for all together.
@@ -95,7 +95,7 @@ pub(super) struct Values {
     pub(super) reuse: bool,
 }
 
-/// What came of a world.
+/// The outcome of a world.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
     pub(super) permits: u64,

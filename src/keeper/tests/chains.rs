@@ -147,7 +147,7 @@ async fn a_refusal_gives_back_what_was_taken_before() {
         (error.limit_name(), error.kind()),
         ("wide", AcquireErrorKind::Full)
     );
-    let quotas = error.quotas.iter();
+    let quotas = error.details.quotas.iter();
     let quotas: Vec<_> = quotas
         .map(|quota| (&*quota.limit_name, quota.remaining))
         .collect();

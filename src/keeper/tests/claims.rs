@@ -384,7 +384,7 @@ fn each_wait_begins_with_its_turn() {
         (AcquireErrorKind::TimedOut, "wide")
     );
     assert_eq!(
-        (error.place(), error.waited()),
+        (error.position(), error.waited()),
         (Some(1), Duration::from_millis(2_500))
     );
 }

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName};
 /// The longest entry of a list. An address needs 48 bytes; the rest is for what else `Forwarded` has to say.
 const MAX_ENTRY: usize = 512;
 
-/// How a header's entries are told apart: by commas, in `Forwarded` only by those outside of quotes.
+/// The separators of a header's entries: commas, in `Forwarded` only those outside of quotes.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Entries {
     Plain,

@@ -20,7 +20,7 @@ use crate::{
 
 /// Most trusted proxies in front of a service: 32.
 pub const MAX_PROXIES: u8 = 32;
-/// What one customer of a provider usually has.
+/// The prefix that one customer of a provider usually has.
 const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 

@@ -22,7 +22,7 @@ pin_project! {
     pub struct ReadAheadBody<B> {
         // Copied: many tiny frames, each of which keeps its server's buffer, would take far more memory than they hold.
         data: Vec<u8>,
-        // What came after the data and is none itself: trailers.
+        // Trailers, which come after the data.
         last: Option<Frame<Bytes>>,
         ended: bool,
         bound: usize,

@@ -1,4 +1,4 @@
-//! Reading ahead: a request that waits in line reads the beginning of its own body, to notice that its client left.
+//! Reading ahead: a queued request reads the beginning of its own body, to notice that its client left.
 //!
 //! | file | what |
 //! | --- | --- |

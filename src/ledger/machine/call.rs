@@ -1,4 +1,4 @@
-//! What the batches of one exchange share: the caller, the time, the sweep budget and the wake-ups.
+//! The state that the batches of one exchange share: the caller, the time, the sweep budget and the wake-ups.
 
 use std::collections::BTreeSet;
 

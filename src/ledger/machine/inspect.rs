@@ -1,4 +1,4 @@
-//! What tests and fuzz targets see of a ledger, and how they restore one.
+//! The view of tests and fuzz targets on a ledger, and how they restore one.
 
 #[cfg(test)]
 use std::collections::BTreeMap;

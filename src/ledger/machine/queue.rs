@@ -21,7 +21,7 @@ enum Presence {
     Dead,
 }
 
-/// What a ledger can offer a newcomer.
+/// An offer of a ledger to a newcomer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ledger) enum Prospect {
     Slot,
@@ -131,7 +131,7 @@ impl Ledger {
         self.places.get(&id).map(standing)
     }
 
-    /// What a newcomer can get. A queue that is full is swept, once.
+    /// The offer to a newcomer. A queue that is full is swept, once.
     pub(in crate::ledger) fn prospect(
         &mut self,
         call: &mut Call,

@@ -101,7 +101,7 @@ struct State {
     broken: Broken,
 }
 
-/// What the last exchange did wrong: which guarantee, and how.
+/// The fault of the last exchange: which guarantee, and how.
 type Broken = Option<(&'static str, &'static str)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -249,7 +249,7 @@ impl Bounds {
     }
 }
 
-/// What must hold at any time.
+/// The conditions that must hold at any time.
 impl State {
     /// How many units a permit is.
     fn weight(&self, id: Id) -> u32 {

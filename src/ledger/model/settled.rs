@@ -1,4 +1,4 @@
-//! What every state must lead to in the end.
+//! The outcome that every state must lead to.
 //!
 //! Checked only in states with no exchange in flight: every other state leads to such states by steps of the model, in
 //! which what is in flight runs or is lost, and these are checked themselves.

@@ -31,7 +31,7 @@ pub(crate) const LEDGER_REPLY: usize = 4;
 /// Numbers of a charge's reply, if it was charged.
 pub(crate) const CHARGED_REPLY: usize = 5;
 
-// What an ask does without a free slot, and standings that are neither a ticket nor a deadline.
+// The options of an ask without a free slot, and standings that are neither a ticket nor a deadline.
 
 /// Refuse the claim.
 pub(crate) const NOW: usize = 0;

@@ -1,4 +1,4 @@
-//! What both sides of the wire, or both sets of rules, must have equal: constants of the script and of this process.
+//! Constants that both sides of the wire, or both sets of rules, must have equal: those of the script and of this process.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a store knows beyond its sessions.
+//! The knowledge of a store that outlives its sessions.
 
 use std::sync::atomic::AtomicBool;
 

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_has_a_default() {
+    fn missing_field_has_a_default() {
         let sentinels = open("host/main").unwrap();
         assert_eq!(addresses(&sentinels), ["host:26379"]);
         assert_eq!(sentinels.server.redis_settings().username(), None);

@@ -340,7 +340,7 @@ async fn a_server_that_went_silent_is_left_by_a_disconnect() {
     let renewal = replica.exchange(vec![renew(1)]);
     let renewal = futures_util::future::join(renewal, async { server.resume() });
     assert!(renewal.await.0.is_ok());
-    // What was under way on the connection before is still answered.
+    // Exchanges under way on the connection before are still answered.
     assert!(silent.await.is_ok());
     // Then it is closed.
     let connections = || server.cli(&["CLIENT", "LIST", "TYPE", "pubsub"]);
@@ -546,7 +546,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
     one.run(release(1)).await;
     other.is_connected().await;
     other.is_woken().await;
-    // An ended lease, and an ended mark in a line that is full.
+    // An ended lease, and an ended mark in a full queue.
     other.lease_ms = 1;
     let full = Batch {
         max_waiters: 0,
@@ -586,7 +586,7 @@ async fn the_documented_permissions_are_enough_and_all_needed() {
 }
 
 #[tokio::test]
-async fn where_publish_is_forbidden_the_line_still_moves() {
+async fn where_publish_is_forbidden_the_queue_still_moves() {
     let server = RedisServer::start();
     let url = user(&server, &["-publish"]);
     let (one, mut other) = (Replica::at(&url, 1), Replica::at(&url, 2));
@@ -723,7 +723,7 @@ fn a_url_is_checked_and_not_repeated() {
     }
 }
 
-/// What the store logs in this process.
+/// The events that the store logs in this process.
 fn log() -> String {
     static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
     static BEGIN: Once = Once::new();

@@ -153,7 +153,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Closes the client's side when it is told to. To the rest that looks as if the client had done it.
+    /// Closes the client's side on demand. To the rest that looks as if the client had done it.
     async fn part(&self, client: net::TcpStream) -> Infallible {
         let mut faults = self.state.faults.subscribe();
         let told = faults.wait_for(|faults| faults.parted.contains(&self.number));

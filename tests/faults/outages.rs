@@ -202,7 +202,7 @@ type Command<'a> = &'a [&'a str];
 /// What real servers say when they cannot serve for a while. (`TRYAGAIN` needs a cluster: with the others it is in the
 /// table of `store/redis/tests.rs`.)
 #[tokio::test]
-async fn what_a_server_says_of_passing_trouble_is_an_outage() {
+async fn passing_trouble_of_a_server_is_an_outage() {
     let nobody = free_port().to_string();
     let cases: [(&str, &[&str], Command, Command); 4] = [
         (
@@ -239,14 +239,14 @@ async fn what_a_server_says_of_passing_trouble_is_an_outage() {
         server.cli(&["CONFIG", "RESETSTAT"]);
         server.cli(begin);
         is_decided_by_policy(says, &limiter).await;
-        assert_said(&server, says);
+        assert_error(&server, says);
         server.cli(end);
         recovers(says, &limiter, &server).await;
     }
 }
 
 /// The fault was what it should be. Redis 6 does not count all errors of scripts by their codes.
-pub(crate) fn assert_said(server: &RedisServer, says: &str) {
+pub(crate) fn assert_error(server: &RedisServer, says: &str) {
     let stats = server.cli(&["INFO", "errorstats"]);
     let is_old = server.cli(&["INFO", "server"]).contains("redis_version:6.");
     let said = stats.contains(&format!("errorstat_{says}:"));
@@ -263,7 +263,7 @@ async fn a_slot_without_a_node_is_an_outage() {
         assert_eq!(kind, AcquireErrorKind::Unavailable);
         assert!(took < STORE_TIMEOUT + SLACK, "G8: {took:?}");
     }
-    assert_said(&server, "CLUSTERDOWN");
+    assert_error(&server, "CLUSTERDOWN");
     let slots = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter();
     let slots: Vec<_> = slots
         .chain((0..16_384).map(|slot| slot.to_string()))
@@ -298,7 +298,7 @@ async fn a_busy_server_is_an_outage() {
     is_decided_by_policy("BUSY", &limiter).await;
     server.cli(&["SCRIPT", "KILL"]);
     busy.join().expect("no panic");
-    assert_said(&server, "BUSY");
+    assert_error(&server, "BUSY");
     recovers("BUSY", &limiter, &server).await;
 }
 
@@ -334,7 +334,7 @@ async fn a_loading_server_is_an_outage() {
     assert!(is_loading(&server), "the fault lasted");
     server.cli(&["CONFIG", "SET", "key-load-delay", "0"]);
     reload.join().expect("no panic");
-    assert_said(&server, "LOADING");
+    assert_error(&server, "LOADING");
     server.cli(&["FLUSHALL"]);
     recovers("LOADING", &limiter, &server).await;
 }

@@ -1,6 +1,8 @@
 //! Metrics as a recorder receives them, end to end.
 #![cfg(feature = "metrics")]
 
+mod operations;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{
@@ -65,8 +67,8 @@ fn of(metric: &str, limit: &str, reason: Option<&str>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_are_counted_from_the_line_to_the_return() {
-    let (told, _guard) = recorder();
+async fn requests_are_counted_from_the_queue_to_the_release() {
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let patient = ONE.wait_up_to(Duration::from_secs(60)).max_waiters(1);
     let one = limiter.semaphore(&patient, "key");
@@ -77,30 +79,57 @@ async fn requests_are_counted_from_the_line_to_the_return() {
     let full = of("refusals_total", "one", Some("full"));
     assert!(one.acquire().await.is_err());
     assert!(one.try_acquire().await.is_err());
-    assert_eq!((value(&told, &queue_full), value(&told, &full)), (1.0, 1.0));
+    assert_eq!(
+        (value(&recorded, &queue_full), value(&recorded, &full)),
+        (1.0, 1.0)
+    );
     let (holds, waits) = (of("held", "one", None), of("waiting", "one", None));
-    assert_eq!((value(&told, &holds), value(&told, &waits)), (1.0, 1.0));
+    assert_eq!(
+        (value(&recorded, &holds), value(&recorded, &waits)),
+        (1.0, 1.0)
+    );
 
     sleep(Duration::from_secs(7)).await;
     drop(held);
     drop(waiter.await.expect("its turn"));
-    assert_eq!((value(&told, &holds), value(&told, &waits)), (0.0, 0.0));
-    assert_eq!(value(&told, &of("admitted_total", "one", None)), 2.0);
+    assert_eq!(
+        (value(&recorded, &holds), value(&recorded, &waits)),
+        (0.0, 0.0)
+    );
+    assert_eq!(value(&recorded, &of("admitted_total", "one", None)), 2.0);
     for (metric, seconds) in [("wait_seconds", 7.0), ("hold_seconds", 7.0)] {
         assert_eq!(
-            value(&told, &of(&format!("{metric}_sum"), "one", None)),
+            value(&recorded, &of(&format!("{metric}_sum"), "one", None)),
             seconds
         );
         assert_eq!(
-            value(&told, &of(&format!("{metric}_count"), "one", None)),
+            value(&recorded, &of(&format!("{metric}_count"), "one", None)),
             2.0
         );
     }
 }
 
+/// Even the limit that refuses paths which cannot be looked up.
+#[cfg(feature = "config")]
+#[tokio::test]
+async fn a_configuration_without_routes_has_the_series_of_its_own_limits_only() {
+    use tower_turnstile::config::{Config, LiveConfig};
+
+    let (recorded, _guard) = recorder();
+    let text = "unlimited = true\nlimits.chat = { concurrent = 1, unrouted = true }";
+    let live = LiveConfig::new(&Config::from_toml(text).unwrap(), &Limiter::in_memory()).unwrap();
+    let series = recorded.render();
+    assert!(series.contains(r#"limit="chat""#), "{series}");
+    assert!(!series.contains("unreadable-path"), "{series}");
+
+    let text = "limits.chat.concurrent = 1\nroutes = [{ match = ['/chat'], limits = ['chat'] }]";
+    live.reload(&Config::from_toml(text).unwrap()).unwrap();
+    assert!(recorded.render().contains("unreadable-path"));
+}
+
 #[tokio::test]
 async fn requests_without_a_key_are_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let open = Limit::concurrent("open", 1).by_key(|_| None::<u64>);
     let strict = Limit::concurrent("strict", 1)
@@ -111,24 +140,34 @@ async fn requests_without_a_key_are_counted() {
         of("refusals_total", "strict", Some("no_key")),
     );
     let (open, strict) = (limiter.layer(open), limiter.layer(strict));
-    assert_eq!((value(&told, &passed), value(&told, &refused)), (0.0, 0.0));
+    assert_eq!(
+        (value(&recorded, &passed), value(&recorded, &refused)),
+        (0.0, 0.0)
+    );
     assert_eq!(response(open).await.status(), 200);
     assert_eq!(response(strict).await.status(), 400);
-    assert_eq!((value(&told, &passed), value(&told, &refused)), (1.0, 1.0));
+    assert_eq!(
+        (value(&recorded, &passed), value(&recorded, &refused)),
+        (1.0, 1.0)
+    );
     // Where no request can lack a key there is no series.
     drop(limiter.layer(ONE));
-    assert!(!told.render().contains(&of("unkeyed_total", "one", None)));
+    assert!(
+        !recorded
+            .render()
+            .contains(&of("unkeyed_total", "one", None))
+    );
 }
 
 /// What can occur is there from the beginning, and what a new value makes possible from then on.
 #[tokio::test]
 async fn series_begin_when_they_can_occur() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let layer = limiter.layer(ONE);
     // All but the histograms, which have many lines.
     let series = || {
-        let text = told.render();
+        let text = recorded.render();
         let names = text.lines().filter(|line| line.starts_with("turnstile_"));
         let names = names.filter(|line| !line.contains("_seconds"));
         let names = names.filter_map(|line| line.split(' ').next().map(str::to_owned));
@@ -185,7 +224,7 @@ fn a_limiter_without_a_recorder_warns_once() {
 
 #[tokio::test]
 async fn every_limit_of_a_request_is_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let rate = Limit::rate("rate", 1, Duration::from_secs(3_600));
     let watched = Limit::concurrent("watched", 1).mode(Mode::Shadow);
@@ -197,24 +236,24 @@ async fn every_limit_of_a_request_is_counted() {
     assert!(all.acquire().await.is_err());
     for (limit, admitted) in [("wide", 1.0), ("rate", 1.0), ("watched", 1.0)] {
         assert_eq!(
-            value(&told, &of("admitted_total", limit, None)),
+            value(&recorded, &of("admitted_total", limit, None)),
             admitted,
             "{limit}"
         );
     }
     assert_eq!(
-        value(&told, &of("refusals_total", "rate", Some("too_soon"))),
+        value(&recorded, &of("refusals_total", "rate", Some("too_soon"))),
         1.0
     );
     let watched = of("shadow_refusals_total", "watched", Some("full"));
-    assert_eq!(value(&told, &watched), 1.0);
+    assert_eq!(value(&recorded, &watched), 1.0);
     drop((held, both));
-    assert_eq!(value(&told, &of("held", "wide", None)), 0.0);
+    assert_eq!(value(&recorded, &of("held", "wide", None)), 0.0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn permits_that_are_lost_are_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let held = limiter
         .semaphore(&ONE, "key")
@@ -223,18 +262,18 @@ async fn permits_that_are_lost_are_counted() {
         .expect("free");
     limiter.shutdown(Duration::ZERO).await;
     assert!(held.is_lost());
-    assert_eq!(value(&told, &of("lost_total", "one", None)), 1.0);
-    assert_eq!(value(&told, &of("held", "one", None)), 0.0);
+    assert_eq!(value(&recorded, &of("lost_total", "one", None)), 1.0);
+    assert_eq!(value(&recorded, &of("held", "one", None)), 0.0);
     assert!(limiter.semaphore(&ONE, "key").acquire().await.is_err());
     assert_eq!(
-        value(&told, &of("refusals_total", "one", Some("shut_down"))),
+        value(&recorded, &of("refusals_total", "one", Some("shut_down"))),
         1.0
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn slots_that_are_taken_back_are_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let second = Duration::from_secs(1);
     let mut unread = response(limiter.layer(ONE).idle(second)).await;
@@ -242,26 +281,42 @@ async fn slots_that_are_taken_back_are_counted() {
     let expired = r#"turnstile_expired_total{namespace="turnstile",limit="one",bound="idle"}"#;
     let aborted = r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="idle"}"#;
     // Nobody has to read it for that.
-    assert_eq!((value(&told, expired), value(&told, aborted)), (1.0, 1.0));
+    assert_eq!(
+        (value(&recorded, expired), value(&recorded, aborted)),
+        (1.0, 1.0)
+    );
     assert!(unread.frame().await.expect("no end").is_err());
-    assert_eq!((value(&told, expired), value(&told, aborted)), (1.0, 1.0));
+    assert_eq!(
+        (value(&recorded, expired), value(&recorded, aborted)),
+        (1.0, 1.0)
+    );
 }
 
 #[tokio::test]
 async fn responses_whose_slot_is_lost_are_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let mut lost = response(limiter.layer(ONE).on_lost(OnLost::Abort)).await;
     limiter.shutdown(Duration::ZERO).await;
     assert!(lost.frame().await.expect("no end").is_err());
     let aborted =
         r#"turnstile_aborted_total{namespace="turnstile",limit="one",reason="shut_down"}"#;
-    assert_eq!(value(&told, aborted), 1.0);
+    assert_eq!(value(&recorded, aborted), 1.0);
+
+    // As are bodies of clients that acquire by themselves.
+    let limiter = Limiter::in_memory();
+    let permit = limiter.semaphore(&ONE, "key").acquire().await;
+    let body = permit
+        .expect("free")
+        .attach_body(Full::<Bytes>::from("unread"), OnLost::Abort);
+    limiter.shutdown(Duration::ZERO).await;
+    assert!(body.collect().await.is_err());
+    assert_eq!(value(&recorded, aborted), 2.0);
 }
 
 #[tokio::test]
 async fn exchanges_are_counted_and_timed() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let redis = RedisServer::start();
     let limiter = Limiter::connect(&redis.url()).await.expect("a store");
     drop(
@@ -272,31 +327,31 @@ async fn exchanges_are_counted_and_timed() {
             .expect("free"),
     );
     let ok = value(
-        &told,
+        &recorded,
         r#"turnstile_exchanges_total{namespace="turnstile",outcome="ok"}"#,
     );
     // One to see whether it is there, one to acquire.
     assert!(ok >= 2.0);
     let timed = value(
-        &told,
+        &recorded,
         r#"turnstile_exchange_seconds_count{namespace="turnstile"}"#,
     );
     assert_eq!(timed, ok);
     assert_eq!(
-        value(&told, r#"turnstile_store_up{namespace="turnstile"}"#),
+        value(&recorded, r#"turnstile_store_up{namespace="turnstile"}"#),
         1.0
     );
 }
 
 #[tokio::test]
 async fn store_that_goes_and_comes_back_is_seen() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let mut redis = RedisServer::start();
     redis.stop();
     let limiter = Limiter::connect(&redis.url()).await.expect("no error");
     let up = r#"turnstile_store_up{namespace="turnstile"}"#;
     let opened = r#"turnstile_breaker_opened_total{namespace="turnstile",cause="outage"}"#;
-    assert_eq!((value(&told, up), value(&told, opened)), (0.0, 1.0));
+    assert_eq!((value(&recorded, up), value(&recorded, opened)), (0.0, 1.0));
     redis.restart();
     let is_back = async {
         while !limiter.status().store_up {
@@ -305,12 +360,12 @@ async fn store_that_goes_and_comes_back_is_seen() {
     };
     let patience = Duration::from_secs(20);
     timeout(patience, is_back).await.expect("it is probed");
-    assert_eq!((value(&told, up), value(&told, opened)), (1.0, 1.0));
+    assert_eq!((value(&recorded, up), value(&recorded, opened)), (1.0, 1.0));
 }
 
 #[tokio::test]
 async fn permits_that_the_store_has_lost_are_counted() {
-    let (told, _guard) = recorder();
+    let (recorded, _guard) = recorder();
     let redis = RedisServer::start();
     let builder = Limiter::builder().lease(Duration::from_secs(2));
     let limiter = builder.connect(&redis.url()).await.expect("a store");
@@ -318,13 +373,13 @@ async fn permits_that_the_store_has_lost_are_counted() {
     redis.cli(&["FLUSHALL"]);
     let adopted = of("adopted_total", "one", None);
     let is_adopted = async {
-        while value(&told, &adopted) == 0.0 {
+        while value(&recorded, &adopted) == 0.0 {
             sleep(Duration::from_millis(10)).await;
         }
     };
     let patience = Duration::from_secs(20);
     timeout(patience, is_adopted).await.expect("it is renewed");
-    assert_eq!(value(&told, &adopted), 1.0);
+    assert_eq!(value(&recorded, &adopted), 1.0);
     assert!(!held.expect("free").is_lost());
 }
 

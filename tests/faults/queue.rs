@@ -92,7 +92,7 @@ async fn a_wake_up_lost_with_its_connection_is_asked_for() {
 
 /// No wake-up is sent at all.
 #[tokio::test]
-async fn without_wake_ups_the_line_moves_by_polls() {
+async fn without_wake_ups_the_queue_moves_by_polls() {
     let server = RedisServer::start();
     server.cli(&["ACL", "SETUSER", "default", "-publish"]);
     let giver = semaphore(&server.url(), &strict(1)).await;
@@ -112,7 +112,7 @@ async fn without_wake_ups_the_line_moves_by_polls() {
     assert!(log.contains("publish"), "it was refused: {log}");
 }
 
-/// The head of the line is cut off: its replica is as good as crashed.
+/// The head of the queue is cut off: its replica is as good as crashed.
 #[tokio::test]
 async fn a_head_that_is_cut_off_delays_others_by_twice_its_time() {
     let server = RedisServer::start();

@@ -24,7 +24,7 @@ use crate::{
 const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
-pub(super) struct Table {
+pub(super) struct RouteLayers {
     checked: Arc<Checked>,
     /// Of the routes, in their order. `None`: it has no limits.
     layers: Vec<Option<LimitLayer>>,
@@ -36,7 +36,7 @@ pub(super) struct Table {
     edits: Vec<Edit>,
 }
 
-impl Table {
+impl RouteLayers {
     pub(super) fn new(
         config: &Config,
         checked: Checked,
@@ -56,16 +56,19 @@ impl Table {
             layers.push(layer.map(|layer| route.set(layer)));
         }
         let open = LimitLayer::open(limiter);
-        let closed = faults.take("limits", closed(limiter));
+        // Without routes no path is looked up, and a limit that never applies has no metrics.
+        let has_routes = !config.routes.is_empty();
+        let closed = has_routes.then(|| closed(limiter));
+        let closed = closed.and_then(|closed| faults.take("limits", closed));
         faults.into_result()?;
-        let table = Self {
+        let route_layers = Self {
             checked: Arc::new(checked),
             layers,
             closed: closed.unwrap_or_else(|| open.clone()),
             open,
             edits: Vec::new(),
         };
-        Ok(edits.into_iter().fold(table, Self::edited))
+        Ok(edits.into_iter().fold(route_layers, Self::edited))
     }
 
     /// The same with one more edit.

@@ -1,0 +1,225 @@
+//! The schema agrees with what reads a file: it accepts whatever is accepted, and refuses what no section can hold.
+
+use std::{fs, path::Path};
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+use tower_turnstile::config::Config;
+
+use super::{
+    cuts::{BACKWARDS, INLINE, TABLES},
+    faults::faulty,
+    reading::UNREADABLE,
+};
+
+fn schema() -> Validator {
+    let schema: Value = serde_json::from_str(Config::SCHEMA).expect("it is JSON");
+    jsonschema::draft7::meta::validate(&schema).expect("it is a schema of draft 7");
+    jsonschema::draft7::new(&schema).expect("it is a schema")
+}
+
+fn examples() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|file| file.expect("a file").path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "toml"));
+    files
+        .map(|path| fs::read_to_string(path).expect("a file"))
+        .collect()
+}
+
+/// As a plugin for TOML gives it to the schema. `None`: it is not TOML.
+fn tree(text: &str) -> Option<Value> {
+    toml::from_str(text).ok()
+}
+
+/// The first block of TOML in a page.
+fn block(page: &str) -> &str {
+    let (_, block) = page.split_once("```toml\n").expect("a block");
+    block.split_once("```").expect("its end").0
+}
+
+#[test]
+fn schema_accepts_the_example_files() {
+    let schema = schema();
+    let mut texts = examples();
+    assert!(texts.len() >= 2, "config.toml, llm_gateway.toml");
+    texts.push(block(include_str!("../../src/guide/config_file.md")).to_owned());
+    texts.extend([TABLES, BACKWARDS, INLINE].map(str::to_owned));
+    for text in texts {
+        Config::from_toml(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let errors = schema
+            .iter_errors(&tree(&text).expect("it is TOML"))
+            .map(|error| error.to_string())
+            .collect::<Vec<_>>();
+        assert!(errors.is_empty(), "{errors:#?}\n{text}");
+    }
+}
+
+#[test]
+fn schema_refuses_what_cannot_be_read() {
+    let schema = schema();
+    let trees: Vec<_> = UNREADABLE
+        .iter()
+        .filter_map(|(text, ..)| Some((text, tree(text)?)))
+        .collect();
+    assert_eq!(trees.len(), UNREADABLE.len() - 3, "three are not TOML");
+    for (text, tree) in trees {
+        assert!(!schema.is_valid(&tree), "{text}");
+    }
+}
+
+/// How long a duration is, and what another section says, no schema knows.
+const UNKNOWN_TO_IT: [(&str, &str); 13] = [
+    ("limits.a.per", "1 ms to 86400s"),
+    ("limits.a.wait", "at most 86400s"),
+    ("limits.a.overrides", "not the name of a route"),
+    ("limits.a.overrides", "no IP address"),
+    ("limits.a.plans", "does not have"),
+    ("plans.b.keys[1]", "in plan `a` already"),
+    ("routes[0].max_hold", "must be 1ms to"),
+    ("routes[0].idle", "must be 1ms to"),
+    ("routes[1].name", "another route"),
+    ("routes[1].match[1]", "the same as routes[0].match[0]"),
+    ("store.lease", "more than 3 x store_timeout"),
+    ("store.waiter_ttl", "at least 3 x poll_interval"),
+    ("store.poll_interval", "must be 1 ms to"),
+];
+
+#[test]
+fn schema_refuses_what_is_faulty_by_itself() {
+    let schema = schema();
+    let mut passed = Vec::new();
+    for (text, path, words) in faulty() {
+        let tree = tree(&text).unwrap_or_else(|| panic!("{text}"));
+        if schema.is_valid(&tree) {
+            passed.push((path, words));
+        }
+    }
+    assert_eq!(passed, UNKNOWN_TO_IT);
+}
+
+/// All values in the place of all values: the schema is never stricter than what reads a file, and never accepts a value of a
+/// type, or a field, that cannot be read.
+#[test]
+fn schema_and_reader_agree_on_changed_files() {
+    let schema = schema();
+    let values = [
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(400),
+        json!(1_000_001),
+        json!(5_000_000_000_u64),
+        json!(1.5),
+        json!(true),
+        json!(false),
+        json!(""),
+        json!("route"),
+        json!("shared"),
+        json!("client-address"),
+        json!("local"),
+        json!("abort"),
+        json!("2s"),
+        json!("1h 30m"),
+        json!("1.5s"),
+        json!("2 parsecs"),
+        json!("memory:"),
+        json!("redis+sentinel://a,b/main"),
+        json!([]),
+        json!(["a"]),
+        json!(["a", "a"]),
+        json!({}),
+        json!({ "header": "x-api-key" }),
+        json!({ "header": "a b" }),
+        json!({ "client-address": { "proxies": 1, "header": "forwarded" } }),
+        json!({ "client-address": { "proxies": 1 } }),
+        json!({ "local": 3 }),
+        json!({ "env": "REDIS_URL" }),
+        json!({ "concurrent": 1 }),
+    ];
+    let (mut accepted, mut unreadable, mut others) = (0, 0, 0);
+    for text in examples()
+        .iter()
+        .map(String::as_str)
+        .chain([TABLES, BACKWARDS, INLINE])
+    {
+        let whole = tree(text).expect("it is TOML");
+        for place in places(&whole) {
+            let values = values.iter().cloned().map(Some).chain([None]);
+            for value in values {
+                // serde reads a list as a table's fields in their order, which nobody should write.
+                if value.as_ref().is_some_and(Value::is_array)
+                    && whole.pointer(&place).is_some_and(Value::is_object)
+                {
+                    continue;
+                }
+                let changed = change(&whole, &place, value);
+                let is_valid = schema.is_valid(&changed);
+                let text = toml::to_string(&changed).expect("it is a table");
+                match Config::from_toml(&text) {
+                    Ok(_) => {
+                        accepted += 1;
+                        assert!(is_valid, "{place:?} is refused:\n{text}");
+                    }
+                    Err(error) if error.line().is_some() => {
+                        unreadable += 1;
+                        assert!(
+                            !is_valid,
+                            "{place:?} is accepted, and is no: {error}\n{text}"
+                        );
+                    }
+                    Err(_) => others += 1,
+                }
+            }
+        }
+    }
+    println!("{accepted} accepted, {unreadable} unreadable, {others} with other faults");
+    assert!(
+        accepted > 100 && unreadable > 1_000,
+        "{accepted} {unreadable}"
+    );
+}
+
+/// JSON pointers (RFC 6901) to all values below this one. No name has a slash or a tilde.
+fn places(tree: &Value) -> Vec<String> {
+    let names: Vec<String> = match tree {
+        Value::Object(fields) => fields.keys().cloned().collect(),
+        Value::Array(items) => (0..items.len()).map(|index| index.to_string()).collect(),
+        _ => Vec::new(),
+    };
+    let below = |name| {
+        let place = format!("/{name}");
+        let child = tree.pointer(&place).expect("a child");
+        let deeper: Vec<_> = places(child)
+            .iter()
+            .map(|end| place.clone() + end)
+            .collect();
+        [vec![place], deeper].concat()
+    };
+    names.into_iter().flat_map(below).collect()
+}
+
+/// Puts a value in a place, or removes what is there. The file then ends in another line than it announced.
+fn change(whole: &Value, place: &str, value: Option<Value>) -> Value {
+    let mut changed = whole.clone();
+    changed
+        .as_object_mut()
+        .expect("a table")
+        .remove("last_line");
+    let (parent, name) = place.rsplit_once('/').expect("a slash");
+    let Some(parent) = changed.pointer_mut(parent) else {
+        return changed;
+    };
+    match (parent, value) {
+        (Value::Object(fields), Some(value)) => drop(fields.insert(name.to_owned(), value)),
+        (Value::Object(fields), None) => drop(fields.remove(name)),
+        (Value::Array(items), value) => {
+            let index: usize = name.parse().expect("an index");
+            items.splice(index..=index, value);
+        }
+        _ => unreachable!("a parent"),
+    }
+    changed
+}
