@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::{ledger::MAX_WEIGHT, status::Quota};
+use crate::{ranges::MAX_WEIGHT, status::Quota};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;

@@ -11,7 +11,7 @@ use super::{
     fields::{quoted_name, whole_seconds},
     refusal::{Refusal, RefusalKind},
 };
-use crate::ledger::MAX_WEIGHT;
+use crate::limit::MAX_WEIGHT;
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const TYPES: &str = "https://iana.org/assignments/http-problem-types";

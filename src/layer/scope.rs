@@ -368,6 +368,19 @@ impl Scope {
         }
     }
 
+    /// Takes the weight that a request has under the other scope, if that is more.
+    #[cfg(feature = "config")]
+    pub(super) fn take_heavier(&mut self, other: &Self) {
+        let weights = [self.weight.take(), other.weight.clone()];
+        if weights.iter().any(Option::is_some) {
+            let heaviest = move |head: &Parts| {
+                let weights = weights.iter().flatten().map(|weight| weight(head));
+                weights.fold(1, u32::max)
+            };
+            self.weight = Some(Arc::new(heaviest));
+        }
+    }
+
     /// Checks what the setters could not refuse.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let mut values = self.values.listed();

@@ -6,13 +6,15 @@
 
 use std::fmt;
 
+use crate::ranges::MAX_WEIGHT;
+
 /// Names a replica's permit: its number, which is below 2^54 and never used again, and its weight less one, in the six
 /// bits above. So the number of a permit of weight 1 is its name.
 pub(crate) type Seq = u64;
 
-/// Units that one permit may weigh.
-pub(crate) const MAX_WEIGHT: u32 = 64;
 const NUMBER_BITS: u32 = 54;
+// The bits above.
+const _: () = assert!(MAX_WEIGHT == 1 << (60 - NUMBER_BITS));
 
 /// The name of a permit with this number and this weight, from 1 to [`MAX_WEIGHT`].
 pub(crate) fn weighing(number: u64, weight: u32) -> Seq {

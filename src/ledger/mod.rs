@@ -54,7 +54,7 @@ mod tests;
 
 #[cfg(feature = "redis")]
 pub(crate) use id::{ID_CHARS, SEQ_CHARS, more_members, parse_seq, seq_text};
-pub(crate) use id::{MAX_WEIGHT, PermitId, ReplicaId, Seq, number_of, weighing, weight_of};
+pub(crate) use id::{PermitId, ReplicaId, Seq, number_of, weighing, weight_of};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]

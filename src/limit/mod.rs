@@ -12,4 +12,4 @@ pub use self::{
     limit::Limit,
     limits::Limits,
 };
-pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};
+pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, MAX_WEIGHT};

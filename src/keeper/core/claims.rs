@@ -19,8 +19,7 @@ use crate::{
         queue::LegState,
     },
     leases::{Lease, Leases, QueueId},
-    ledger::MAX_WEIGHT,
-    limit::Mode,
+    limit::{MAX_WEIGHT, Mode},
     status::Quota,
     telemetry::Measure,
 };

@@ -13,8 +13,7 @@ use crate::{
     },
     key::Key,
     leases::{Lease, Pool, QueueId},
-    ledger::MAX_WEIGHT,
-    limit::{Limit, Mode},
+    limit::{Limit, MAX_WEIGHT, Mode},
     status::{Quota, Status},
     telemetry::{LimitMeter, Measure},
 };

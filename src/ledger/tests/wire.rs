@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::{
-    EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, MAX_WEIGHT, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
-    more_members,
-    rate::{MAX_EXACT, MAX_WAIT_US},
-    script::{
-        ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
-        QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+use crate::{
+    ledger::{
+        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, more_members,
+        rate::{MAX_EXACT, MAX_WAIT_US},
+        script::{
+            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
+            QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+        },
+        seq_text, weighing,
     },
-    seq_text, weighing,
+    ranges::MAX_WEIGHT,
 };
 
 /// The constants of the script: one to a line, and in capitals. Some stand twice, with one value.
