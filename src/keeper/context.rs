@@ -93,8 +93,16 @@ pub(super) struct Context {
     /// By the limits' numbers.
     meters: Vec<Arc<LimitMeter>>,
     history: History,
-    /// Mean seconds for which slots were held lately, by the number of the limit.
-    holds: Vec<Option<f64>>,
+    /// By the number of the limit.
+    holds: Vec<Option<MeanHold>>,
+}
+
+/// How long permits of a limit were held lately. Without weights both are the same.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MeanHold {
+    pub seconds: f64,
+    /// The same times the units of each permit.
+    pub unit_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -236,15 +244,25 @@ impl Context {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
-    /// Learns how long slots of a limit are held: the recent ones count more.
-    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration) {
+    /// Learns how long permits of a limit are held: the recent ones count more.
+    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         self.measure(limit, Measure::Hold(held));
-        let (mean, held) = (&mut self.holds[limit.0], held.as_secs_f64());
-        *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
+        let seconds = held.as_secs_f64();
+        let unit_seconds = seconds * f64::from(weight);
+        let hold = match self.holds[limit.0] {
+            None => MeanHold {
+                seconds,
+                unit_seconds,
+            },
+            Some(mean) => MeanHold {
+                seconds: mean.seconds * 0.9 + seconds * 0.1,
+                unit_seconds: mean.unit_seconds * 0.9 + unit_seconds * 0.1,
+            },
+        };
+        self.holds[limit.0] = Some(hold);
     }
 
-    /// How many seconds slots of a limit are held lately.
-    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<f64> {
+    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<MeanHold> {
         self.holds[limit.0]
     }
 

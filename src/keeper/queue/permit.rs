@@ -284,7 +284,8 @@ impl Queue {
         if let Some(Holder::Permit | Holder::Part | Holder::Companion) = entry.holder()
             && was_used
         {
-            ctx.note_hold(self.number, entry.lease.tenure_lasts(ctx.now));
+            let held = entry.lease.tenure_lasts(ctx.now);
+            ctx.note_hold(self.number, held, weight_of(seq));
         }
         ctx.effects.drop_waker(entry.waker.take());
         if entry.in_store.entering {

@@ -274,7 +274,7 @@ impl Queue {
             weight: weight_of(seq),
             place,
             waited,
-            retry_after: self.next_free(ctx),
+            retry_after: self.next_free(ctx, weight_of(seq)),
             quotas: self.quota(ctx).into_iter().collect(),
             ..self.limit.error_details()
         };
@@ -288,17 +288,18 @@ impl Queue {
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
-            reset: self.next_free(ctx).filter(|_| remaining == 0),
+            reset: self.next_free(ctx, 1).filter(|_| remaining == 0),
             ..self.limit.quota(self.max())
         })
     }
 
-    /// About how long it takes until a newcomer would have a slot, by how long slots are held lately.
-    fn next_free(&self, ctx: &Context) -> Option<Duration> {
-        let held = ctx.mean_hold(self.number)?;
-        let turns = f64::from(self.snapshot.waiting + 1) / f64::from(self.max().max(1));
-        Some(Duration::from_secs_f64(
-            (held * turns).min(MAX_WAIT.as_secs_f64()),
-        ))
+    /// About how long it takes until a newcomer of this weight would be admitted, by how long permits are held lately.
+    /// Those that wait are taken for as heavy as those that were held.
+    fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
+        let hold = ctx.mean_hold(self.number)?;
+        let before = f64::from(self.snapshot.waiting) * hold.unit_seconds;
+        let unit_seconds = before + f64::from(weight) * hold.seconds;
+        let seconds = unit_seconds / f64::from(self.max().max(1));
+        Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }
 }

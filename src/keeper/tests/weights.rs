@@ -64,6 +64,29 @@ fn a_request_that_is_too_heavy_is_refused_at_the_door() {
     assert!(!world.may_send(0));
 }
 
+/// Permits of four units are held for two seconds, and one of them waits: eight unit-seconds.
+#[test]
+fn a_refusal_counts_the_units_that_come_first() {
+    let mut world = World::new(1, &FOUR.max_waiters(1));
+    let first = world.ask_for_units(4);
+    world.settle();
+    assert!(held(world.collect(0, &first)));
+    world.pass(Duration::from_secs(2));
+    world.release(0, &first);
+    let _others = [4, 4].map(|weight| world.ask_for_units(weight));
+    world.settle();
+    for (weight, millis) in [(1, 2_500), (3, 3_500)] {
+        let refused = world.ask_for_units(weight);
+        world.settle();
+        let Some(Err(error)) = world.collect(0, &refused) else {
+            panic!("the queue is full");
+        };
+        assert_eq!(error.kind(), AcquireErrorKind::QueueFull);
+        let hint = error.retry_after().expect("one was held").as_millis();
+        assert!(hint.abs_diff(millis) < 50, "{hint} ms for {weight} units");
+    }
+}
+
 #[test]
 fn a_heavy_permit_does_not_go_to_the_pool() {
     let mut world = World::new(1, &FOUR.reuse());
