@@ -194,8 +194,34 @@ pub(super) struct Script {
 
 impl Script {
     fn start(budget: u32) -> Self {
-        let mut text = replace_once(
+        let server = RedisServer::start();
+        let info: ConnectionInfo = server.url().into_connection_info().unwrap();
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP3);
+        let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let (sender, pushes) = mpsc::channel();
+        connection.set_push_sender(sender);
+        let mut script = Self {
+            server,
+            connection,
+            present: BTreeSet::new(),
+            pushes,
+            digest: String::new(),
+        };
+        let new = format!("local SWEEP_BUDGET = {budget}\n");
+        script.load(&replace_once(
             EXCHANGE_LUA,
+            "local SWEEP_BUDGET = 1000\n",
+            &new,
+        ));
+        script
+    }
+
+    /// Runs this script from now on, on the clock of the test.
+    pub(super) fn load(&mut self, text: &str) {
+        let mut text = replace_once(
+            text,
             "redis.call('TIME')",
             "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
         );
@@ -205,31 +231,10 @@ impl Script {
             "local TTL_SPARE_MS = 2\n",
             &format!("local TTL_SPARE_MS = {TTL_SPARE_MS}\n"),
         );
-        let new = format!("local SWEEP_BUDGET = {budget}\n");
-        text = replace_once(&text, "local SWEEP_BUDGET = 1000\n", &new);
-        let server = RedisServer::start();
-        let info: ConnectionInfo = server.url().into_connection_info().unwrap();
-        let settings = info.redis_settings().clone();
-        let settings = settings.set_protocol(ProtocolVersion::RESP3);
-        let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
-        let mut connection = client.get_connection().unwrap();
-        let (sender, pushes) = mpsc::channel();
-        connection.set_push_sender(sender);
-        let digest = redis::cmd("SCRIPT")
-            .arg("LOAD")
-            .arg(&text)
-            .query(&mut connection)
-            .unwrap();
-        Self {
-            server,
-            connection,
-            present: BTreeSet::new(),
-            pushes,
-            digest,
-        }
+        self.digest = self.query("SCRIPT", &["LOAD", &text]);
     }
 
-    fn set_present(&mut self, present: BTreeSet<ReplicaId>) {
+    pub(super) fn set_present(&mut self, present: BTreeSet<ReplicaId>) {
         let channel = |replica: &ReplicaId| WAKE_PREFIX.to_owned() + &replica.text();
         for replica in present.difference(&self.present) {
             self.connection.subscribe_resp3(channel(replica)).unwrap();
@@ -240,7 +245,7 @@ impl Script {
         self.present = present;
     }
 
-    fn exchange(
+    pub(super) fn exchange(
         &mut self,
         exchange: &Exchange,
         listens: bool,
@@ -320,7 +325,8 @@ fn tat(state: &str) -> Tat {
     }
 }
 
-fn replace_once(text: &str, old: &str, new: &str) -> String {
+/// Replaces what must occur exactly once.
+pub(super) fn replace_once(text: &str, old: &str, new: &str) -> String {
     assert_eq!(text.matches(old).count(), 1, "{old}");
     text.replace(old, new)
 }

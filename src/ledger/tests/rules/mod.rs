@@ -2,6 +2,7 @@
 
 mod leases;
 mod queue;
+mod rollout;
 mod weights;
 
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 
 use super::{KEY, acquire, acquire_now, adopt, batch, promoted, release, renew};
 use crate::ledger::{
-    Batch, Claim, ClaimAsk, Exchange, MAX_LEASE_MS, Standing, Want,
-    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, Twins},
+    Batch, BatchReply, Claim, ClaimAsk, Exchange, MAX_LEASE_MS, Standing, Want,
+    tests::twins::{A, B, C, HEARTBEAT_MS, LEASE_MS, PROMOTE_MS, Twins},
     weighing,
 };
 
@@ -227,30 +227,63 @@ fn a_clock_stepped_back_is_noticed_when_a_heavy_waiter_is_blocked() {
     assert_eq!(reply.nearest_ms, Some(twins.now_ms() + MAX_LEASE_MS));
 }
 
+/// The same batch for the other ledger.
+fn other(batch: Batch) -> Batch {
+    Batch {
+        key: "t:{two}".into(),
+        ..batch
+    }
+}
+
+/// Claims a permit of this weight in both ledgers, of five units each. Returns the standings, and what is in use then.
+fn claim(twins: &mut Twins, weight: u32, want: Want) -> (Vec<Standing>, Vec<u32>) {
+    let ask = |batch, seq| ClaimAsk { batch, seq, want };
+    let asks = vec![ask(0, weighing(2, weight)), ask(1, weighing(3, weight))];
+    let charges = Vec::new();
+    let exchange = Exchange {
+        claims: vec![Claim { charges, asks }],
+        ..twins.exchange_of(A, vec![batch(5), other(batch(5))])
+    };
+    let mut reply = twins.exchange(&exchange);
+    let in_use = |reply: &Result<BatchReply, _>| reply.as_ref().unwrap().in_use;
+    let in_use = reply.batches.iter().map(in_use).collect();
+    (reply.claims.remove(0).unwrap().standings, in_use)
+}
+
 #[test]
 fn a_claim_takes_each_leg_whole_or_not_at_all() {
     let mut twins = Twins::start();
-    let other = |batch: Batch| Batch {
-        key: "t:{two}".into(),
-        ..batch
-    };
     twins.run(A, other(acquire(5, [weighing(1, 2)])));
-    let claim = |twins: &mut Twins, weight, want| {
-        let ask = |batch, seq| ClaimAsk { batch, seq, want };
-        let asks = vec![ask(0, weighing(2, weight)), ask(1, weighing(3, weight))];
-        let charges = Vec::new();
-        let exchange = Exchange {
-            claims: vec![Claim { charges, asks }],
-            ..twins.exchange_of(A, vec![batch(5), other(batch(5))])
-        };
-        let mut reply = twins.exchange(&exchange);
-        let in_use = |reply: &Result<crate::ledger::BatchReply, _>| reply.as_ref().unwrap().in_use;
-        let in_use: Vec<u32> = reply.batches.iter().map(in_use).collect();
-        (reply.claims.remove(0).unwrap().standings, in_use)
-    };
     let (standings, in_use) = claim(&mut twins, 4, Want::Now);
     assert_eq!(standings, [Standing::Absent, Standing::Full]);
     assert_eq!(in_use, [0, 2]);
     let (standings, in_use) = claim(&mut twins, 3, Want::Wait);
     assert_eq!((standings, in_use), (vec![twins.held(); 2], vec![3, 5]));
+}
+
+#[test]
+fn a_limit_that_is_not_enforced_lacks_a_whole_leg_or_none() {
+    let mut twins = Twins::start();
+    twins.run(B, acquire(5, [weighing(1, 3)]));
+    let (standings, in_use) = claim(&mut twins, 3, Want::IfFree);
+    assert_eq!(standings, [Standing::Full, twins.held()]);
+    assert_eq!(in_use, [3, 3]);
+}
+
+/// Some units of each ledger are free, and the others are those of a dead holder whose deadline is a day ahead.
+#[test]
+fn a_clock_stepped_back_blocks_a_heavy_claim_for_no_longer_than_the_longest_lease() {
+    let mut twins = Twins::start();
+    twins.run(B, acquire(5, [weighing(1, 3)]));
+    twins.run(B, other(acquire(5, [weighing(1, 3)])));
+    twins.now_us -= 24 * 3_600 * 1_000_000;
+    // It waits in the first ledger, and asks nothing of the second one, whose deadline is brought forward all the same.
+    let (standings, in_use) = claim(&mut twins, 4, Want::Wait);
+    assert!(matches!(standings[0], Standing::Waiting { .. }));
+    assert_eq!((standings[1], in_use), (Standing::Absent, vec![3, 3]));
+    twins.pass_ms(MAX_LEASE_MS);
+    let (standings, in_use) = claim(&mut twins, 4, Want::Wait);
+    let until_ms = twins.now_ms() + PROMOTE_MS;
+    assert_eq!(standings, [Standing::Held { until_ms }, twins.held()]);
+    assert_eq!(in_use, [4, 4]);
 }
