@@ -41,9 +41,15 @@ static SHORT: Limit = Limit::concurrent("short", 6)
     .reuse();
 
 /// Permits of all weights.
-static UNITS: Limit = Limit::concurrent("units", 10)
-    .wait_up_to(SECOND)
-    .fallback(Fallback::Reject);
+static UNITS: Limit = units(MOST_UNITS);
+static FEWER_UNITS: Limit = units(6);
+const MOST_UNITS: u32 = 10;
+
+const fn units(max: u32) -> Limit {
+    Limit::concurrent("units", max)
+        .wait_up_to(Duration::from_secs(10))
+        .fallback(Fallback::Reject)
+}
 
 struct Client {
     rng: fastrand::Rng,
@@ -53,6 +59,7 @@ struct Client {
     short: Semaphore,
     long_holds: u32,
     lease: Duration,
+    only_units: bool,
 }
 
 /// Until `over`: then each client finishes what it does.
@@ -67,11 +74,23 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
             limiter: limiter.clone(),
             long_holds: orders.long_holds,
             lease: Duration::from_millis(orders.lease_ms),
+            only_units: orders.units_lowered_ms.is_some(),
         };
         let over = over.clone();
         clients.spawn(async move {
             while !*over.borrow() {
                 client.request().await;
+            }
+        });
+    }
+    if let Some(after) = orders.units_lowered_ms {
+        let (limiter, mut over) = (limiter.clone(), over);
+        clients.spawn(async move {
+            tokio::select! {
+                () = sleep(Duration::from_millis(after)) => {
+                    limiter.update(&FEWER_UNITS).expect("it may become that");
+                }
+                _ = over.wait_for(|over| *over) => {}
             }
         });
     }
@@ -82,7 +101,12 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
 
 impl Client {
     async fn request(&mut self) {
-        match self.rng.u32(0..10) {
+        let kind = if self.only_units {
+            2
+        } else {
+            self.rng.u32(0..10)
+        };
+        match kind {
             0..2 => self.hold(self.hot.clone()).await,
             2 => self.hold(self.units.clone()).await,
             3 => {
@@ -111,7 +135,7 @@ impl Client {
             _ => 30 * SECOND,
         };
         let units = match semaphore.limit().name() == UNITS.name() {
-            true => self.rng.u32(1..=10),
+            true => self.rng.u32(1..=MOST_UNITS),
             false => 1,
         };
         let acquired = match self.rng.u32(0..10) {
