@@ -99,10 +99,10 @@ pub(super) struct Context {
 
 /// How long permits of a limit were held lately. Without weights both are the same.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MeanHold {
-    pub seconds: f64,
+struct MeanHold {
+    seconds: f64,
     /// The same times the units of each permit.
-    pub unit_seconds: f64,
+    unit_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -262,8 +262,11 @@ impl Context {
         self.holds[limit.0] = Some(hold);
     }
 
-    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<MeanHold> {
-        self.holds[limit.0]
+    /// For how many seconds, times units, so many waiters and then a newcomer of this weight will hold slots, if all hold
+    /// them as long as lately, and the waiters are as heavy.
+    pub(super) fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
+        let hold = self.holds[limit.0]?;
+        Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
     }
 
     /// Writes an event of the history, if there is a subscriber for it.

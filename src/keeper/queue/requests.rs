@@ -294,11 +294,8 @@ impl Queue {
     }
 
     /// About how long it takes until a newcomer of this weight would be admitted, by how long permits are held lately.
-    /// Those that wait are taken for as heavy as those that were held.
     fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
-        let hold = ctx.mean_hold(self.number)?;
-        let before = f64::from(self.snapshot.waiting) * hold.unit_seconds;
-        let unit_seconds = before + f64::from(weight) * hold.seconds;
+        let unit_seconds = ctx.unit_seconds(self.number, self.snapshot.waiting, weight)?;
         let seconds = unit_seconds / f64::from(self.max().max(1));
         Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }

@@ -78,7 +78,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   local alive, subscribers, promoted, promotions, passed, window = nil, nil, nil, 0, 0, limit - in_use
   local until_text, blocked, was_full = nil, false, window <= 0
   if window > 0 and waiting > 0 then
-    alive, subscribers, promoted, until_text = {}, {}, {}, text_of(promoted_end_ms)
+    promoted, until_text = {}, text_of(promoted_end_ms)
   end
   while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
     window = math.min(window, waiting - passed, MAX_PASSED - passed, budget)
@@ -92,16 +92,19 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       if in_use == limit then
         break
       end
-      local owner = sub(id, 1, REPLICA_CHARS)
-      local heartbeat = is_alive(key, alive, owner)
-      if heartbeat and owner ~= replica and heartbeat % 2 == 1 and not subscribers[owner] then
-        -- By pcall: an ACL may forbid it.
-        subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
+      local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
+      if owner ~= replica then
+        alive, subscribers = alive or {}, subscribers or {}
+        heartbeat = is_alive(key, alive, owner)
+        if heartbeat and heartbeat % 2 == 1 and not subscribers[owner] then
+          -- By pcall: an ACL may forbid it.
+          subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
+        end
       end
       if not heartbeat then
         dead, budget = dead or {}, budget - 1
         dead[#dead + 1] = id
-      elseif subscribers[owner] == 0 then
+      elseif subscribers and subscribers[owner] == 0 then
         skipped = skipped or {}
         skipped[#skipped + 1] = id
       else
