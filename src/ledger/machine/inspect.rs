@@ -22,18 +22,18 @@ impl Ledger {
             && self.queue.iter().all(waits)
             && self.holders.len() + self.queue.len() == self.places.len()
     }
+
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
+        self.queue
+            .iter()
+            .map(|(&ticket, waiter)| (ticket, waiter.id))
+    }
 }
 
 #[cfg(test)]
 impl Ledger {
     pub(crate) fn holders(&self) -> impl Iterator<Item = (PermitId, u64)> {
         self.holders.keys().map(|&(until_ms, id)| (id, until_ms))
-    }
-
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, PermitId)> {
-        self.queue
-            .iter()
-            .map(|(&ticket, waiter)| (ticket, waiter.id))
     }
 
     pub(in crate::ledger) fn heartbeats(&self) -> impl Iterator<Item = (ReplicaId, u64)> {
