@@ -41,6 +41,7 @@ impl Core {
     }
 
     /// Refuses weights that no permit can have, under limits that are enforced.
+    #[inline]
     fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
         let enforced = |leg: &Leg| self.limits[leg.limit.0].current_mode() == Mode::Enforce;
         let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);

@@ -59,7 +59,7 @@ impl Queue {
 
     /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is just full.
     fn is_too_heavy(&self, weight: u32) -> bool {
-        weight > self.max() && self.max() > 0
+        weight > 1 && (1..weight).contains(&self.max())
     }
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.

@@ -68,6 +68,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub(in crate::ledger) fn hold(&mut self, id: PermitId, until_ms: u64) -> Standing {
         let before = self.places.insert(id, Place::Holds { until_ms });
         self.leave(before, id);

@@ -118,6 +118,7 @@ impl Ledger {
     }
 
     /// Expires leases and promotes waiters.
+    #[inline]
     fn hand_on(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> Vec<Promotion> {
         self.expire(call);
         let was_full = self.free(batch) == 0;
