@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::status::Quota;
+use crate::{ranges::MAX_WEIGHT, status::Quota};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -81,6 +81,7 @@ pub(crate) struct AcquireErrorDetails {
     /// All callers share the limit: it is not the caller's own.
     pub(crate) is_shared: bool,
     pub(crate) max: u32,
+    pub(crate) weight: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
     pub(crate) place: Option<u32>,
@@ -102,6 +103,8 @@ pub enum AcquireErrorKind {
     TimedOut,
     /// The rate is used up, and the next permit would come after the wait.
     TooSoon,
+    /// The permit would weigh more than the limit has, or not 1 to 64 units: the same request would be refused again.
+    InvalidWeight,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
@@ -131,6 +134,7 @@ impl AcquireErrorKind {
             Self::QueueFull => "queue_full",
             Self::TimedOut => "timed_out",
             Self::TooSoon => "too_soon",
+            Self::InvalidWeight => "invalid_weight",
             Self::Unavailable => "unavailable",
             Self::Misconfigured => "misconfigured",
             Self::ShutDown => "shut_down",
@@ -206,7 +210,8 @@ impl AcquireError {
         self.kind
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the limit is paused.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
+    /// weight is invalid.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -227,7 +232,12 @@ impl AcquireError {
         self.details.max
     }
 
-    /// Returns the slots in use across all replicas, as last reported by the store.
+    /// Returns how many units the permit would have been. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    pub fn weight(&self) -> u32 {
+        self.details.weight
+    }
+
+    /// Returns the slots in use across all replicas, in units, as last reported by the store.
     pub fn in_use(&self) -> u32 {
         self.details.in_use
     }
@@ -260,6 +270,7 @@ impl fmt::Debug for AcquireError {
             .field("kind", &self.kind)
             .field("limit_name", &self.details.limit_name)
             .field("max", &self.details.max)
+            .field("weight", &self.details.weight)
             .field("in_use", &self.details.in_use)
             .field("waiting", &self.details.waiting)
             .field("position", &self.details.place)
@@ -298,6 +309,19 @@ impl fmt::Display for AcquireError {
                     None => Ok(()),
                 }
             }
+            AcquireErrorKind::InvalidWeight => {
+                let weight = self.details.weight;
+                match (1..=MAX_WEIGHT).contains(&weight) {
+                    true => write!(
+                        f,
+                        "a permit of {weight} units is heavier than limit `{limit_name}` of {max}"
+                    ),
+                    false => write!(
+                        f,
+                        "a permit of limit `{limit_name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
+                    ),
+                }
+            }
             AcquireErrorKind::Unavailable => {
                 write!(f, "the store of limit `{limit_name}` is unavailable")
             }
@@ -334,8 +358,11 @@ impl AcquireError {
             waiting,
             ..
         } = &*self.details;
-        // While the store is down, or before it has answered, it is only known that there is none.
-        write!(f, "{} of {max} slots in use", in_use.max(max))?;
+        match self.details.weight {
+            // While the store is down, or before it has answered, it is only known that there is none.
+            1 => write!(f, "{} of {max} slots in use", in_use.max(max))?,
+            weight => write!(f, "{weight} slots needed, {in_use} of {max} in use")?,
+        }
         match waiting {
             0 => Ok(()),
             1 => f.write_str(", 1 request waiting"),

@@ -225,7 +225,8 @@ pub use status::{ShutdownReport, Status, Usage};
 // Limits and keys.
 pub use key::Key;
 pub use limit::{
-    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, Mode,
+    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS,
+    MAX_WEIGHT, Mode,
 };
 
 // One slot of it.

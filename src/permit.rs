@@ -145,6 +145,13 @@ impl Permit {
         self.waited
     }
 
+    /// Returns how many units the permit is, from 1 to 64. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    ///
+    /// Under several limits, the most under one of them.
+    pub fn weight(&self) -> u32 {
+        self.share.leases.weight()
+    }
+
     /// Returns the queue position on arrival: 1 at the head, 0 if there was no need to wait.
     pub fn position(&self) -> u32 {
         self.position
@@ -156,6 +163,7 @@ impl fmt::Debug for Permit {
         f.debug_struct("Permit")
             .field("id", &self.id())
             .field("waited", &self.waited)
+            .field("weight", &self.weight())
             .field("position", &self.position)
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
@@ -254,6 +262,10 @@ impl WeakShare {
     /// `None`: it has no slot, or the limiter is gone.
     pub(crate) fn id(&self) -> Option<PermitId> {
         self.keepers.upgrade()?.id_of(&self.leases)
+    }
+
+    pub(crate) fn weight(&self) -> u32 {
+        self.leases.weight()
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -39,7 +39,7 @@ impl PermitId {
     }
 
     /// Its name in the store.
-    #[cfg_attr(not(all(feature = "operate", feature = "redis")), allow(dead_code))]
+    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub(crate) fn member(&self) -> MemberId {
         self.member
     }

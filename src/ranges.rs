@@ -12,3 +12,5 @@ pub const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
 /// The most limits that one request can be under: 16.
 pub const MAX_SCOPES: usize = 16;
+/// The most units of a limit that one permit can be: 64.
+pub const MAX_WEIGHT: u32 = 64;

@@ -229,7 +229,7 @@ impl Semaphore {
     ///
     /// First come, first served, by the order in which the store receives the requests.
     pub fn acquire(&self) -> Acquire {
-        self.ask(true)
+        self.ask(true, 1)
     }
 
     /// Acquires a permit if a slot is free and the queue is empty. Takes one round trip.
@@ -242,7 +242,62 @@ impl Semaphore {
     ///
     /// Cancel safe, like [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Acquire {
-        self.ask(false)
+        self.ask(false, 1)
+    }
+
+    /// Acquires a permit of `n` units, from 1 to 64, queueing for at most the limit's [`wait_up_to`](Limit::wait_up_to).
+    ///
+    /// The permit gets all its units at once, under each limit that has slots; a rate is charged for one request. While a
+    /// permit waits that needs more units than are free, those that are free lie idle: nothing passes it, or it would wait
+    /// for ever. Under load a limit of its own for heavy requests avoids that.
+    ///
+    /// See [Weights](crate::guide::keys#weights) for limits that are lowered.
+    ///
+    /// ```
+    /// # use tower_turnstile::{AcquireErrorKind, Limit, Limiter};
+    /// const GPU: Limit = Limit::concurrent("gpu", 8);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gpu = Limiter::in_memory().semaphore(&GPU, "a");
+    /// let permit = gpu.acquire_many(3).await?;
+    /// assert_eq!(permit.weight(), 3);
+    /// assert_eq!(gpu.usage().await?.in_use, 3);
+    ///
+    /// let refused = gpu.acquire_many(9).await.unwrap_err();
+    /// assert_eq!(refused.kind(), AcquireErrorKind::InvalidWeight);
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`InvalidWeight`](crate::AcquireErrorKind::InvalidWeight) if `n` is 0, more
+    /// than 64, or more than the value of a limit for this key, unless that is 0: then the limit is full.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`acquire`](Self::acquire).
+    ///
+    /// # Fairness
+    ///
+    /// First come, first served, whatever the weights.
+    pub fn acquire_many(&self, n: u32) -> Acquire {
+        self.ask(true, n)
+    }
+
+    /// Acquires a permit of `n` units if as many are free and the queue is empty. Takes one round trip.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`acquire`](Self::acquire).
+    pub fn try_acquire_many(&self, n: u32) -> Acquire {
+        self.ask(false, n)
     }
 
     /// Returns what all replicas hold and wait for, under the first limit. Takes one round trip.
@@ -302,8 +357,8 @@ impl Semaphore {
         &self.0.first.limit
     }
 
-    fn ask(&self, waits: bool) -> Acquire {
-        Acquire(Stage::New(self.0.clone(), waits))
+    fn ask(&self, waits: bool, weight: u32) -> Acquire {
+        Acquire(Stage::New(self.0.clone(), waits, weight))
     }
 }
 
@@ -333,7 +388,7 @@ impl Inner {
         usage.map_err(|kind| bound.limit.acquire_error(kind))
     }
 
-    fn demand(&self, waits: bool) -> Demand {
+    fn demand(&self, waits: bool, weight: u32) -> Demand {
         let leg = |bound: &Bound| Leg {
             limit: bound.number,
             key: bound.key.clone(),
@@ -343,6 +398,7 @@ impl Inner {
                 Duration::ZERO
             },
             max: bound.max,
+            weight,
             cost: 1,
         };
         match &self.others[..] {
@@ -365,15 +421,15 @@ impl Bound {
     }
 }
 
-/// Future returned by [`Semaphore::acquire`] and [`Semaphore::try_acquire`].
+/// Future returned by [`Semaphore::acquire`], [`acquire_many`](Semaphore::acquire_many) and their `try_` forms.
 ///
 /// It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire(Stage);
 
 enum Stage {
-    /// Not polled yet. Whether it may queue.
-    New(Arc<Inner>, bool),
+    /// Not polled yet. Whether it may queue, and its units.
+    New(Arc<Inner>, bool, u32),
     Requested(Request, Arc<Inner>),
 }
 
@@ -397,16 +453,17 @@ impl Future for Acquire {
                     let answer = request.poll(cx).map_ok(Permit::new);
                     return answer.map_err(|error| semaphore.complete(error));
                 }
-                Stage::New(semaphore, waits) => {
+                Stage::New(semaphore, waits, weight) => {
                     let Inner { keepers, first, .. } = &**semaphore;
-                    if let Some(pool) = &first.pool
+                    if *weight == 1
+                        && let Some(pool) = &first.pool
                         && let Some(granted) = pool.take(keepers, first.max)
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();
                         return Poll::Ready(Ok(permit));
                     }
-                    let request = Request::new(keepers.clone(), semaphore.demand(*waits));
+                    let request = Request::new(keepers.clone(), semaphore.demand(*waits, *weight));
                     Stage::Requested(request, semaphore.clone())
                 }
             };

@@ -8,7 +8,7 @@ use std::{borrow::Cow, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Permits that this process holds. One under several limits counts once. While a request waits for one of several
+    /// Permits that this process holds, whatever they weigh. One under several limits counts once. While a request waits for one of several
     /// slots, those that it has already count too.
     pub held: usize,
     /// Queued requests of this process.
@@ -21,7 +21,7 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Slots in use.
+    /// Slots in use, in units.
     pub in_use: u32,
     /// Queued requests.
     pub waiting: u32,

@@ -48,6 +48,7 @@ impl Checked {
             route.check(&format!("routes[{index}]"), &mut faults);
         }
         check_names(config, &mut faults);
+        check_weights(config, &mut faults);
         let patterns = config.routes.iter().map(|route| route.matches.as_slice());
         let routes = Routes::new(patterns, &mut faults);
         if faults.is_empty() {
@@ -68,7 +69,10 @@ impl CheckedLimit {
             KeyConfig::Route => Scope::with_key(limit, Key::from(route.key_name())),
             KeyConfig::ClientAddress(config) => limit.by_client_address(config.address()),
         };
-        let scope = scope.values(self.values.clone());
+        let mut scope = scope.values(self.values.clone());
+        if let Some(weight) = route.weight {
+            scope = scope.weight_by(move |_| weight);
+        }
         match self.requires_key {
             true => scope.require_key(),
             false => scope,
@@ -139,6 +143,32 @@ fn check_names(config: &Config, faults: &mut Faults) {
                 let message = "has a key that is not the name of a route";
                 faults.add(format!("limits.{name}.overrides"), message);
             }
+        }
+    }
+}
+
+/// A weight without a limit that it counts for, or of which no request can be admitted, is a mistake.
+fn check_weights(config: &Config, faults: &mut Faults) {
+    for (index, route) in config.routes.iter().enumerate() {
+        let Some(weight) = route.weight else { continue };
+        let (path, mut counts) = (format!("routes[{index}].weight"), false);
+        for name in &route.limits {
+            let limit = config.limits.get(name);
+            let Some((limit, max)) = limit.and_then(|limit| Some((limit, limit.concurrent?)))
+            else {
+                continue;
+            };
+            counts = true;
+            let own = limit.plans.values().chain(limit.overrides.values());
+            let most = own.fold(max, |most, value| most.max(*value));
+            if weight > most {
+                let message =
+                    format!("is more than limit `{name}` has for any request, which is {most}");
+                faults.add(&path, message);
+            }
+        }
+        if !counts {
+            faults.add(path, "is for concurrent limits, and the route has none");
         }
     }
 }

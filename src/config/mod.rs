@@ -58,6 +58,7 @@
 //! | `[[routes]]` | `match`: patterns | none: at least one is required |
 //! | | `limits`: names, at most 16 | none: requests pass |
 //! | | `name` | the first pattern |
+//! | | `weight`: units, 1 to 64, that a request takes of each concurrent limit: see [`Scope::weight_by`](crate::Scope::weight_by) | 1 |
 //! | | `on_lost`: `"continue"`, `"abort"` | `"continue"` |
 //! | | `at_shutdown`: `"continue"`, `"abort"` | as `on_lost` |
 //! | | `release_at`: `"body-end"`, `"head"` | `"body-end"` |

@@ -10,7 +10,10 @@ use serde::Deserialize;
 use super::error::Faults;
 #[cfg(test)]
 use super::schema;
-use crate::layer::{LimitLayer, OnLost, ReleaseAt, check_bound};
+use crate::{
+    layer::{LimitLayer, OnLost, ReleaseAt, check_bound},
+    ranges::MAX_WEIGHT,
+};
 
 /// A route: which requests are under which limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -30,6 +33,11 @@ pub struct RouteConfig {
     /// Names of its limits, which apply together. Default: none, its requests are not limited.
     #[cfg_attr(test, schemars(length(max = crate::ranges::MAX_SCOPES), extend("uniqueItems" = true)))]
     pub limits: Vec<String>,
+    /// Units that a request takes of each of its concurrent limits. See [`Scope::weight_by`](crate::Scope::weight_by).
+    ///
+    /// Default: 1.
+    #[cfg_attr(test, schemars(range(min = 1, max = MAX_WEIGHT)))]
+    pub weight: Option<u32>,
     /// Effect of a lost slot on the response. See [`LimitLayer::on_lost`]. Default: `"continue"`.
     pub on_lost: OnLost,
     /// Effect of a shutdown on open responses. See [`LimitLayer::at_shutdown`]. Default: as `on_lost`.
@@ -90,6 +98,12 @@ impl RouteConfig {
     pub(super) fn check(&self, path: &str, faults: &mut Faults) {
         if self.matches.is_empty() {
             faults.add(format!("{path}.match"), "is missing, or empty");
+        }
+        if let Some(weight) = self.weight
+            && !(1..=MAX_WEIGHT).contains(&weight)
+        {
+            let message = format!("is {weight}: it must be 1 to {MAX_WEIGHT}");
+            faults.add(format!("{path}.weight"), message);
         }
         for (field, bound) in [("max_hold", self.max_hold), ("idle", self.idle)] {
             if let Some(bound) = bound {

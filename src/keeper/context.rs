@@ -16,7 +16,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     key::Key,
     leases::{KeeperId, Lease, QueueId},
-    ledger::{Batch, Exchange, ReplicaId, Seq},
+    ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
     part::Part,
     telemetry::{History, LimitMeter, Measure},
 };
@@ -93,8 +93,16 @@ pub(super) struct Context {
     /// By the limits' numbers.
     meters: Vec<Arc<LimitMeter>>,
     history: History,
-    /// Mean seconds for which slots were held lately, by the number of the limit.
-    holds: Vec<Option<f64>>,
+    /// By the number of the limit.
+    holds: Vec<Option<MeanHold>>,
+}
+
+/// How long permits of a limit were held lately. Without weights both are the same.
+#[derive(Clone, Copy, Debug)]
+struct MeanHold {
+    seconds: f64,
+    /// The same times the units of each permit.
+    unit_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -152,23 +160,29 @@ impl Context {
         &self.meters[limit.0]
     }
 
-    pub(super) fn next_seq(&mut self) -> Seq {
+    fn next_seq(&mut self) -> Seq {
         self.last_seq += 1;
         self.last_seq
+    }
+
+    /// A name that was not given yet, for a permit of this weight.
+    pub(super) fn next_name(&mut self, weight: u32) -> Seq {
+        weighing(self.next_seq(), weight)
     }
 
     /// A new lease, for an entry of this queue.
     pub(super) fn new_lease(
         &mut self,
         queue: QueueId,
+        weight: u32,
         pool: Option<Arc<crate::leases::Pool>>,
     ) -> Arc<Lease> {
-        let seq = self.next_seq();
+        let seq = self.next_name(weight);
         let pool = pool.map(|pool| pool as _);
         Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
     }
 
-    /// The first name that was not given yet.
+    /// The first name of weight 1 that was not given yet.
     pub(super) fn seq_bound(&self) -> Seq {
         self.last_seq + 1
     }
@@ -230,16 +244,29 @@ impl Context {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
-    /// Learns how long slots of a limit are held: the recent ones count more.
-    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration) {
+    /// Learns how long permits of a limit are held: the recent ones count more.
+    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         self.measure(limit, Measure::Hold(held));
-        let (mean, held) = (&mut self.holds[limit.0], held.as_secs_f64());
-        *mean = Some(mean.map_or(held, |mean| mean * 0.9 + held * 0.1));
+        let seconds = held.as_secs_f64();
+        let unit_seconds = seconds * f64::from(weight);
+        let hold = match self.holds[limit.0] {
+            None => MeanHold {
+                seconds,
+                unit_seconds,
+            },
+            Some(mean) => MeanHold {
+                seconds: mean.seconds * 0.9 + seconds * 0.1,
+                unit_seconds: mean.unit_seconds * 0.9 + unit_seconds * 0.1,
+            },
+        };
+        self.holds[limit.0] = Some(hold);
     }
 
-    /// How many seconds slots of a limit are held lately.
-    pub(super) fn mean_hold(&self, limit: LimitId) -> Option<f64> {
-        self.holds[limit.0]
+    /// For how many seconds, times units, so many waiters and then a newcomer of this weight will hold slots, if all hold
+    /// them as long as lately, and the waiters are as heavy.
+    pub(super) fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
+        let hold = self.holds[limit.0]?;
+        Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
     }
 
     /// Writes an event of the history, if there is a subscriber for it.

@@ -22,6 +22,8 @@ pub(crate) struct Leg {
     pub wait: Duration,
     /// The limit's value for this key, if it has one of its own.
     pub max: Option<u32>,
+    /// Units of a slot, from 1 to [`MAX_WEIGHT`](crate::ranges::MAX_WEIGHT).
+    pub weight: u32,
     /// Its cost at a rate.
     pub cost: u32,
 }

@@ -283,7 +283,8 @@ impl Gate {
 
     fn refusal_under(&self, scope: &Scope, kind: RefusalKind) -> Refusal {
         let status = match kind {
-            RefusalKind::BodyFailed | RefusalKind::NoKey => StatusCode::BAD_REQUEST,
+            RefusalKind::BodyFailed => StatusCode::BAD_REQUEST,
+            _ if kind.is_invalid() => StatusCode::BAD_REQUEST,
             _ if kind.is_limited() => {
                 let default = RefusalKind::limited_status(scope.is_shared());
                 self.limited_status.unwrap_or(default)

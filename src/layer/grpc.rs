@@ -47,7 +47,7 @@ impl Refusal {
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
-    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], which is not worth a retry;
+    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`] and [`RefusalKind::InvalidWeight`], which are not worth a retry;
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
@@ -59,7 +59,7 @@ impl Refusal {
             (RESOURCE_EXHAUSTED, message)
         } else if self.kind() == RefusalKind::BodyFailed {
             (CANCELLED, problem::detail(self))
-        } else if self.kind() == RefusalKind::NoKey {
+        } else if self.kind().is_invalid() {
             (INVALID_ARGUMENT, problem::detail(self))
         } else {
             (UNAVAILABLE, problem::detail(self))
@@ -87,7 +87,7 @@ fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
     let mut status = Proto::default();
     status.number(1, code.into());
     status.bytes(2, message.as_bytes());
-    if refusal.kind() != RefusalKind::NoKey {
+    if !refusal.kind().is_invalid() {
         status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
     }
     if refusal.kind().is_limited() {

@@ -122,10 +122,12 @@ impl LimitLayer {
         for gate in gates {
             together.tighten(gate);
             for (number, scope) in &gate.scopes {
-                let counts =
-                    |(known, other): &(LimitId, Scope)| known == number && other.has_key_of(scope);
-                if !together.scopes.iter().any(counts) {
-                    together.scopes.push((*number, scope.clone()));
+                let counts = |(known, other): &&mut (LimitId, Scope)| {
+                    known == number && other.has_key_of(scope)
+                };
+                match together.scopes.iter_mut().find(counts) {
+                    Some((_, known)) => known.take_heavier(scope),
+                    None => together.scopes.push((*number, scope.clone())),
                 }
             }
         }

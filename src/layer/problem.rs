@@ -11,6 +11,7 @@ use super::{
     fields::{quoted_name, whole_seconds},
     refusal::{Refusal, RefusalKind},
 };
+use crate::limit::MAX_WEIGHT;
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const TYPES: &str = "https://iana.org/assignments/http-problem-types";
@@ -20,8 +21,8 @@ impl Refusal {
     ///
     /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
     /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
-    /// hardly ever a client left to read more. [`RefusalKind::NoKey`] has problem details of the type `about:blank`, with the
-    /// status and a detail only, and no `Retry-After`.
+    /// hardly ever a client left to read more. [`RefusalKind::NoKey`] and [`RefusalKind::InvalidWeight`] have problem details
+    /// of the type `about:blank`, with the status and a detail (the latter also `limit` and `weight`), and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -32,6 +33,7 @@ impl Refusal {
     /// | `violated-policies` | a list with the limit's name, as in [`RateLimit`]; empty if no limit was reached | always |
     /// | `retry_after` | [`retry_after`](Self::retry_after), in seconds, as in `Retry-After` | always |
     /// | `limit` | [`max`](Self::max) | the limit was reached |
+    /// | `weight` | [`weight`](Self::weight) | the limit was reached, and it is more than 1 |
     /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is no rate |
     /// | `period` | in seconds | the limit was reached, and is a rate |
     /// | `position` | [`position`](Self::position) | the request queued |
@@ -72,7 +74,7 @@ impl Refusal {
 
     /// Whether the same request may be admitted later.
     fn is_worth_a_retry(&self) -> bool {
-        !matches!(self.kind(), RefusalKind::NoKey | RefusalKind::BodyFailed)
+        !self.kind().is_invalid() && self.kind() != RefusalKind::BodyFailed
     }
 }
 
@@ -96,13 +98,19 @@ fn json(refusal: &Refusal) -> String {
 pub(super) fn detail(refusal: &Refusal) -> String {
     let max = refusal.max();
     // While the store is down, or before it has answered, it is only known that there is no free slot.
-    let in_use = refusal.in_use().max(max);
+    let slots = match refusal.weight() {
+        1 => format!("{} of {max} slots in use", refusal.in_use().max(max)),
+        weight => format!(
+            "{weight} slots needed, {} of {max} in use",
+            refusal.in_use()
+        ),
+    };
     match refusal.kind() {
-        RefusalKind::Full => format!("{in_use} of {max} slots in use"),
-        RefusalKind::QueueFull => format!("{in_use} of {max} slots in use, and the queue is full"),
+        RefusalKind::Full => slots,
+        RefusalKind::QueueFull => format!("{slots}, and the queue is full"),
         RefusalKind::TimedOut => {
             let waited = refusal.waited();
-            format!("no slot became free within {waited:.1?}: {in_use} of {max} slots in use")
+            format!("no slot became free within {waited:.1?}: {slots}")
         }
         RefusalKind::TooSoon => {
             let period = refusal.limit().period().unwrap_or_default();
@@ -116,14 +124,21 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         RefusalKind::ShutDown => "the service is shutting down".into(),
         RefusalKind::Paused => "newcomers are not admitted at the moment".into(),
+        RefusalKind::InvalidWeight => {
+            let weight = refusal.weight();
+            match (1..=MAX_WEIGHT).contains(&weight) {
+                true => format!("the request takes {weight} slots, and there are {max}"),
+                false => format!("a request takes 1 to {MAX_WEIGHT} slots, not {weight}"),
+            }
+        }
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }
 
 fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    if refusal.kind() == RefusalKind::NoKey {
-        return write_no_key(json, refusal);
+    if refusal.kind().is_invalid() {
+        return write_invalid(json, refusal);
     }
     let (problem, title) = if refusal.is_own() {
         ("quota-exceeded", "Quota Exceeded")
@@ -147,12 +162,16 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
 }
 
 /// Neither of the two types is about a request that is not complete, and it is not to be sent again as it is.
-fn write_no_key(json: &mut String, refusal: &Refusal) -> fmt::Result {
+fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
     let status = refusal.status();
     let title = status.canonical_reason().unwrap_or_default();
     write!(json, r#"{{"type":"about:blank","title":"{title}""#)?;
     member(json, "status", status.as_u16())?;
     member(json, "detail", format_args!(r#""{}""#, detail(refusal)))?;
+    if refusal.kind() == RefusalKind::InvalidWeight {
+        member(json, "limit", refusal.max())?;
+        member(json, "weight", refusal.weight())?;
+    }
     json.write_char('}')
 }
 
@@ -160,6 +179,9 @@ fn write_standing(json: &mut String, refusal: &Refusal) -> fmt::Result {
     if let Some(period) = refusal.limit().period() {
         member(json, "period", period.as_secs_f64())?;
     } else {
+        if refusal.weight() != 1 {
+            member(json, "weight", refusal.weight())?;
+        }
         member(json, "in_use", refusal.in_use())?;
         member(json, "waiting", refusal.waiting())?;
     }

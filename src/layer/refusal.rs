@@ -26,6 +26,7 @@ pub struct Refusal {
     /// The limit is the caller's own, and others may still be admitted.
     own: bool,
     max: u32,
+    weight: u32,
     in_use: u32,
     waiting: u32,
     position: Option<u32>,
@@ -64,6 +65,10 @@ pub enum RefusalKind {
     ShutDown,
     /// An operator has paused the limit: it admits no newcomers for a time.
     Paused,
+    /// The request would weigh more than the limit has, or not 1 to 64 units. The status is 400.
+    ///
+    /// See [`Scope::weight_by`](super::Scope::weight_by).
+    InvalidWeight,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
@@ -87,6 +92,7 @@ impl Refusal {
             status,
             own: kind.is_limited() && has_keys,
             max: limit.max(),
+            weight: 1,
             in_use: 0,
             waiting: 0,
             position: None,
@@ -99,6 +105,7 @@ impl Refusal {
     pub(super) fn because(self, error: &AcquireError) -> Self {
         let refusal = Self {
             max: error.max(),
+            weight: error.weight(),
             in_use: error.in_use(),
             waiting: error.waiting(),
             position: error.position(),
@@ -151,6 +158,11 @@ impl Refusal {
         self.status
     }
 
+    /// Returns how many units of slots the request would have taken. See [`Scope::weight_by`](super::Scope::weight_by).
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
     /// Returns the slots in use for this limit and key, across all replicas, as last reported.
     pub fn in_use(&self) -> u32 {
         self.in_use
@@ -195,6 +207,7 @@ impl RefusalKind {
             Self::QueueFull => AcquireErrorKind::QueueFull.as_str(),
             Self::TimedOut => AcquireErrorKind::TimedOut.as_str(),
             Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
+            Self::InvalidWeight => AcquireErrorKind::InvalidWeight.as_str(),
             Self::Lost => LostErrorKind::Lost.as_str(),
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
             Self::Revoked => LostErrorKind::Revoked.as_str(),
@@ -207,12 +220,18 @@ impl RefusalKind {
         }
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, or the limit is paused.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
+    /// request is at fault.
     pub fn is_limited(self) -> bool {
         matches!(
             self,
             Self::Full | Self::QueueFull | Self::TimedOut | Self::TooSoon
         )
+    }
+
+    /// Whether the same request would be refused again: the status is 400.
+    pub(super) fn is_invalid(self) -> bool {
+        matches!(self, Self::NoKey | Self::InvalidWeight)
     }
 
     /// The status of a limit that was reached, unless it is set: whether all callers share it decides.
@@ -231,6 +250,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::QueueFull => Self::QueueFull,
             AcquireErrorKind::TimedOut => Self::TimedOut,
             AcquireErrorKind::TooSoon => Self::TooSoon,
+            AcquireErrorKind::InvalidWeight => Self::InvalidWeight,
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
             AcquireErrorKind::ShutDown => Self::ShutDown,

@@ -29,6 +29,7 @@ pub struct Scope {
     keys: Keys,
     values: Values,
     cost: Option<Arc<Find<u32>>>,
+    weight: Option<Arc<Find<u32>>>,
     /// A request without a key is refused.
     requires_key: bool,
 }
@@ -196,6 +197,7 @@ impl Scope {
             keys,
             values: Values::default(),
             cost: None,
+            weight: None,
             requires_key: false,
         }
     }
@@ -309,7 +311,8 @@ impl Scope {
 
     /// Sets the cost of a request at a rate. Default: 1.
     ///
-    /// With 0 it is free; more than the burst counts as the burst. Slots are not affected: a request takes one.
+    /// With 0 it is free; more than the burst counts as the burst. Slots are not affected: see
+    /// [`weight_by`](Self::weight_by).
     ///
     /// ```
     /// use std::time::Duration;
@@ -321,6 +324,27 @@ impl Scope {
     /// ```
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Sets how many units of slots a request takes, from 1 to 64. Default: 1.
+    ///
+    /// All of them or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while a request waits that
+    /// needs more units than are free, those that are free lie idle, since nothing passes it. A rate is not affected: see
+    /// [`cost`](Self::cost).
+    ///
+    /// A request of 0 or more than 64 units, or of more than the limit has, is refused with 400
+    /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). What a client sends is better bounded.
+    ///
+    /// ```
+    /// use tower_turnstile::Limit;
+    ///
+    /// let gpu = Limit::concurrent("gpu", 8)
+    ///     .by_header("x-api-key")
+    ///     .weight_by(|head| if head.uri.path().ends_with("/large") { 4 } else { 1 });
+    /// ```
+    pub fn weight_by(mut self, weight: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
+        self.weight = Some(Arc::new(weight));
         self
     }
 
@@ -341,6 +365,19 @@ impl Scope {
         match (&self.keys, &other.keys) {
             (Keys::One(one), Keys::One(other)) => one == other,
             _ => true,
+        }
+    }
+
+    /// Takes the weight that a request has under the other scope, if that is more.
+    #[cfg(feature = "config")]
+    pub(super) fn take_heavier(&mut self, other: &Self) {
+        let weights = [self.weight.take(), other.weight.clone()];
+        if weights.iter().any(Option::is_some) {
+            let heaviest = move |head: &Parts| {
+                let weights = weights.iter().flatten().map(|weight| weight(head));
+                weights.fold(1, u32::max)
+            };
+            self.weight = Some(Arc::new(heaviest));
         }
     }
 
@@ -378,6 +415,7 @@ impl Scope {
             key: Key::SHARED,
             wait: self.limit.wait(),
             max: None,
+            weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
         };
         let key = match &self.keys {

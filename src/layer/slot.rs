@@ -80,6 +80,13 @@ impl Slot {
         self.shares().find_map(WeakShare::id)
     }
 
+    /// Returns how many units the slot is, from 1 to 64. See [`Scope::weight_by`](super::Scope::weight_by).
+    ///
+    /// Under several limits, the most under one of them. 1 if no limit applies.
+    pub fn weight(&self) -> u32 {
+        self.shares().map(WeakShare::weight).max().unwrap_or(1)
+    }
+
     /// Returns whether the slot was lost while it was held, or an operator has revoked it.
     ///
     /// Its lease has ended in the store, or a bound of the layer was reached

@@ -6,7 +6,7 @@ use futures_util::future::select_all;
 use tokio::time::Instant;
 
 use super::{lease::Lease, owners::Owners};
-use crate::error::LostErrorKind;
+use crate::{error::LostErrorKind, ledger::weight_of};
 
 /// The time for which one permit has a lease. A lease that goes through the pool serves several permits in turn.
 #[derive(Clone)]
@@ -88,6 +88,12 @@ impl Leases {
             Self::One(tenure) => slice::from_ref(tenure.lease()),
             Self::Many(together) => &together.leases,
         }
+    }
+
+    /// Units of the heaviest of them; 1 if there are none.
+    pub(crate) fn weight(&self) -> u32 {
+        let weights = self.all().iter().map(|lease| weight_of(lease.seq()));
+        weights.max().unwrap_or(1)
     }
 
     /// Adds an owner, if they have one.

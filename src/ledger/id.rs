@@ -1,9 +1,36 @@
 //! Names of replicas and permits in the store: text of fixed length that sorts as the numbers do.
+//!
+//! A permit may weigh more than one unit. Its name says how much: the first of the ten characters of a [`Seq`] is the
+//! weight less one, and the other nine are the permit's number. A name of weight 1 reads as it did before there were
+//! weights.
 
 use std::fmt;
 
-/// Numbers a replica's permits; below 2^60 and never used again.
+use crate::ranges::MAX_WEIGHT;
+
+/// Names a replica's permit: its number, which is below 2^54 and never used again, and its weight less one, in the six
+/// bits above. So the number of a permit of weight 1 is its name.
 pub(crate) type Seq = u64;
+
+const NUMBER_BITS: u32 = 54;
+// The bits above.
+const _: () = assert!(MAX_WEIGHT == 1 << (60 - NUMBER_BITS));
+
+/// The name of a permit with this number and this weight, from 1 to [`MAX_WEIGHT`].
+pub(crate) fn weighing(number: u64, weight: u32) -> Seq {
+    debug_assert!(number >> NUMBER_BITS == 0 && (1..=MAX_WEIGHT).contains(&weight));
+    number | u64::from(weight - 1) << NUMBER_BITS
+}
+
+/// How many units a permit counts for.
+pub(crate) fn weight_of(seq: Seq) -> u32 {
+    (seq >> NUMBER_BITS) as u32 + 1
+}
+
+/// The order in which a replica's permits were named.
+pub(crate) fn number_of(seq: Seq) -> u64 {
+    seq & ((1 << NUMBER_BITS) - 1)
+}
 
 /// 96 random bits, drawn when a keeper starts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +48,13 @@ const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijkl
 const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
+
+/// What is added to the name of a holder in the store to give its members but for the first, which is the name: one for
+/// each unit.
+#[cfg(any(test, feature = "redis"))]
+pub(crate) fn more_members(seq: Seq) -> impl Iterator<Item = u8> {
+    (1..weight_of(seq) as usize).map(|unit| ALPHABET[unit])
+}
 
 impl ReplicaId {
     /// Keeps the low 96 bits.
@@ -54,6 +88,10 @@ impl fmt::Debug for ReplicaId {
 }
 
 impl MemberId {
+    pub(crate) fn weight(self) -> u32 {
+        weight_of(self.seq)
+    }
+
     pub(crate) fn text(self) -> String {
         let seq = seq_text(self.seq).map(char::from);
         self.replica.text().chars().chain(seq).collect()
@@ -97,6 +135,19 @@ fn encode<const CHARS: usize>(bits: u128) -> [u8; CHARS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_character_of_a_name_is_its_weight_less_one() {
+        for (weight, first) in [(1, b'-'), (2, b'0'), (12, b'A'), (39, b'a'), (64, b'z')] {
+            let seq = weighing(4095, weight);
+            assert_eq!((weight_of(seq), number_of(seq)), (weight, 4095));
+            assert_eq!(seq_text(seq)[0], first);
+            assert_eq!(seq_text(seq)[1..], seq_text(4095)[1..]);
+        }
+        assert_eq!(weighing(7, 1), 7);
+        assert!(more_members(weighing(7, 4)).eq(*b"012"));
+        assert_eq!(more_members(7).count(), 0);
+    }
 
     #[test]
     fn text_sorts_as_numbers_do_and_reads_back() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
+    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
     ReplicaId, Reply, Standing, Tat, Wake, Want,
     machine::{SWEEP_BUDGET, queue::Prospect},
 };
@@ -71,8 +71,12 @@ impl Ledgers {
         call.budget = self.budget;
         call.listens = self.audience.listens;
         call.absent.clone_from(&self.audience.absent);
-        let begin = |batch: &Batch| self.ledger(batch).begin(&mut call, batch);
-        let mut replies: Vec<BatchReply> = batches.iter().map(begin).collect();
+        let begin = |(batch, weighs): (&Batch, bool)| {
+            let ledger = self.ledger(batch);
+            ledger.begin(&mut call, batch, weighs)
+        };
+        let each = batches.iter().zip(exchange.weighs());
+        let mut replies: Vec<BatchReply> = each.map(begin).collect();
         for refund in &exchange.refunds {
             self.refund(refund, now_us);
         }
@@ -155,10 +159,14 @@ impl Ledgers {
         for (number, ask) in asks.iter().enumerate() {
             let (id, batch) = (call.own(ask.seq), &claiming.batches[ask.batch]);
             let ledger = self.ledger(batch);
-            let (wait, swept) = (ask.want == Want::Wait, &mut claiming.swept[ask.batch]);
+            let swept = &mut claiming.swept[ask.batch];
+            let newcomer = Ask {
+                seq: ask.seq,
+                wait: ask.want == Want::Wait,
+            };
             let known = ledger.standing(id);
             let standing =
-                known.unwrap_or_else(|| match ledger.prospect(call, batch, wait, swept) {
+                known.unwrap_or_else(|| match ledger.prospect(call, batch, newcomer, swept) {
                     Prospect::Slot => {
                         slots.push((ask, number));
                         Standing::Absent

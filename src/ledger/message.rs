@@ -1,13 +1,13 @@
 //! The messages of a ledger: what a replica sends, and what the store replies and publishes.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    id::{ReplicaId, Seq},
+    id::{ReplicaId, Seq, weight_of},
     rate::{Charged, Rate, Tat},
 };
 
-/// Permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
+/// Units of the permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
 pub(crate) const MAX_PERMITS: u32 = 3_900;
 
 /// How long a replica may keep freed slots unless they are recalled.
@@ -36,6 +36,17 @@ pub(crate) struct Exchange {
     pub(crate) refunds: Vec<Refund>,
 }
 
+impl Exchange {
+    /// For each batch: whether a permit to renew, adopt or acquire in its ledger weighs more than 1, also by a claim.
+    pub(crate) fn weighs(&self) -> impl Iterator<Item = bool> {
+        let asks = self.claims.iter().flat_map(|claim| &claim.asks);
+        let heavy = asks.filter(|ask| weight_of(ask.seq) > 1);
+        let claimed: BTreeSet<usize> = heavy.map(|ask| ask.batch).collect();
+        let batches = self.batches.iter().enumerate();
+        batches.map(move |(number, batch)| batch.weighs() || claimed.contains(&number))
+    }
+}
+
 /// The operations of an exchange on one ledger.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
@@ -53,6 +64,15 @@ pub(crate) struct Batch {
     pub(crate) acquire: Vec<Ask>,
 }
 
+impl Batch {
+    /// Whether a permit to renew, adopt or acquire weighs more than 1.
+    pub(crate) fn weighs(&self) -> bool {
+        let asked = self.acquire.iter().map(|ask| &ask.seq);
+        let mut all = self.renew.iter().chain(&self.adopt).chain(asked);
+        all.any(|&seq| weight_of(seq) > 1)
+    }
+}
+
 /// Whether replicas may keep freed slots for a while and use them again without the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reuse {
@@ -65,7 +85,7 @@ pub(crate) enum Reuse {
     Keep,
 }
 
-/// One permit to acquire.
+/// One permit to acquire. It gets all units that it weighs or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) seq: Seq,
@@ -156,7 +176,9 @@ pub(crate) struct ClaimReply {
 /// One ledger's answer: its state after the exchange, and the outcome for each permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BatchReply {
+    /// Units that are held.
     pub(crate) in_use: u32,
+    /// Permits in the queue.
     pub(crate) waiting: u32,
     /// Ticket of the waiter at the head of the queue.
     pub(crate) head: Option<i64>,

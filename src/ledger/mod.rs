@@ -29,6 +29,11 @@
 //! | `recall` | tells other replicas to give back kept slots, if a permit waits or was refused | `reuse.rs` | `close.lua` |
 //! | `keep` | lets the calling replica keep freed slots for a while, if there are no waiters | `reuse.rs` | `close.lua` |
 //!
+//! A permit weighs one unit or more, which its name says (`id.rs`). It holds all of them or none, and in the store it is as
+//! many members as it has units, so that counting stays one command. The queue stays in order of arrival: a waiter that
+//! needs more than what is free blocks those behind it, and is not passed by newcomers. One that weighs more than the
+//! limit, which was lowered then, enters when nothing is held.
+//!
 //! A ledger grew out of the counting semaphore of *Redis in Action* (6.3.1: a sorted set of lease timestamps; 6.3.2:
 //! arrival order; 6.3.3: refresh; 11.2.3: one script in place of locks).
 //!
@@ -47,9 +52,9 @@ pub(crate) mod script;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq};
+pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, number_of, weighing, weight_of};
 #[cfg(feature = "redis")]
-pub(crate) use id::{SEQ_CHARS, parse_seq, seq_text};
+pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]

@@ -377,6 +377,7 @@ impl Limit {
             period: self.period(),
             is_shared: false,
             max: self.max,
+            weight: 1,
             in_use: 0,
             waiting: 0,
             place: None,

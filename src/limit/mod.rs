@@ -12,7 +12,7 @@ pub use self::{
     limit::Limit,
     limits::Limits,
 };
-pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS};
+pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, MAX_WEIGHT};
 
 /// The number of a limit in its limiter: all keepers of the limiter know it by the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -90,7 +90,7 @@ pub struct LimitRow {
     pub wait_ms: u64,
     /// Longest queue of a key.
     pub max_waiters: u32,
-    /// Permits that are held, under all keys.
+    /// Slots that are held, under all keys. A heavy permit holds several.
     pub held: usize,
     /// Requests that are queued or delayed, under all keys.
     pub waiting: usize,
@@ -119,6 +119,9 @@ pub struct PermitRow {
     pub id: PermitId,
     /// Whether it is held, waits, or has been ended.
     pub state: PermitState,
+    /// How many slots it has, or waits for. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub weight: u32,
     /// For how long it has been held, or has waited, in milliseconds.
     pub age_ms: u64,
     /// Of a waiter: the place at which it joined the queue; 0 if that is not known.
@@ -160,7 +163,7 @@ pub struct KeyRow {
     /// The caller's key: see [`PermitRow::key_text`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_text: Option<String>,
-    /// Permits that are held.
+    /// Slots that are held. A heavy permit holds several.
     pub held: usize,
     /// Requests that are queued.
     pub waiting: usize,
@@ -267,4 +270,12 @@ pub struct UnclaimedRow {
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
 }

@@ -160,6 +160,7 @@ impl Desk {
             } else {
                 PermitState::Held
             },
+            weight: permit.member.weight(),
             age_ms: age_ms(permit.since, now),
             place: permit.place,
             label: text_of(permit.label),
@@ -205,6 +206,7 @@ impl Desk {
                 key_text: self.key_text(&held.key),
                 id,
                 state,
+                weight: id.member().weight(),
                 age_ms: age_ms(held.since, now),
                 place: 0,
                 label: text_of(held.lease.label()),

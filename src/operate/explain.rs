@@ -12,6 +12,8 @@ use super::{
     },
     digest::KeyDigest,
 };
+#[cfg(feature = "redis")]
+use crate::ledger::ID_CHARS;
 
 /// How a key stands.
 pub(super) struct Standing {
@@ -23,10 +25,10 @@ pub(super) struct Standing {
 impl Standing {
     /// In memory: by the permits.
     pub(super) fn of(permits: &Answers<PermitRow>) -> Self {
-        let count = |state| permits.rows.iter().filter(|row| row.state == state).count() as u32;
+        let of = |state| permits.rows.iter().filter(move |row| row.state == state);
         Self {
-            in_use: count(PermitState::Held),
-            waiting: count(PermitState::Waiting),
+            in_use: of(PermitState::Held).map(|row| row.weight).sum(),
+            waiting: of(PermitState::Waiting).count() as u32,
             unclaimed: Vec::new(),
         }
     }
@@ -37,7 +39,9 @@ impl Standing {
         let known: HashSet<String> = known.collect();
         let unclaimed = ledger.holders.into_iter().filter_map(|(id, until_ms)| {
             let ends_in_ms = (until_ms as u64).saturating_sub(ledger.now_ms);
-            (!known.contains(&id)).then_some(UnclaimedRow { id, ends_in_ms })
+            // A heavy permit has a member for each unit; the others are longer than its name.
+            let is_name = id.len() == ID_CHARS;
+            (is_name && !known.contains(&id)).then_some(UnclaimedRow { id, ends_in_ms })
         });
         Self {
             in_use: ledger.in_use,

@@ -12,7 +12,7 @@ use crate::{
     keeper::{Keepers, LimitId},
     key::Key,
     leases::Label,
-    ledger::{MemberId, ReplicaId, Seq},
+    ledger::{MemberId, ReplicaId, Seq, weight_of},
     operable::{Cursor, EntryLook, Visitor},
     status::Usage,
 };
@@ -318,6 +318,6 @@ fn add(entry: EntryLook<'_>, held: &mut usize, waiting: &mut usize, oldest: &mut
         *waiting += 1;
         *oldest = Some(oldest.map_or(entry.since, |oldest| oldest.min(entry.since)));
     } else {
-        *held += 1;
+        *held += weight_of(entry.lease.seq()) as usize;
     }
 }

@@ -36,7 +36,7 @@ pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
 pub(super) const METRICS: [Metric; 16] = [
-    gauge(HELD, "Permits held by this process"),
+    gauge(HELD, "Units of permits held by this process"),
     gauge(WAITING, "Queued requests of this process"),
     counter(ADMITTED, "Requests that got their permits"),
     seconds(WAIT, "Time from the request to its permit"),

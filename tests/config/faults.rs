@@ -118,6 +118,14 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         (route("match = ['/']\nmax_hold = '0s'"), "routes[0].max_hold", "must be 1ms to"),
         (route("match = ['/']\nidle = '31d'"), "routes[0].idle", "must be 1ms to"),
         (route("match = ['/']\nunavailable_status = 600"), "routes[0].unavailable_status", "400 to 599"),
+        (route("match = ['/']\nlimits = ['a']\nweight = 0"), "routes[0].weight", "is 0: it must be 1 to 64"),
+        (route("match = ['/']\nlimits = ['a']\nweight = 2"), "routes[0].weight", "for any request, which is 1"),
+        (route("match = ['/']\nweight = 1"), "routes[0].weight", "the route has none"),
+        (
+            "limits.a = { rate = 9, per = '1s' }\nroutes = [{ match = ['/'], limits = ['a'], weight = 2 }]".to_owned(),
+            "routes[0].weight",
+            "the route has none",
+        ),
         (
             route("match = ['/a']\nname = 'x'\n[[routes]]\nmatch = ['/b']\nname = 'x'"),
             "routes[1].name",

@@ -44,6 +44,7 @@ fn the_example_reads_as_it_says() {
     assert_eq!(chat.on_lost, OnLost::Abort);
     assert_eq!(chat.max_hold, Some(Duration::from_secs(600)));
     assert!(chat.rate_limit_fields);
+    assert_eq!((chat.weight, config.routes[1].weight), (None, Some(4)));
 }
 
 #[test]

@@ -264,6 +264,71 @@ async fn a_path_of_several_readings_is_held_to_the_limits_of_all() {
 }
 
 #[tokio::test]
+async fn a_route_has_a_weight() {
+    let text = "
+        limits.gpu = { concurrent = 8, key.header = 'x-key', overrides = { small = 3, none = 0 } }
+        limits.opens = { rate = 100, per = '1h' }
+        [[routes]]
+        match = ['/large']
+        limits = ['gpu', 'opens']
+        weight = 4
+        [[routes]]
+        match = ['/{other}']
+        limits = ['gpu']
+    ";
+    let requests = ["/large", "/a", "/large", "/b", "/large", "/b", "/b", "/b"];
+    assert_eq!(
+        statuses(text, requests.map(get)).await,
+        [200, 200, 429, 200, 429, 200, 200, 429]
+    );
+    // More than this caller has, and a caller who has nothing.
+    let of = |key| {
+        Request::get("/large")
+            .header("x-key", key)
+            .body(())
+            .unwrap()
+    };
+    assert_eq!(
+        statuses(text, ["small", "none", "other"].map(of)).await,
+        [400, 429, 200]
+    );
+    let light = Request::get("/a")
+        .header("x-key", "small")
+        .body(())
+        .unwrap();
+    assert_eq!(statuses(text, [light]).await, [200]);
+}
+
+#[tokio::test]
+async fn a_path_of_several_readings_has_the_largest_weight_of_their_routes() {
+    let text = "
+        limits = { both.concurrent = 9, one.concurrent = 9 }
+        [[routes]]
+        match = ['/p/{id}']
+        limits = ['both', 'one']
+        weight = 2
+        [[routes]]
+        match = ['/p/{id}/{*rest}']
+        limits = ['both']
+        weight = 5
+    ";
+    let both = || get("/p/a%2Fb");
+    assert_eq!(
+        statuses(
+            text,
+            [both(), both(), get("/p/a"), get("/p/a"), get("/p/a")]
+        )
+        .await,
+        [200, 503, 200, 200, 503]
+    );
+    let without = text.replace("weight = 2", "");
+    assert_eq!(
+        statuses(&without, [both(), both(), get("/p/a")]).await,
+        [200, 503, 200]
+    );
+}
+
+#[tokio::test]
 async fn a_path_under_too_many_limits_is_refused() {
     let names = |range: std::ops::Range<u32>| range.map(|n| format!("l{n}")).collect::<Vec<_>>();
     let limits: String = names(0..18)

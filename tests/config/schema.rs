@@ -71,7 +71,7 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// How long a duration is, and what another section says, no schema knows.
-const UNKNOWN_TO_IT: [(&str, &str); 13] = [
+const UNKNOWN_TO_IT: [(&str, &str); 16] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.overrides", "not the name of a route"),
@@ -80,6 +80,9 @@ const UNKNOWN_TO_IT: [(&str, &str); 13] = [
     ("plans.b.keys[1]", "in plan `a` already"),
     ("routes[0].max_hold", "must be 1ms to"),
     ("routes[0].idle", "must be 1ms to"),
+    ("routes[0].weight", "for any request, which is 1"),
+    ("routes[0].weight", "the route has none"),
+    ("routes[0].weight", "the route has none"),
     ("routes[1].name", "another route"),
     ("routes[1].match[1]", "the same as routes[0].match[0]"),
     ("store.lease", "more than 3 x store_timeout"),

@@ -8,6 +8,7 @@ use crate::{
     history::{
         History, Process, check,
         process::{Orders, Running, folder, now_us},
+        units,
     },
     support::redis_server::RedisServer,
 };
@@ -66,6 +67,35 @@ fn processes_under_contention_keep_every_promise() {
         "too little happened: {report}"
     );
     assert_eq!((report.adopted, report.over.len()), (0, 0), "{report}");
+}
+
+/// G1 to G6 for requests of 1 to 10 units of a limit of 10, far more than there is room for: in the order of arrival, whatever
+/// they weigh. A process is killed, the data is lost, and the limit is lowered to 6.
+#[test]
+fn heavy_and_light_requests_share_a_limit_in_the_order_of_arrival() {
+    let (server, folder) = (RedisServer::start(), folder());
+    let (mut running, mut history) = start(&server, &folder, |orders| {
+        (orders.long_holds, orders.units_lowered_ms) = (0, Some(2_500));
+    });
+    sleep(3 * SECOND / 2);
+    running[0].kill();
+    sleep(SECOND / 2);
+    let before = now_us();
+    server.cli(&["FLUSHALL"]);
+    history.losses.push((before, now_us()));
+    sleep(2 * SECOND);
+    history.processes = finish(running);
+    let (report, units) = (check(&history), units(&history));
+    println!("{report}{units}");
+    report.assert_clean();
+    let (light, heavy) = (1..=3, 8..=10);
+    assert!(
+        units.granted(light.clone()) > 10 && units.granted(heavy.clone()) > 5,
+        "{units}"
+    );
+    // All stand in one queue.
+    let [light, heavy] = [light, heavy].map(|weights| units.longest_wait_us(weights));
+    assert!(heavy < 3 * light && light < 3 * heavy, "{units}");
 }
 
 /// G4, G5: what a killed process held returns with its lease, and its waiters are passed over.

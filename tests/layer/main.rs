@@ -28,5 +28,6 @@ mod standards;
 mod support;
 mod transparency;
 mod values;
+mod weights;
 
 use common::log;

@@ -8,7 +8,10 @@ use tower_turnstile::{
     operate::{KeyDigest, OperateErrorKind, PermitState},
 };
 
-use crate::scene::wait_in_line;
+use crate::{
+    scene::{replicas, wait_in_line},
+    support::redis_server::RedisServer,
+};
 
 const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
 
@@ -151,4 +154,31 @@ async fn a_limiter_that_was_dropped_answers_nothing() {
     drop(limiter);
     let error = operator.limits().await.unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::Unavailable);
+}
+
+/// A permit may be of several slots.
+#[tokio::test]
+async fn heavy_permits_count_as_many_slots() {
+    let server = RedisServer::start();
+    let (limiters, remote) = replicas(&server, 1).await;
+    let in_memory = Limiter::in_memory();
+    for (limiter, operator) in [(&in_memory, in_memory.operator()), (&limiters[0], remote)] {
+        let jobs = limiter.semaphore(Limit::concurrent("jobs", 8), "acme");
+        let heavy = jobs.acquire_many(5).await.unwrap();
+        let light = jobs.acquire().await.unwrap();
+        let rows = operator.permits("jobs", None).await.unwrap().rows;
+        let weights: Vec<_> = rows.iter().map(|row| (row.id, row.weight)).collect();
+        assert_eq!(
+            weights,
+            [(heavy.id().unwrap(), 5), (light.id().unwrap(), 1)]
+        );
+        assert_eq!(operator.limits().await.unwrap().rows[0].held, 6);
+        assert_eq!(operator.keys("jobs", None).await.unwrap().rows[0].held, 6);
+        let why = operator
+            .explain("jobs", KeyDigest::of("jobs", "acme"))
+            .await
+            .unwrap();
+        assert_eq!((why.in_use, why.unclaimed.len()), (6, 0));
+        drop((heavy, light));
+    }
 }

@@ -14,6 +14,7 @@ mod runtimes;
 #[cfg(feature = "test-util")]
 mod test_store;
 mod together;
+mod weights;
 
 use std::{
     future::Future,

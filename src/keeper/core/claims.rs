@@ -19,7 +19,7 @@ use crate::{
         queue::LegState,
     },
     leases::{Lease, Leases, QueueId},
-    limit::Mode,
+    limit::{MAX_WEIGHT, Mode},
     status::Quota,
     telemetry::Measure,
 };
@@ -41,7 +41,7 @@ impl Core {
     /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
     /// [`drop_claim`](Self::drop_claim).
     pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> ClaimId {
-        let id = ClaimId(self.ctx.next_seq());
+        let id = ClaimId(self.ctx.next_name(1));
         let (mut ordered, mut fees) = (Vec::new(), Vec::new());
         for leg in legs {
             let limit = self.limits[leg.limit.0].clone();
@@ -63,7 +63,10 @@ impl Core {
                 _ if shadow => Duration::ZERO,
                 _ => leg.wait,
             };
-            ordered.push((class, queue.submit_leg(&mut self.ctx, wait, id, shadow)));
+            // A limit that is not enforced refuses no weight.
+            let weight = leg.weight.clamp(1, MAX_WEIGHT);
+            let lease = queue.submit_leg(&mut self.ctx, wait, weight, (id, shadow));
+            ordered.push((class, lease));
         }
         ordered.sort_by(|(class, lease), (other, other_lease)| {
             class
@@ -405,7 +408,7 @@ impl Core {
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let lease = &claim.legs[leg];
         let queue = &self.queues[lease.queue.0].queue;
-        queue.error(&self.ctx, kind, queue.place(lease.seq()), waited)
+        queue.error(&self.ctx, lease.seq(), kind, waited)
     }
 }
 

@@ -15,7 +15,9 @@ use crate::{
         queue::{LegState, Note},
     },
     leases::{Lease, QueueId},
-    ledger::{Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Seq, Want},
+    ledger::{
+        Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, number_of, weight_of,
+    },
     store::in_flight::{ExchangeId, Outgoing},
 };
 
@@ -23,9 +25,9 @@ use crate::{
 const MAX_IN_FLIGHT: usize = 2;
 /// The same in a cluster, where each is about one ledger or one rate.
 const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
-/// Names in one exchange: about two milliseconds of the store's time.
+/// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_NAMES: usize = 1_000;
-// The last claim may go over it by its legs.
+// The last permit, or the last claim by its legs, may go over it.
 const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
 /// Refunds in one exchange: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
@@ -36,10 +38,10 @@ const MAX_BATCHES: usize = 64;
 struct Draft {
     batches: Vec<Batch>,
     notes: Vec<Note>,
-    /// By the order in which they came: the number of each, unless it is a request for a single slot, and what is asked.
-    claims: BTreeMap<Seq, (Option<ClaimId>, Claim)>,
+    /// By the order in which they came, and were named: the number of each, unless it is a request for a single slot, and what is asked.
+    claims: BTreeMap<u64, (Option<ClaimId>, Claim)>,
     refunds: Vec<Refund>,
-    /// Names that there is room for.
+    /// Units that there is room for.
     room: usize,
     deadline: Instant,
 }
@@ -189,7 +191,8 @@ impl Core {
         let Some(LegState::Parked) = queue.leg_state(seq, self.ctx.now) else {
             return None;
         };
-        let makes_room = queue.make_room(&mut self.ctx, 1);
+        let units = weight_of(seq) as usize;
+        let makes_room = queue.make_room(&mut self.ctx, units);
         let batch = match draft.notes.iter().position(|note| note.queue == index) {
             Some(number) => {
                 let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
@@ -204,7 +207,7 @@ impl Core {
         };
         let want = self.queues[index.0].queue.take_leg(&mut self.ctx, seq)?;
         draft.batches[batch].waits |= want == Want::Wait;
-        draft.room = draft.room.saturating_sub(1);
+        draft.room = draft.room.saturating_sub(units);
         if makes_room {
             self.settle(index);
         }
@@ -278,7 +281,8 @@ impl Draft {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
-                self.claims.insert(seq, (None, Claim { charges, asks }));
+                let number = number_of(seq);
+                self.claims.insert(number, (None, Claim { charges, asks }));
             }
         }
     }

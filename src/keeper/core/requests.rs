@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use super::{Bounds, Core};
 use crate::{
-    error::{AcquireError, AcquireErrorKind},
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
         effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
     },
     key::Key,
     leases::{Label, Lease, Pool, QueueId},
-    limit::Limit,
+    limit::{Limit, MAX_WEIGHT, Mode},
     status::{Quota, Status},
     telemetry::{LimitMeter, Measure},
 };
@@ -31,11 +31,13 @@ impl Core {
         }
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
+                self.check_weights(slice::from_ref(leg))?;
                 return Ok(Ticket::Slot(self.submit_slot(leg)));
             }
             Demand::One(leg) => slice::from_ref(leg),
             Demand::All(legs) => legs,
         };
+        self.check_weights(legs)?;
         let claim = self.submit_claim(legs);
         self.advance_moved();
         Ok(Ticket::Claim(claim))
@@ -57,6 +59,22 @@ impl Core {
         }
     }
 
+    /// Refuses weights that no permit can have, under limits that are enforced.
+    #[inline]
+    fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
+        let enforced = |leg: &Leg| self.limits[leg.limit.0].current_mode() == Mode::Enforce;
+        let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
+        let Some(leg) = legs.iter().find(is_invalid) else {
+            return Ok(());
+        };
+        let details = AcquireErrorDetails {
+            weight: leg.weight,
+            ..self.limits[leg.limit.0].error_details()
+        };
+        let kind = AcquireErrorKind::InvalidWeight;
+        Err(AcquireError::new(kind, details))
+    }
+
     fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
         let index = self.queue(leg.limit, &leg.key);
         let queue = &mut self.queues[index.0].queue;
@@ -66,10 +84,11 @@ impl Core {
             0 => Duration::ZERO,
             _ => leg.wait,
         };
-        let lease = match queue.take_idle(&mut self.ctx) {
-            Some(lease) => lease,
-            None => queue.submit(&mut self.ctx, wait),
+        let idle = match leg.weight {
+            1 => queue.take_idle(&mut self.ctx),
+            _ => None,
         };
+        let lease = idle.unwrap_or_else(|| queue.submit(&mut self.ctx, wait, leg.weight));
         self.settle(index);
         self.advance_moved();
         lease

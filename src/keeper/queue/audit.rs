@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
 use super::{
-    Note, Outbox, Queue, Release, Waiters,
+    Note, Outbox, Queue, Release, Waiters, is_young,
     permit::entry::{Entry, Hold, Holder, InStore, State},
 };
 use crate::{
@@ -154,7 +154,7 @@ impl Queue {
                 let is_taken = matches!(holder, Holder::Permit | Holder::Part | Holder::Companion);
                 hold!(!is_taken || claim.is_none(), "taken, and a leg");
                 if let Some(at) = look_at {
-                    let young = seq >= self.young_from;
+                    let young = is_young(seq, self.young_from);
                     let listed = ctx.renewals.contains(&(at, self.id, seq));
                     books.renewals += usize::from(listed && !young);
                     let timed = young && self.young_at.is_some_and(|young| young <= at);

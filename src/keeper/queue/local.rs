@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, number_of},
     limit::{Fallback, Limit, Mode},
     overrides::Steered,
     telemetry::Measure,
@@ -212,7 +212,10 @@ impl Queue {
     pub(in crate::keeper) fn return_to_store(&mut self, ctx: &mut Context) {
         self.local = None;
         self.introduce(ctx);
-        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
+        let mut waiters = self.those(|entry| matches!(entry.state(), State::WaitingHere));
+        // In the order in which they came.
+        waiters.sort_by_key(|&seq| number_of(seq));
+        for seq in waiters {
             self.ask_again(ctx, seq);
         }
     }

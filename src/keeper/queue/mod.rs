@@ -53,7 +53,7 @@ use crate::{
     error::AcquireErrorKind,
     key::Key,
     leases::{Pool, QueueId},
-    ledger::{Ledger, Seq},
+    ledger::{Ledger, Seq, weight_of},
     limit::{Fallback, Limit},
     overrides::Steered,
     small_map::SmallMap,
@@ -87,7 +87,7 @@ pub(super) struct Queue {
     in_flight: u16,
     /// The ledger in this process, which decides while there is no store.
     local: Option<Box<Ledger>>,
-    /// Held permits from this name on are not in [`Context::renewals`]: most are released before they are due.
+    /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are due.
     young_from: Seq,
     /// When to renew the first of those.
     young_at: Option<Instant>,
@@ -257,12 +257,11 @@ impl Queue {
     pub(in crate::keeper) fn unreleased(&self) -> usize {
         let entries = self.entries.values();
         let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
-        let known = known.count();
-        let listed = self
-            .outbox
-            .as_ref()
-            .map_or(0, |outbox| outbox.release.len() + outbox.later.len());
-        known + listed
+        let known = known.map(|entry| entry.lease.seq());
+        let outbox = self.outbox.iter();
+        let listed = outbox.flat_map(|outbox| outbox.release.iter().chain(&outbox.later));
+        let names = known.chain(listed.map(|release| release.seq));
+        names.map(|seq| weight_of(seq) as usize).sum()
     }
 
     fn names(&self) -> Vec<Seq> {
@@ -422,6 +421,12 @@ impl Queue {
         }
         due
     }
+}
+
+/// Whether a held permit shares the timer of those that came lately. Heavy ones are few, and their names are in no order
+/// with the others.
+fn is_young(seq: Seq, young_from: Seq) -> bool {
+    seq >= young_from && weight_of(seq) == 1
 }
 
 /// Reads of a state.

@@ -10,11 +10,16 @@ use super::{
 };
 use crate::{
     keeper::context::{Context, earliest},
-    ledger::{Ask, Batch, Seq, Want},
+    ledger::{Ask, Batch, Seq, Want, weight_of},
 };
 
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
+
+/// Room is counted in units. The last permit may go over it.
+fn take_room(room: &mut usize, seq: Seq) {
+    *room = room.saturating_sub(weight_of(seq) as usize);
+}
 
 impl Queue {
     /// Asks for every waiter by name.
@@ -102,8 +107,9 @@ impl Queue {
         if !self.is_introducing()
             && let Some(outbox) = &self.outbox
         {
-            let newcomers = outbox.acquire.len().min(*room);
-            self.make_room(ctx, newcomers);
+            let newcomers = outbox.acquire.iter().take(*room);
+            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
+            self.make_room(ctx, units);
         }
         self.take_releases(&mut batch, &mut note, room);
         if let Some(outbox) = &mut self.outbox {
@@ -113,7 +119,7 @@ impl Queue {
             {
                 if self.entries.contains_key(&seq) {
                     batch.renew.push(seq);
-                    *room -= 1;
+                    take_room(room, seq);
                 }
             }
             while *room > 0
@@ -126,7 +132,7 @@ impl Queue {
                 {
                     entry.in_store.entering = true;
                     batch.adopt.push(seq);
-                    *room -= 1;
+                    take_room(room, seq);
                 }
             }
         }
@@ -167,7 +173,7 @@ impl Queue {
                     wait: !entry.wait.is_zero(),
                 });
                 *deadline = ctx.patience(since).min(*deadline);
-                *room -= 1;
+                take_room(room, seq);
             }
         }
     }
@@ -182,11 +188,15 @@ impl Queue {
         let Some(outbox) = &mut self.outbox else {
             return;
         };
-        let count = outbox.release.len().min(*room);
-        let names = outbox.release[..count].iter().map(|release| release.seq);
-        batch.release.extend(names);
+        let mut count = 0;
+        while *room > 0
+            && let Some(release) = outbox.release.get(count)
+        {
+            batch.release.push(release.seq);
+            take_room(room, release.seq);
+            count += 1;
+        }
         note.releases.extend(outbox.release.drain(..count));
-        *room -= count;
     }
 
     /// Sends a parked leg: returns what it asks of its ledger.

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::entry::{Entry, Hold, Holder, InStore, Leg, Seen, State};
-use super::{Queue, Waiters};
+use super::{Queue, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -16,7 +16,7 @@ use crate::{
         demand::{ClaimId, LimitId},
     },
     leases::Lease,
-    ledger::{Call, Operation, Seq, Standing},
+    ledger::{Call, Operation, Seq, Standing, weight_of},
     telemetry::Measure,
 };
 
@@ -26,16 +26,19 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
+        weight: u32,
         claim: Option<(ClaimId, bool)>,
     ) -> Arc<Lease> {
-        let lease = ctx.new_lease(self.id, self.pool.clone());
+        // The pool is for slots of one unit.
+        let pool = self.pool.clone().filter(|_| weight == 1);
+        let lease = ctx.new_lease(self.id, weight, pool);
         let leg = claim.map(|(claim, shadow)| Leg {
             claim,
             shadow,
             begun: false,
         });
         let entry = Entry::new(lease.clone(), wait, ctx.now, leg);
-        count(ctx, self.number, &entry.state, true);
+        count(ctx, self.number, &entry, true);
         self.entries.insert(lease.seq(), entry);
         lease
     }
@@ -46,9 +49,9 @@ impl Queue {
             return;
         };
         unlist(entry, ctx, &mut self.waiters, self.young_from);
-        count(ctx, self.number, &entry.state, false);
+        count(ctx, self.number, entry, false);
         entry.state = state;
-        count(ctx, self.number, &state, true);
+        count(ctx, self.number, entry, true);
         match state {
             State::Waiting { ticket, .. } => {
                 let waiters = self.waiters.get_or_insert_default();
@@ -146,14 +149,14 @@ impl Queue {
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
         unlist(entry, ctx, &mut self.waiters, self.young_from);
-        count(ctx, self.number, &entry.state, false);
+        count(ctx, self.number, entry, false);
         self.entries.remove(&seq)
     }
 
     /// Sets a timer for a held permit. Those that came lately share one: to list each of them would cost as much as the
     /// rest of a short life.
     fn list(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
-        if seq < self.young_from {
+        if !is_young(seq, self.young_from) {
             ctx.renewals.insert((at, self.id, seq));
         } else {
             self.young_at = earliest(self.young_at, Some(at));
@@ -164,6 +167,7 @@ impl Queue {
     pub(super) fn list_young(&mut self, ctx: &mut Context) {
         for (seq, entry) in self.entries.since(self.young_from) {
             if let State::Held(hold) = entry.state
+                && is_young(*seq, self.young_from)
                 && let Some(at) = hold.look_at
             {
                 ctx.renewals.insert((at, self.id, *seq));
@@ -178,7 +182,7 @@ impl Queue {
             && let State::Held(hold) = &mut entry.state
         {
             let old = hold.look_at.replace(at);
-            if seq < self.young_from
+            if !is_young(seq, self.young_from)
                 && let Some(old) = old
             {
                 ctx.renewals.remove(&(old, self.id, seq));
@@ -211,7 +215,7 @@ impl Queue {
     fn list_anew(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
         self.retire(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
-        let new = ctx.next_seq();
+        let new = ctx.next_name(weight_of(seq));
         entry.lease.rename(new);
         let since = match entry.state {
             State::Listed { since } | State::Sent { since, .. } if !starts_over => since,
@@ -220,7 +224,7 @@ impl Queue {
         entry.state = State::Listed { since };
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
-        count(ctx, self.number, &entry.state, true);
+        count(ctx, self.number, &entry, true);
         self.entries.insert(new, entry);
         Some(new)
     }
@@ -280,7 +284,8 @@ impl Queue {
         if let Some(Holder::Permit | Holder::Part | Holder::Companion) = entry.holder()
             && was_used
         {
-            ctx.note_hold(self.number, entry.lease.tenure_lasts(ctx.now));
+            let held = entry.lease.tenure_lasts(ctx.now);
+            ctx.note_hold(self.number, held, weight_of(seq));
         }
         ctx.effects.drop_waker(entry.waker.take());
         if entry.in_store.entering {
@@ -343,15 +348,16 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
         }
         State::Held(Hold {
             look_at: Some(at), ..
-        }) if seq < young_from => {
+        }) if !is_young(seq, young_from) => {
             ctx.renewals.remove(&(at, queue, seq));
         }
         _ => {}
     }
 }
 
-/// Counts an entry in this state, or counts it no more.
-fn count(ctx: &mut Context, number: LimitId, state: &State, is_in: bool) {
+/// Counts an entry by its state, or counts it no more.
+fn count(ctx: &mut Context, number: LimitId, entry: &Entry, is_in: bool) {
+    let state = &entry.state;
     if let State::Held(Hold {
         holder: Holder::Companion,
         ..
@@ -371,15 +377,14 @@ fn count(ctx: &mut Context, number: LimitId, state: &State, is_in: bool) {
         | State::Checking { .. } => (&mut ctx.counts.waiting, Measure::Waiting),
         State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => return,
     };
-    let change = match is_in {
-        true => {
-            *count += 1;
-            1.0
-        }
-        false => {
-            *count -= 1;
-            -1.0
-        }
+    match is_in {
+        true => *count += 1,
+        false => *count -= 1,
+    }
+    let sign = if is_in { 1.0 } else { -1.0 };
+    let change = match state {
+        State::Held(_) => sign * f64::from(weight_of(entry.lease.seq())),
+        _ => sign,
     };
     ctx.measure(number, measure(change));
 }

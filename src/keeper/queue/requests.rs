@@ -18,17 +18,25 @@ use crate::{
         effects::{Effect, Inquiry, StoredWaker},
     },
     leases::{Lease, Leases, Tenure},
-    ledger::{Operation, Seq},
+    ledger::{Operation, Seq, weight_of},
     limit::MAX_WAIT,
     status::{Quota, Usage},
 };
 
 impl Queue {
     /// Asks for a slot: of the store, or of the ledger in this process.
-    pub(in crate::keeper) fn submit(&mut self, ctx: &mut Context, wait: Duration) -> Arc<Lease> {
-        let lease = self.enter(ctx, wait, None);
+    pub(in crate::keeper) fn submit(
+        &mut self,
+        ctx: &mut Context,
+        wait: Duration,
+        weight: u32,
+    ) -> Arc<Lease> {
+        let lease = self.enter(ctx, wait, weight, None);
         let seq = lease.seq();
         match ctx.availability {
+            _ if self.is_too_heavy(weight) => {
+                self.refused(ctx, seq, AcquireErrorKind::InvalidWeight);
+            }
             _ if self.local.is_some() => self.acquire_here(ctx, seq),
             Availability::Up => self.outbox().acquire.push_back(seq),
             down => self.fall_back(ctx, seq, down),
@@ -41,10 +49,19 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         wait: Duration,
-        claim: ClaimId,
-        shadow: bool,
+        weight: u32,
+        (claim, shadow): (ClaimId, bool),
     ) -> Arc<Lease> {
-        self.enter(ctx, wait, Some((claim, shadow)))
+        let lease = self.enter(ctx, wait, weight, Some((claim, shadow)));
+        if self.is_too_heavy(weight) {
+            self.refused(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
+        }
+        lease
+    }
+
+    /// Whether the limit would have to be raised for a permit of this weight. A limit of 0 is just full.
+    fn is_too_heavy(&self, weight: u32) -> bool {
+        weight > 1 && (1..weight).contains(&self.max())
     }
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.
@@ -125,7 +142,7 @@ impl Queue {
         let (waited, place) = (ctx.now.saturating_duration_since(entry.asked), entry.place);
         match *entry.state() {
             State::Refused(kind) => {
-                let error = self.error(ctx, kind, place, waited);
+                let error = self.error(ctx, seq, kind, waited);
                 self.give_up(ctx, seq);
                 Some(Err(error))
             }
@@ -242,11 +259,11 @@ impl Queue {
     pub(in crate::keeper) fn error(
         &self,
         ctx: &Context,
+        seq: Seq,
         kind: AcquireErrorKind,
-        place: u32,
         waited: Duration,
     ) -> AcquireError {
-        let place = (place > 0).then_some(place);
+        let place = Some(self.place(seq)).filter(|place| *place > 0);
         let Usage {
             in_use,
             waiting,
@@ -256,13 +273,14 @@ impl Queue {
             in_use,
             waiting,
             max,
+            weight: weight_of(seq),
             place,
             waited,
             retry_after: match (kind, self.steered.paused_until) {
                 (AcquireErrorKind::Paused, Some(until)) => {
                     Some(until.saturating_duration_since(ctx.now))
                 }
-                _ => self.next_free(ctx),
+                _ => self.next_free(ctx, weight_of(seq)),
             },
             quotas: self.quota(ctx).into_iter().collect(),
             ..self.limit.error_details()
@@ -277,18 +295,16 @@ impl Queue {
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {
             remaining,
-            reset: self.next_free(ctx).filter(|_| remaining == 0),
+            reset: self.next_free(ctx, 1).filter(|_| remaining == 0),
             ..self.limit.quota(self.max())
         })
     }
 
-    /// About how long it takes until a newcomer would have a slot, by how long slots are held lately.
-    fn next_free(&self, ctx: &Context) -> Option<Duration> {
-        let held = ctx.mean_hold(self.number)?;
-        let turns = f64::from(self.snapshot.waiting + 1) / f64::from(self.max().max(1));
-        Some(Duration::from_secs_f64(
-            (held * turns).min(MAX_WAIT.as_secs_f64()),
-        ))
+    /// About how long it takes until a newcomer of this weight would be admitted, by how long permits are held lately.
+    fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
+        let unit_seconds = ctx.unit_seconds(self.number, self.snapshot.waiting, weight)?;
+        let seconds = unit_seconds / f64::from(self.max().max(1));
+        Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     keeper::context::{Availability, Context},
     leases::{Lease, Pool, RIGHT},
-    ledger::{Batch, Reuse},
+    ledger::{Batch, Reuse, weight_of},
     limit::Mode,
     telemetry::Measure,
 };
@@ -49,7 +49,8 @@ impl Queue {
             let is_counted = entry.in_store.present || !ctx.shared;
             // One with an exchange in flight could not be released at once when it is recalled.
             let is_known = is_counted && !entry.in_store.entering;
-            entry.holder() == Some(Holder::Permit) && is_known
+            let is_light = weight_of(lease.seq()) == 1;
+            entry.holder() == Some(Holder::Permit) && is_known && is_light
         };
         if !self.entries.get(&lease.seq()).is_some_and(may) {
             return false;
@@ -145,14 +146,14 @@ impl Queue {
         }
     }
 
-    /// Before this many requests go to the store: they did not get a slot of the pool, either because none was idle or
+    /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
     /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
     /// refuse them or make them wait. Returns whether any is.
-    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, requests: usize) -> bool {
+    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
         let Some(pool) = &self.pool else {
             return false;
         };
-        let idle = pool.withdraw(requests, ctx.now);
+        let idle = pool.withdraw(units, ctx.now);
         let makes_room = !idle.is_empty();
         self.release_idle(ctx, idle);
         makes_room

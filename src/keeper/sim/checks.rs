@@ -8,7 +8,7 @@ use std::{
 use super::{agenda::Sent, replica::Replica, world::World};
 use crate::{
     leases::{Lease, RIGHT},
-    ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing},
+    ledger::{Batch, Exchange, Ledger, MemberId, ReplicaId, Reply, Seq, Standing, weight_of},
 };
 
 /// A wake-up takes up to 2 ms if nothing is wrong, and one more if it came before the answer that gave the right.
@@ -55,6 +55,11 @@ impl Snapshot {
             .map(|(id, _)| *id)
     }
 
+    /// What those weigh.
+    pub(super) fn units(&self, now_ms: u64) -> u32 {
+        self.holding(now_ms).map(MemberId::weight).sum()
+    }
+
     pub(super) fn holds(&self, id: MemberId, now_ms: u64) -> bool {
         self.holders
             .get(&id)
@@ -92,7 +97,7 @@ impl World {
             let after = after.map(Snapshot::of).unwrap_or_default();
             let before = self.picture.remove(&*batch.key).unwrap_or_default();
             let largest = self.largest.entry(batch.key.to_string()).or_default();
-            *largest = (*largest).max(batch.limit as usize);
+            *largest = (*largest).max(batch.limit);
             self.check_cap(exchange, batch, &before, &after);
             self.check_order(exchange, batch, &before, &after);
             self.check_use(exchange, batch, more, &after);
@@ -106,11 +111,12 @@ impl World {
         self.check_names();
     }
 
-    /// G1: nobody is given a slot past the limit of the replica that gives it. Whoever was let in without the store,
+    /// G1: nobody is given a slot past the limit of the replica that gives it, unless it weighs more than that and is alone.
+    /// Whoever was let in without the store,
     /// or was lost by it, comes back all the same; and only they do.
     fn check_cap(&mut self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
         let now_ms = self.now_ms();
-        let held = after.holding(now_ms).count();
+        let held = after.units(now_ms);
         for id in after.holding(now_ms) {
             if before.holders.contains_key(&id) {
                 continue;
@@ -120,20 +126,21 @@ impl World {
                 if !self.excuses.may_be_adopted(id, is_new, self.now) {
                     self.fail(&format!("G1: {id:?} was adopted, and nobody had lost it"));
                 }
-            } else if held > batch.limit as usize {
+            } else if held > batch.limit && held > id.weight() {
                 let limit = batch.limit;
                 self.fail(&format!(
-                    "G1: {id:?} was given a slot: {held} holders of {limit}"
+                    "G1: {id:?} was given a slot: {held} units of {limit}"
                 ));
             }
         }
-        let ordinary = after.holding(now_ms);
-        let ordinary = ordinary.filter(|id| !self.excuses.is_excused(*id)).count();
+        let ordinary = || {
+            let holding = after.holding(now_ms);
+            holding.filter(|id| !self.excuses.is_excused(*id))
+        };
+        let units = ordinary().map(MemberId::weight).sum::<u32>();
         let largest = self.largest[&*batch.key];
-        if ordinary > largest {
-            self.fail(&format!(
-                "G1: {ordinary} holders of {largest} without excuse"
-            ));
+        if units > largest && ordinary().count() > 1 {
+            self.fail(&format!("G1: {units} units of {largest} without excuse"));
         }
     }
 
@@ -163,13 +170,20 @@ impl World {
         owner == run.replica || !ledger.listeners.contains(&owner) || !self.absent.contains(&owner)
     }
 
-    /// G4: after an exchange no slot is free while somebody waits, by the limit of the replica that asked.
+    /// G4: after an exchange no more is free than the first who waits needs, by the limit of the replica that asked.
     fn check_use(&self, run: &Exchange, batch: &Batch, more: bool, after: &Snapshot) {
-        let now_ms = self.now_ms();
-        let is_free = after.holding(now_ms).count() < batch.limit as usize;
-        let mut waiting = after.waiting(now_ms);
-        if !more && is_free && waiting.any(|(_, id)| self.is_reachable(id, run, after)) {
-            self.fail("G4: a slot is free while a live waiter stands in line");
+        let (now_ms, limit) = (self.now_ms(), batch.limit);
+        let in_use = after.units(now_ms);
+        let fits = |id: MemberId| in_use + id.weight() <= limit || in_use == 0 && limit > 0;
+        // The caller is alive. One of its waiters may block the queue even if an older copy has brought it back.
+        let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
+        let mut line = after.line.values();
+        let first = line
+            .find(|(id, alive_ms)| is_alive(*id, *alive_ms) && self.is_reachable(*id, run, after));
+        if let Some((id, _)) = first.filter(|(id, _)| !more && fits(*id)) {
+            self.fail(&format!(
+                "G4: {in_use} of {limit} units are in use, and {id:?} waits"
+            ));
         }
     }
 
@@ -179,14 +193,15 @@ impl World {
         let now_ms = self.now_ms();
         let is_crowded = |batch: &&Batch| {
             self.picture.get(&*batch.key).is_some_and(|ledger| {
-                let held = ledger.holding(now_ms).count() + batch.adopt.len();
+                let adopted = batch.adopt.iter().map(|seq| weight_of(*seq)).sum::<u32>();
+                let held = ledger.units(now_ms) + adopted;
                 let id = |seq: &Seq| MemberId {
                     replica: exchange.replica,
                     seq: *seq,
                 };
                 let mut released = batch.release.iter().map(id);
                 !ledger.line.is_empty()
-                    || held > batch.limit as usize
+                    || held > batch.limit
                     || released.any(|id| !ledger.holds(id, now_ms))
             })
         };
@@ -256,8 +271,10 @@ impl World {
                     return false;
                 };
                 // A key without slots, which nobody holds, is no circle.
-                let holders = ledger.holding(now_ms).count();
-                let full = holders >= (claim.limit as usize).max(1);
+                let in_use = ledger.units(now_ms);
+                let next = ledger.line.values().next();
+                let needed = next.map_or(1, |(id, _)| id.weight());
+                let full = in_use > 0 && in_use + needed > claim.limit.max(1);
                 full && ledger.holding(now_ms).all(|id| held.contains(&id))
             });
             if stuck.len() == before {

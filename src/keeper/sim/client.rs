@@ -27,6 +27,8 @@ pub(super) struct Client {
     pub(super) looks_at: Duration,
     /// When it must have one.
     until: Duration,
+    /// What its permit must weigh, if it asked for a single slot.
+    weight: Option<u32>,
 }
 
 impl Client {
@@ -39,6 +41,7 @@ impl Client {
             over: false,
             looks_at: Duration::ZERO,
             until: Duration::ZERO,
+            weight: None,
         }
     }
 }
@@ -87,6 +90,10 @@ impl World {
             looks_at,
             // One that was granted and lost before it came begins anew.
             until: looks_at + waits,
+            weight: match &demand {
+                Demand::One(leg) => Some(leg.weight),
+                Demand::All(_) => None,
+            },
         };
         if looks_at > self.now {
             self.tell(replica, looks_at - self.now, Event::Looks);
@@ -110,11 +117,14 @@ impl World {
             false => None,
         };
         let cost = if self.own { self.rng.u32(0..5) } else { 1 };
-        let leg = |limit, key, wait| Leg {
+        let max = max.map(|max: u32| max * self.scale());
+        let weights = [self.draw_weight(), self.draw_weight(), 1];
+        let leg = |limit: usize, key, wait| Leg {
             limit: LimitId(limit),
             key,
             wait,
             max,
+            weight: weights[limit],
             cost,
         };
         if self.rng.f64() >= self.claims {
@@ -135,6 +145,14 @@ impl World {
         match self.part {
             None => Demand::All(legs),
             Some(_) => Demand::One(legs.remove(0)),
+        }
+    }
+
+    /// In a world with weights half of the permits are of one unit, and some of more than the limit.
+    fn draw_weight(&mut self) -> u32 {
+        match self.weights {
+            true if self.rng.bool() => self.rng.u32(1..=10),
+            _ => 1,
         }
     }
 
@@ -174,6 +192,11 @@ impl World {
             let seqs = taken.leases.all().iter().map(|lease| lease.seq());
             format!("client {client} holds {:?}", seqs.collect::<Vec<_>>())
         });
+        if let (Leases::One(_), Some(weight)) = (&taken.leases, self.clients[client].weight)
+            && taken.leases.weight() != weight
+        {
+            self.fail(&format!("client {client} asked for {weight} units"));
+        }
         self.clients[client].holds = Some(taken.leases);
         self.totals.permits += 1;
         let length = match self.rng.u8(0..20) {

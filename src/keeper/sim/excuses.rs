@@ -35,10 +35,10 @@ pub(super) struct Excuses {
     over_since: BTreeMap<String, Duration>,
 }
 
-/// Clients that hold slots, less the limit.
+/// Units that clients hold, less the limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Overshoot {
-    pub(super) peak: usize,
+    pub(super) peak: u32,
     pub(super) longest: Duration,
 }
 
@@ -106,7 +106,7 @@ impl Excuses {
     }
 
     /// By how much each ledger's limit is overshot now.
-    pub(super) fn measure(&mut self, overs: &BTreeMap<String, usize>, now: Duration) {
+    pub(super) fn measure(&mut self, overs: &BTreeMap<String, u32>, now: Duration) {
         let is_over = |key: &str| overs.get(key).is_some_and(|over| *over > 0);
         for (key, since) in &self.over_since {
             if !is_over(key) {

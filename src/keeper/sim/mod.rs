@@ -3,11 +3,11 @@
 //! Every run draws a world from its seed: replicas, limits, and a mix of faults. Clients ask for permits, hold them,
 //! give up, give back. After every exchange the ledgers themselves are checked against the guarantees:
 //!
-//! - **G1** never more holders than the limit;
+//! - **G1** never more units held than the limit, unless by one permit that weighs more and is alone;
 //! - **G2** what a process believes to hold, the ledger holds;
 //! - **G3** no slot is given past a live waiter with a lower ticket whose replica has a connection, or polls; one that is
 //!   kept serves its process past waiters elsewhere for no longer than the right lasts;
-//! - **G4** no slot is free after an exchange while such a waiter is in the queue; requests for several slots never wait
+//! - **G4** no more is free after an exchange than the first such waiter needs; requests for several slots never wait
 //!   for each other; and in the end everybody was served;
 //! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers; no name is in a ledger that its keeper
 //!   does not know;

@@ -52,7 +52,7 @@ impl World {
     pub(super) fn new_replica(&mut self, life: u32) -> Replica {
         let id = ReplicaId::from_bits(self.rng.u128(..));
         let values = match self.faults.disagree {
-            true => Values::draw(&mut self.rng, true),
+            true => Values::draw(&mut self.rng, true).times(self.scale()),
             false => self.values,
         };
         let settings = Settings {

@@ -41,6 +41,8 @@ pub(super) struct World {
     pub(super) policies: [Fallback; 3],
     /// Requests bring values of their own, and costs.
     pub(super) own: bool,
+    /// Permits weigh up to ten units, and limits are three times as large.
+    pub(super) weights: bool,
     // Time, by this machine's clock; and what the store's has been stepped by.
     pub(super) start: Instant,
     pub(super) now: Duration,
@@ -69,7 +71,7 @@ pub(super) struct World {
     pub(super) excuses: Excuses,
     pub(super) charges: Charges,
     /// The largest limit that the store was told, by ledger.
-    pub(super) largest: BTreeMap<String, usize>,
+    pub(super) largest: BTreeMap<String, u32>,
     /// All that ever held a slot in the store.
     pub(super) granted: BTreeSet<MemberId>,
     /// Names in a ledger that are news to their keeper, or to their client, and since when.
@@ -123,13 +125,27 @@ impl Values {
             reuse,
         }
     }
+
+    pub(super) fn times(self, scale: u32) -> Self {
+        Self {
+            limit: self.limit * scale,
+            wide: self.wide * scale,
+            ..self
+        }
+    }
+}
+
+fn scale(weights: bool) -> u32 {
+    if weights { 3 } else { 1 }
 }
 
 impl World {
     pub(super) fn new(seed: u64, logs: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
-        let values = Values::draw(&mut rng, false);
+        // Not drawn with the rest, so that worlds without weights are what they were before there were any.
+        let weights = fastrand::Rng::with_seed(!seed).u8(0..3) == 0;
+        let values = Values::draw(&mut rng, false).times(scale(weights));
         let mut policy = || match rng.u8(0..5) {
             0 => Fallback::Allow,
             1 => Fallback::Local(1),
@@ -155,6 +171,7 @@ impl World {
             part: (rng.u8(0..4) == 0).then(Part::default),
             policies,
             own: rng.u8(0..4) == 0,
+            weights,
             start: Instant::now(),
             now: Duration::ZERO,
             stepped_us: 0,
@@ -201,6 +218,11 @@ impl World {
             let mishap = self.millis(100..2_000);
             self.after(mishap, Happening::Mishap(replica));
         }
+    }
+
+    /// How many times as large limits are.
+    pub(super) fn scale(&self) -> u32 {
+        scale(self.weights)
     }
 
     pub(super) fn local(&self) -> Instant {

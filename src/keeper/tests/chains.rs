@@ -116,6 +116,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         key,
         wait,
         max: None,
+        weight: 1,
         cost: 1,
     }
 }

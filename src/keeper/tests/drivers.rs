@@ -84,6 +84,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
                 key: Key::SHARED,
                 wait: PATIENT,
                 max: None,
+                weight: 1,
                 cost: 1,
             };
             keeper.with(|core, _| drop(core.submit(&Demand::One(leg), now)));

@@ -18,6 +18,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         key: Key::from("me"),
         wait,
         max: None,
+        weight: 1,
         cost: 1,
     }
 }

@@ -12,6 +12,7 @@ mod outages;
 mod overrides;
 mod renewals;
 mod reuse;
+mod weights;
 
 use std::{sync::Arc, time::Duration};
 
@@ -133,6 +134,7 @@ impl World {
             key: Key::SHARED,
             wait,
             max: None,
+            weight: 1,
             cost: 1,
         };
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);

@@ -40,6 +40,7 @@ impl World {
             wait: Duration::ZERO,
             max,
             cost: 1,
+            weight: 1,
         };
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
         let Ok(Ticket::Slot(lease)) = asked else {
@@ -62,6 +63,7 @@ impl World {
             wait: PATIENT,
             max: None,
             cost: 1,
+            weight: 1,
         };
         let now = self.local();
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
@@ -249,6 +251,7 @@ fn a_pause_refuses_claims_too() {
         wait: PATIENT,
         max: None,
         cost: 1,
+        weight: 1,
     };
     let asked = world.keepers[0].submit(&Demand::All(vec![leg(0), leg(1)]), now);
     let Ok(ticket) = asked else { panic!("refused") };
@@ -316,6 +319,7 @@ fn a_rate_has_its_override_and_no_other() {
             wait: Duration::ZERO,
             max: None,
             cost: 1,
+            weight: 1,
         };
         let ticket = world.keepers[0].submit(&Demand::One(leg), now);
         let ticket = ticket.unwrap_or_else(|error| panic!("{error}"));

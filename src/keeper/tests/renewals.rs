@@ -16,6 +16,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             key: Key::from(key),
             wait: Duration::ZERO,
             max: None,
+            weight: 1,
             cost: 1,
         };
         match world.keepers[0]

@@ -294,6 +294,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
             key: Key::SHARED,
             wait: Duration::ZERO,
             max: None,
+            weight: 1,
             cost: 1,
         };
         let demand = match are_claims {

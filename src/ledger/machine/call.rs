@@ -6,7 +6,8 @@ use crate::ledger::{Batch, Exchange, MemberId, ReplicaId, Seq, Wake};
 
 /// Longest lease. A deadline further ahead was set before the store's clock was stepped back.
 pub(crate) const MAX_LEASE_MS: u64 = 3_600_000;
-/// Holders expired, waiters promoted and dead waiters evicted in one exchange, over all its ledgers.
+/// Units expired and promoted and dead waiters evicted in one exchange, over all its ledgers. The last permit may exceed
+/// it: none is expired in part.
 pub(crate) const SWEEP_BUDGET: u32 = 1_000;
 
 /// One run of an exchange.
@@ -73,17 +74,14 @@ impl Call {
         self.now_us > self.not_after_us
     }
 
-    /// Takes one from the budget, or notes that there is more to do.
-    pub(super) fn spend(&mut self) -> bool {
-        let left = self.budget.checked_sub(1);
-        self.budget = left.unwrap_or(0);
-        self.more |= left.is_none();
-        left.is_some()
+    /// Whether the budget lasts for another permit, whatever that weighs; or notes that there is more to do.
+    pub(super) fn may_spend(&mut self) -> bool {
+        self.more |= self.budget == 0;
+        self.budget > 0
     }
 
-    /// Gives back what it took: nothing came of it.
-    pub(super) fn unspend(&mut self) {
-        self.budget += 1;
+    pub(super) fn spend(&mut self, units: u32) {
+        self.budget = self.budget.saturating_sub(units as usize);
     }
 
     /// Tells a replica of a promoted waiter: one wake-up for a replica and a ledger, with all permits.

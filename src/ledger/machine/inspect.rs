@@ -8,18 +8,25 @@ use super::Heartbeat;
 use super::{Ledger, Waiter};
 use crate::ledger::MemberId;
 #[cfg(test)]
-use crate::ledger::ReplicaId;
+use crate::ledger::{ReplicaId, id::more_members};
 
 impl Ledger {
-    /// Whether each permit has one place.
+    /// Whether each permit has one place, and the units are those of the holders.
     pub(crate) fn is_sound(&self) -> bool {
         use super::Place::{Holds, Waits};
 
         let holds = |(until_ms, id): &(u64, MemberId)| matches!(self.places.get(id), Some(Holds { until_ms: until }) if until == until_ms);
         let waits = |(ticket, waiter): (&i64, &Waiter)| matches!(self.places.get(&waiter.id), Some(Waits { ticket: at }) if at == ticket);
         self.holders.keys().all(holds)
+            && self.holders.keys().map(|(_, id)| id.weight()).sum::<u32>() == self.units
             && self.queue.iter().all(waits)
             && self.holders.len() + self.queue.len() == self.places.len()
+    }
+
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, MemberId)> {
+        self.queue
+            .iter()
+            .map(|(&ticket, waiter)| (ticket, waiter.id))
     }
 }
 
@@ -27,12 +34,6 @@ impl Ledger {
 impl Ledger {
     pub(crate) fn holders(&self) -> impl Iterator<Item = (MemberId, u64)> {
         self.holders.keys().map(|&(until_ms, id)| (id, until_ms))
-    }
-
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = (i64, MemberId)> {
-        self.queue
-            .iter()
-            .map(|(&ticket, waiter)| (ticket, waiter.id))
     }
 
     pub(in crate::ledger) fn heartbeats(&self) -> impl Iterator<Item = (ReplicaId, u64)> {
@@ -80,9 +81,14 @@ impl Ledger {
             let half = if waiter.was_passed { 0.5 } else { 0.0 };
             (waiter.id.text(), ticket as f64 + half)
         });
-        let holders = self
-            .holders()
-            .map(|(id, until_ms)| (id.text(), until_ms as f64));
+        let holders = self.holders().flat_map(|(id, until_ms)| {
+            let name = id.text();
+            let others: Vec<_> = more_members(id.seq)
+                .map(|unit| format!("{name}{}", char::from(unit)))
+                .collect();
+            let members = std::iter::once(name).chain(others);
+            members.map(move |member| (member, until_ms as f64))
+        });
         let of_replica = |sign: char, band: u64| {
             move |(replica, until_ms): (&ReplicaId, &u64)| {
                 (

@@ -47,29 +47,33 @@ impl Ledger {
         batch.adopt.iter().map(adopt).collect()
     }
 
-    pub(super) fn expire(&mut self, call: &mut Call, batch: &Batch) {
+    pub(super) fn expire(&mut self, call: &mut Call) {
         while let Some(&(until_ms, id)) = self.holders.first_key()
             && until_ms <= call.now_ms
-            && call.spend()
+            && call.may_spend()
         {
+            call.spend(id.weight());
             self.remove(id);
         }
-        if self.free(batch) > 0 {
-            return;
-        }
-        // The clock was stepped back: dead holders among these would keep their slots until it has caught up.
+    }
+
+    /// The clock was stepped back: dead holders among these would keep their slots until it has caught up.
+    pub(super) fn bring_forward(&mut self, call: &mut Call) {
         while let Some(&(until_ms, id)) = self.holders.last_key()
             && until_ms > call.latest_end_ms()
-            && call.spend()
+            && call.may_spend()
         {
+            call.spend(id.weight());
             self.hold(id, call.latest_end_ms());
         }
     }
 
+    #[inline]
     pub(in crate::ledger) fn hold(&mut self, id: MemberId, until_ms: u64) -> Standing {
         let before = self.places.insert(id, Place::Holds { until_ms });
         self.leave(before, id);
         self.holders.insert((until_ms, id), ());
+        self.units += id.weight();
         Standing::Held { until_ms }
     }
 }

@@ -19,6 +19,8 @@ use super::{Ask, Batch, BatchReply, MemberId, Promotion, ReplicaId, Seq, Standin
 use crate::small_map::SmallMap;
 
 /// Holders and waiters of one limit key.
+///
+/// Holders count by their weight, waiters by their number.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledger {
@@ -26,6 +28,8 @@ pub(crate) struct Ledger {
     places: SmallMap<MemberId, Place>,
     /// By deadline, in store milliseconds.
     holders: SmallMap<(u64, MemberId), ()>,
+    /// What all holders weigh.
+    units: u32,
     /// By ticket.
     queue: BTreeMap<i64, Waiter>,
     /// A heartbeat that has ended stays for a while, as a sign that the queue may contain dead waiters.
@@ -34,6 +38,8 @@ pub(crate) struct Ledger {
     rights: BTreeMap<ReplicaId, u64>,
     /// Within a batch: waiters at the head of the queue that `promote` has passed over.
     passed: usize,
+    /// Within a batch: the waiter that is next needs more than what is free.
+    blocked: bool,
     /// Within a batch: a newcomer was refused.
     refused: bool,
 }
@@ -71,7 +77,7 @@ pub(crate) enum Operation {
 impl Ledger {
     /// Runs one batch. No permit is named twice in one of its lists.
     pub(crate) fn run(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
-        let mut reply = self.begin(call, batch);
+        let mut reply = self.begin(call, batch, batch.weighs());
         self.close(call, batch, &mut reply);
         reply
     }
@@ -86,12 +92,7 @@ impl Ledger {
         if let Operation::Release(seq) = operation {
             self.remove(call.own(seq));
         }
-        self.expire(call, batch);
-        // Most queues are empty.
-        let promoted = match self.queue.is_empty() {
-            true => Vec::new(),
-            false => self.promote(call, batch),
-        };
+        let promoted = self.hand_on(call, batch, false);
         let standing = match operation {
             Operation::Acquire(ask) => Some(self.acquire_one(call, batch, ask, &mut false)),
             Operation::Nothing | Operation::Release(_) => None,
@@ -100,13 +101,12 @@ impl Ledger {
         (promoted, standing)
     }
 
-    /// The steps before the claims.
-    pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch) -> BatchReply {
+    /// The steps before the claims. `weighs`: see [`Exchange::weighs`](super::Exchange::weighs).
+    pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
         self.release(call, batch);
         let renewed = self.renew(call, batch);
         let adopted = self.adopt(call, batch);
-        self.expire(call, batch);
-        let promoted = self.promote(call, batch);
+        let promoted = self.hand_on(call, batch, weighs);
         let acquired = self.acquire(call, batch);
         BatchReply {
             renewed,
@@ -115,6 +115,22 @@ impl Ledger {
             promoted,
             ..BatchReply::default()
         }
+    }
+
+    /// Expires leases and promotes waiters.
+    #[inline]
+    fn hand_on(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> Vec<Promotion> {
+        self.expire(call);
+        let was_full = self.free(batch) == 0;
+        // Most queues are empty.
+        let promoted = match self.queue.is_empty() {
+            true => Vec::new(),
+            false => self.promote(call, batch),
+        };
+        if was_full || self.blocked || weighs {
+            self.bring_forward(call);
+        }
+        promoted
     }
 
     /// The steps after the claims. The reply shows the ledger as they leave it.
@@ -133,11 +149,12 @@ impl Ledger {
         }
         self.heartbeat(call, batch);
         self.grant_rights(call, batch);
-        self.passed = 0;
+        (self.passed, self.blocked) = (0, false);
     }
 
+    /// How many units are held.
     pub(crate) fn in_use(&self) -> u32 {
-        self.holders.len() as u32
+        self.units
     }
 
     pub(crate) fn waiting(&self) -> u32 {
@@ -149,8 +166,13 @@ impl Ledger {
         self.places.is_empty()
     }
 
-    fn free(&self, batch: &Batch) -> usize {
-        (batch.limit as usize).saturating_sub(self.holders.len())
+    fn free(&self, batch: &Batch) -> u32 {
+        batch.limit.saturating_sub(self.units)
+    }
+
+    /// Whether all of a permit fits in. One that weighs more than the limit, which was lowered then, enters alone.
+    fn fits(&self, batch: &Batch, id: MemberId) -> bool {
+        id.weight() <= self.free(batch) || self.units == 0 && batch.limit > 0
     }
 
     fn remove(&mut self, id: MemberId) {
@@ -161,7 +183,10 @@ impl Ledger {
     /// Frees the place that a permit had.
     fn leave(&mut self, place: Option<Place>, id: MemberId) {
         match place {
-            Some(Place::Holds { until_ms }) => drop(self.holders.remove(&(until_ms, id))),
+            Some(Place::Holds { until_ms }) => {
+                self.holders.remove(&(until_ms, id));
+                self.units -= id.weight();
+            }
             Some(Place::Waits { ticket }) => drop(self.queue.remove(&ticket)),
             None => {}
         }

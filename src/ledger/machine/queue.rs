@@ -30,7 +30,8 @@ pub(in crate::ledger) enum Prospect {
 }
 
 impl Ledger {
-    /// A waiter whose replica cannot be reached is passed over: it keeps its place, and a later one gets the slot.
+    /// A waiter whose replica cannot be reached is passed over: it keeps its place, and a later one gets the slot. One that
+    /// needs more than what is free blocks those behind it, or it would starve.
     pub(super) fn promote(&mut self, call: &mut Call, batch: &Batch) -> Vec<Promotion> {
         let until_ms = call.promoted_end_ms();
         let (mut promoted, mut last_passed) = (Vec::new(), None);
@@ -38,29 +39,40 @@ impl Ledger {
             && self.passed < MAX_PASSED
             && let Some((ticket, waiter)) = self.first_behind(last_passed)
         {
-            if !call.spend() {
+            if !call.may_spend() {
                 break;
             }
             let id = waiter.id;
             match self.presence(call, id.replica) {
-                Presence::Dead => self.remove(id),
+                Presence::Dead => {
+                    call.spend(1);
+                    self.remove(id);
+                }
                 Presence::Unreachable => {
-                    call.unspend();
                     last_passed = Some(ticket);
                     self.pass_over(ticket);
                 }
+                Presence::Caller | Presence::Reachable if !self.fits(batch, id) => {
+                    self.blocked = true;
+                    break;
+                }
                 Presence::Caller => {
-                    self.hold(id, until_ms);
+                    self.grant(call, id, until_ms);
                     let seq = id.seq;
                     promoted.push(Promotion { seq, until_ms });
                 }
                 Presence::Reachable => {
-                    self.hold(id, until_ms);
+                    self.grant(call, id, until_ms);
                     call.wake(batch, id, until_ms);
                 }
             }
         }
         promoted
+    }
+
+    fn grant(&mut self, call: &mut Call, id: MemberId, until_ms: u64) {
+        call.spend(id.weight());
+        self.hold(id, until_ms);
     }
 
     fn first_behind(&self, ticket: Option<i64>) -> Option<(i64, Waiter)> {
@@ -104,7 +116,7 @@ impl Ledger {
         if call.is_stale() {
             return Standing::Stale;
         }
-        match self.prospect(call, batch, ask.wait, swept) {
+        match self.prospect(call, batch, ask, swept) {
             Prospect::Slot => self.hold(id, call.lease_end_ms()),
             Prospect::Place => self.enqueue(call, id),
             Prospect::Refusal(refusal) => refusal,
@@ -124,13 +136,13 @@ impl Ledger {
         &mut self,
         call: &mut Call,
         batch: &Batch,
-        wait: bool,
+        ask: Ask,
         swept: &mut bool,
     ) -> Prospect {
-        if self.queue.len() == self.passed && self.free(batch) > 0 {
+        if self.queue.len() == self.passed && self.fits(batch, call.own(ask.seq)) {
             return Prospect::Slot;
         }
-        if !wait {
+        if !ask.wait {
             self.refused = true;
             return Prospect::Refusal(Standing::Full);
         }

@@ -36,6 +36,6 @@ impl Ledger {
     /// There may be more holders than the limit allows, if it was higher before or some were adopted: no slot is kept
     /// then, so that they become fewer.
     fn may_keep(&self, batch: &Batch) -> bool {
-        (1..=batch.limit as usize).contains(&self.holders.len())
+        (1..=batch.limit).contains(&self.units)
     }
 }

@@ -69,9 +69,9 @@ impl Check<'_> {
         if queue.iter().any(uninvited) {
             return Some(("G6", "a permit waits that did not ask in time"));
         }
-        let free = self.after.holders.len() < self.bounds.limit as usize;
-        if free && queue.iter().any(|id| self.may_be_granted(*id)) {
-            return Some(("G4", "a slot is free while there is a live waiter"));
+        let mut next = queue.iter().filter(|id| self.may_be_granted(**id));
+        if next.next().is_some_and(|id| self.fits(*id)) {
+            return Some(("G4", "as much is free as the next live waiter needs"));
         }
         let room = queue.len() <= self.bounds.max_waiters as usize;
         (!room).then_some(("G4", "the queue is too long"))
@@ -98,6 +98,12 @@ impl Check<'_> {
         reported.sort_unstable();
         granted.sort_unstable();
         (reported != granted).then_some(("G4", "the reported grants are not those of the ledger"))
+    }
+
+    /// One that weighs more than the limit has it alone.
+    fn fits(&self, id: Id) -> bool {
+        let in_use = self.after.in_use();
+        in_use == 0 || in_use + self.after.weight(id) <= self.bounds.limit
     }
 
     /// The calling client is alive.

@@ -4,6 +4,8 @@ use super::{Bounds, DEAD, Steps};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Client {
+    /// Units of each of its permits.
+    pub(super) weight: u8,
     pub(super) crashed: bool,
     pub(super) permit: Option<Permit>,
     pub(super) releases: Vec<Release>,
@@ -62,6 +64,7 @@ pub(super) enum Outcome {
 impl Default for Client {
     fn default() -> Self {
         Self {
+            weight: 1,
             crashed: false,
             permit: None,
             releases: Vec::new(),

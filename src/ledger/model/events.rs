@@ -51,6 +51,7 @@ impl State {
         });
         let message = Message {
             client: number,
+            weight: client.weight,
             age: 0,
             release: client.releases.iter().map(|release| release.seq).collect(),
             renew,
@@ -77,6 +78,7 @@ impl State {
     pub(super) fn crash(&mut self, number: u8) {
         let client = self.client(number);
         *client = Client {
+            weight: client.weight,
             crashed: true,
             last_seen: client.last_seen,
             connected: client.connected,

@@ -15,6 +15,9 @@
 //! | three clients and acquires that run late | 560,103 | 3,769,849 |
 //! | three clients that ask anew before they released | 2,323,556 | 15,954,487 |
 //! | three clients and two messages, without copies | 4,072,895 | 32,509,715 |
+//! | three clients of whom one weighs as much as both others, without copies and crashes | 308,842 | 1,448,176 |
+//! | three clients of different weights | 1,619,311 | 10,591,148 |
+//! | and one of them is disconnected, without copies and crashes | 2,717,491 | 14,737,445 |
 //!
 //! With one message in flight, no client sends while it is late. With two, exchanges of others run in between.
 
@@ -28,6 +31,7 @@ use super::{Bounds, SITUATIONS};
 const THREE: Bounds = Bounds {
     clients: 3,
     limit: 1,
+    weights: [1; 3],
     max_waiters: 2,
     messages: 1,
     copies: 1,
@@ -84,6 +88,55 @@ fn two_clients_of_whom_one_is_disconnected() {
         ..THREE
     };
     assert!(explore(disconnected) > 10_000);
+}
+
+/// The heavy one needs all units, and waits for both others.
+#[test]
+fn three_clients_of_whom_one_weighs_as_much_as_both_others() {
+    let heavy = Bounds {
+        limit: 2,
+        weights: [2, 1, 1],
+        copies: 0,
+        crashes: 0,
+        ..THREE
+    };
+    assert!(explore(heavy) > 10_000);
+}
+
+/// A limit that was lowered: the heavy one enters alone.
+#[test]
+fn two_clients_of_whom_one_weighs_more_than_the_limit() {
+    let heavy = Bounds {
+        clients: 2,
+        weights: [2, 1, 1],
+        ..THREE
+    };
+    assert!(explore(heavy) > 5_000);
+}
+
+/// The heavy one blocks a light one that would fit, unless it has no connection.
+#[test]
+#[ignore = "minutes"]
+fn three_clients_of_different_weights_of_whom_one_is_disconnected() {
+    let heavy = Bounds {
+        limit: 3,
+        weights: [3, 2, 1],
+        copies: 0,
+        crashes: 0,
+        disconnects: 1,
+        ..THREE
+    };
+    explore(heavy);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn three_clients_of_different_weights() {
+    explore(Bounds {
+        limit: 3,
+        weights: [3, 2, 1],
+        ..THREE
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{ALIVE, Bounds, Id, LEASE, PROMOTED, Steps};
-use crate::ledger::{Ask, Batch, Exchange, MemberId, ReplicaId, Reuse};
+use crate::ledger::{Ask, Batch, Exchange, MemberId, ReplicaId, Reuse, number_of, weighing};
 
 const STEP_MS: u64 = 1_000;
 pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
@@ -11,6 +11,8 @@ pub(super) const NOW_MS: u64 = 1_000 * STEP_MS;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Message {
     pub(super) client: u8,
+    /// Units of each permit that it names.
+    pub(super) weight: u8,
     pub(super) age: Steps,
     pub(super) release: Vec<u8>,
     pub(super) renew: Option<u8>,
@@ -26,6 +28,7 @@ impl Message {
     pub(super) fn of_anybody(bounds: &Bounds) -> Self {
         Self {
             client: bounds.clients,
+            weight: 1,
             age: 0,
             release: Vec::new(),
             renew: None,
@@ -46,9 +49,10 @@ impl Message {
     }
 
     pub(super) fn exchange(&self, bounds: &Bounds) -> Exchange {
-        let seqs = |seqs: &[u8]| seqs.iter().copied().map(u64::from).collect();
-        let ask = |seq: &u8| Ask {
-            seq: u64::from(*seq),
+        let seq = |seq: &u8| weighing(u64::from(*seq), self.weight.into());
+        let seqs = |seqs: &[u8]| seqs.iter().map(seq).collect();
+        let ask = |number: &u8| Ask {
+            seq: seq(number),
             wait: true,
         };
         let batch = Batch {
@@ -77,17 +81,17 @@ impl Message {
 }
 
 impl Id {
-    pub(super) fn name(self) -> MemberId {
+    pub(super) fn name(self, weight: u32) -> MemberId {
         MemberId {
             replica: replica(self.client),
-            seq: self.seq.into(),
+            seq: weighing(self.seq.into(), weight),
         }
     }
 
     pub(super) fn of(id: MemberId) -> Self {
         Self {
             client: id.replica.bits() as u8,
-            seq: id.seq as u8,
+            seq: number_of(id.seq) as u8,
         }
     }
 }

@@ -8,10 +8,10 @@
 //!
 //! | property | in every state |
 //! | --- | --- |
-//! | **G1** cap | no more leases run than the limit says |
+//! | **G1** cap | the leases that run weigh no more than the limit says, unless one of more than that is alone |
 //! | **G2** holder knows | what a client believes to hold, the ledger holds for that long |
-//! | **G3** fair | no slot was given past a live waiter whose client has a connection |
-//! | **G4** live | no exchange left a slot free while there was such a waiter, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
+//! | **G3** fair | no slot was given past a live waiter whose client has a connection, whatever each of them weighs |
+//! | **G4** live | no exchange left as much free as the first such waiter needs, lost a live waiter, or sent no wake-up for a grant; if nothing goes wrong from here on, all are served |
 //! | **G5** no leak | if nothing goes wrong from here on, or if all crash, the ledger is empty in the end |
 //! | **G6** idempotent | the ledger has no name that its client does not know of |
 //!
@@ -21,7 +21,7 @@
 //! neither the time nor numbers that grow, so their number is finite: deadlines are relative to now, tickets are
 //! positions in the queue, names are renumbered, and clients are interchangeable (`symmetry.rs`).
 //!
-//! The bounds exclude clients that return after a crash (those are new clients), more than one permit of a client at a
+//! All permits of a client have one weight. The bounds exclude clients that return after a crash (those are new clients), more than one permit of a client at a
 //! time, and more messages in flight. Wake-ups are compared with what was granted, but not delivered: a client learns
 //! of a grant when it polls. Not in the model: clocks that are stepped, lost data and
 //! adoption, several ledgers, and rates: the simulation of the keeper has these.
@@ -62,6 +62,8 @@ const SITUATIONS: [&str; 5] = [
 struct Bounds {
     clients: u8,
     limit: u32,
+    /// Units that a permit of each client weighs.
+    weights: [u8; 3],
     max_waiters: u32,
     /// In flight at once, beyond which nothing is sent.
     messages: usize,
@@ -122,7 +124,7 @@ impl Model for Bounds {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            clients: vec![Client::default(); self.clients.into()],
+            clients: self.new_clients(),
             network: Vec::new(),
             holders: Vec::new(),
             queue: Vec::new(),
@@ -200,8 +202,9 @@ impl Model for Bounds {
         let sometimes = |name, holds: Holds| Property::sometimes(name, holds);
         vec![
             always("G1 cap", |bounds, state| {
-                let running = state.holders.iter().filter(|(_, until)| *until > 0);
-                running.count() <= bounds.limit as usize
+                let running = || state.holders.iter().filter(|(_, until)| *until > 0);
+                let units = running().map(|(id, _)| state.weight(*id)).sum::<u32>();
+                units <= bounds.limit || running().count() == 1
             }),
             always("G2 holder knows", |_, state| state.holders_know()),
             always("G3 fair", |_, state| !state.broke("G3")),
@@ -235,8 +238,30 @@ impl Model for Bounds {
     }
 }
 
+impl Bounds {
+    fn new_clients(&self) -> Vec<Client> {
+        let weights = self.weights.into_iter().take(self.clients.into());
+        let client = |weight| Client {
+            weight,
+            ..Client::default()
+        };
+        weights.map(client).collect()
+    }
+}
+
 /// The conditions that must hold at any time.
 impl State {
+    /// How many units a permit is.
+    fn weight(&self, id: Id) -> u32 {
+        self.clients[usize::from(id.client)].weight.into()
+    }
+
+    /// Units that are held, by leases that run or have ended.
+    fn in_use(&self) -> u32 {
+        let holders = self.holders.iter();
+        holders.map(|(id, _)| self.weight(*id)).sum()
+    }
+
     fn broke(&self, guarantee: &str) -> bool {
         self.broken.is_some_and(|(broken, _)| broken == guarantee)
     }

@@ -45,8 +45,9 @@ impl State {
 
     fn ledger(&self, call: &Call) -> Ledger {
         let holders = self.holders.iter();
-        let holders = holders.map(|(id, until)| (id.name(), time_ms(*until)));
-        let queue = self.queue.iter().map(|id| id.name());
+        let name = |id: &Id| id.name(self.weight(*id));
+        let holders = holders.map(|(id, until)| (name(id), time_ms(*until)));
+        let queue = self.queue.iter().map(name);
         let heartbeats = self.heartbeats.iter();
         let heartbeats = heartbeats.map(|&(client, until)| (replica(client), time_ms(until)));
         Ledger::restored(holders, queue, heartbeats, call)

@@ -22,12 +22,16 @@ end
 local function take_slots(ask, asks)
   local WAIT = '1'
   local IF_FREE = '2'
+  local WEIGHT_AT = 17
+  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
   local standings, slots = fill(asks, ABSENT), {}
   for i = 1, asks do
     local ledger, want, id = ledgers[tonumber(ARGV[ask])], ARGV[ask + 1], ARGV[ask + 2]
-    local standing = ledger.scores[id]
-    if not standing and ledger.waiting == ledger.passed and ledger.in_use < ledger.limit then
-      slots[#slots + 1] = { i = i, ledger = ledger, id = id }
+    local standing, in_use, limit = ledger.scores[id], ledger.in_use, ledger.limit
+    local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
+    local fits = in_use + weight <= limit or in_use == 0 and limit > 0
+    if not standing and ledger.waiting == ledger.passed and fits then
+      slots[#slots + 1] = { i = i, ledger = ledger, id = id, weight = weight }
     else
       standing = standing or want == WAIT and admit(ledger, id, true) or FULL
       ledger.refused = ledger.refused or standing == FULL
@@ -46,9 +50,9 @@ local function take_slots(ask, asks)
   end
   for _, slot in ipairs(slots) do
     local ledger = slot.ledger
-    ledger.in_use = ledger.in_use + 1
+    ledger.in_use = ledger.in_use + slot.weight
     ledger.scores[slot.id] = lease_end_ms
-    push(ledger.entering, lease_end_text, slot.id)
+    push(ledger.entering, lease_end_text, slot.id, slot.weight)
     standings[slot.i] = lease_end_ms
   end
   return standings, false

@@ -8,12 +8,15 @@
 --
 --   band     scores           member        score
 --   waiting  below 0          permit id     ticket, unique: lower goes first; a half more, once it was passed over
---   holding  0 .. 2^51 - 1    permit id     deadline in ms
+--   holding  0 .. 2^51 - 1    permit id     deadline in ms; of a permit that weighs w units w members, the id, and the
+--                                           id with each of the second to the w-th of DIGITS: each unit counts as one
 --   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which its waiters count as alive, in ms (a heartbeat);
 --                                           even, or odd if it subscribes to its wake-ups
 --   keeping  from 2^52 on     '~'..replica  2^52 + the time until which it may keep freed slots, in ms
 --
--- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its number.
+-- A permit id is the text of its replica (REPLICA_CHARS long) and the text of its name, whose first character is the
+-- weight, at WEIGHT_AT: its place in DIGITS. The members of a permit are written and removed together: which unit one
+-- stands for is the place in DIGITS of its character at UNIT_AT, or 1 for the id, which has none.
 --
 -- The state of a rate is a text, 'us rem count/period_us/burst refunded_us since_us' (see rate.rs): the theoretical
 -- arrival time is us + rem / count.
@@ -33,7 +36,7 @@
 --                                 for each permit to acquire '1' if it waits for a slot, else '0'
 --            in the end           prefix of the channels for wake-ups
 --                                 replica
---   then     for each ledger      its permits to release, renew, adopt and acquire, in this order
+--   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, count, period_us, burst, cost;
 --                                         us, rem, refunded_us, since_us as the charge left them
 --   then     for each claim       CLAIM_ARGS: how many charges and asks
@@ -43,12 +46,13 @@
 --                                         refuse the claim (0), WAIT, or go on without it (IF_FREE)
 --
 -- Options are a sum: 1 if the replica has waiters here; 2 if it subscribes to its wake-ups; 4 if kept slots are to be
--- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep some.
+-- recalled when a permit waits or is refused, or 8 if the replica also asks for the right to keep some; 16 if a permit to
+-- renew, adopt or acquire weighs more than one unit.
 --
 -- Reply
 -- =====
 --   1, 2     now_us, and 1 if there is more to sweep, else 0
---   then     for each ledger      the text of its error; or how many slots are in use; or a list
+--   then     for each ledger      the text of its error; or how many units are in use; or a list
 --                                 LEDGER_REPLY: in use, waiting, ticket of the first waiter that was never passed over
 --                                         (0: none), nearest deadline in ms (0: no holders or no waiters)
 --                                 a standing for each permit renewed, adopted and acquired
@@ -74,8 +78,8 @@
 -- =====
 -- Lua rebuilds every function on each call, and ten captured variables cost as much as a Redis command. So there are
 -- two ways. Most batches need only the short one, which builds two small functions: `release`, `renew` and `acquire`,
--- where the other steps would change nothing, since there are no waiters, no lease has ended and every newcomer gets a
--- slot. The long way, all steps as in machine/, takes over behind `release`; its steps are functions only where two
+-- where the other steps would change nothing, since there are no waiters, no lease has ended and every newcomer weighs
+-- one unit and gets a slot. The long way, all steps as in machine/, takes over behind `release`; its steps are functions only where two
 -- places need them. A function has the constants that it needs as locals of its own, since they cost less than captured
 -- ones: some stand twice.
 --

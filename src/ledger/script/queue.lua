@@ -14,10 +14,16 @@ local function on_all(command, key, list)
   return #list > 0 and redis.call(command, key, unpack(list)) or 0
 end
 
--- Adds to a list for ZADD.
-local function push(list, score, member)
+-- Adds to a list for ZADD, with all members of a permit that weighs this.
+local function push(list, score, id, weight)
   local size = #list
-  list[size + 1], list[size + 2] = score, member
+  list[size + 1], list[size + 2] = score, id
+  if weight and weight > 1 then
+    local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
+    for unit = 2, weight do
+      list[size + 2 * unit - 1], list[size + 2 * unit] = score, id .. string.sub(DIGITS, unit, unit)
+    end
+  end
 end
 
 -- In the order of the ids; false for a missing one.
@@ -63,13 +69,16 @@ local function admit(ledger, id, waits)
   local FULL = 1
   local QUEUE_FULL = 2
   local STALE = 3
-  local waiting = ledger.waiting
+  local WEIGHT_AT = 17
+  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
+  local waiting, in_use, limit = ledger.waiting, ledger.in_use, ledger.limit
   if stale then
     return STALE
   end
-  if waiting == ledger.passed and ledger.in_use < ledger.limit then
-    ledger.in_use = ledger.in_use + 1
-    push(ledger.entering, lease_end_text, id)
+  local weight = ledger.heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
+  if waiting == ledger.passed and (in_use + weight <= limit or in_use == 0 and limit > 0) then
+    ledger.in_use = in_use + weight
+    push(ledger.entering, lease_end_text, id, weight)
     return lease_end_ms
   end
   if not waits then

@@ -4,7 +4,10 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   local ABSENT = 0
   local STALE = 3
   local LEDGER_REPLY = 4
-  local key, limit, reply = ledger.key, ledger.limit, ledger.reply
+  local WEIGHT_AT = 17
+  local UNIT_AT = 27
+  local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
+  local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
   if lasting < size then
@@ -15,23 +18,24 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   -- it was not expired yet: its slot was not given away. `adopt` runs before `promote`, so that the queue gets what the
   -- true holders leave. May exceed the limit.
   local extends, changed = renews + adopts, 0
-  if extends > 0 and adopts == 0 and waiting == 0 then -- as in the short way
+  if extends > 0 and adopts == 0 and waiting == 0 and not heavy then -- as in the short way
     changed = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews))
   end
   if changed < extends then
     local list = {}
     for i, score in ipairs(scores_of(key, unpack(ARGV, first, first + extends - 1))) do
-      local standing, text = score or ABSENT, lease_end_text
+      local id, standing, text = ARGV[first + i - 1], score or ABSENT, lease_end_text
+      local weight = heavy and string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true) or 1
       if score and score >= 0 then
         standing = math.max(math.min(score, latest_end_ms), lease_end_ms)
         text = standing == lease_end_ms and text or text_of(standing)
-        push(list, text, ARGV[first + i - 1])
+        push(list, text, id, weight)
       elseif i > renews and stale then
         standing = STALE
       elseif i > renews then
         standing = -lease_end_ms
-        push(list, text, ARGV[first + i - 1])
-        in_use, waiting = in_use + 1, score and waiting - 1 or waiting
+        push(list, text, id, weight)
+        in_use, waiting = in_use + weight, score and waiting - 1 or waiting
       else
         standing = math.floor(standing)
       end
@@ -45,65 +49,81 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
     end
   end
 
-  -- `expire`, as much as the budget allows.
+  -- `expire`, as much as the budget allows, and the rest of the last permit.
   local ended = in_use > lasting and call('ZCOUNT', key, '0', now_ms) or 0
   local expired = math.min(ended, budget)
   if expired > 0 then
-    call('ZREMRANGEBYRANK', key, waiting, waiting + expired - 1)
-    in_use, budget = in_use - expired, budget - expired
-  end
-  local far = 0
-  if in_use >= limit then -- the clock was stepped back: dead holders would keep their slots until it has caught up
-    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
-    far = call('ZCOUNT', key, too_late_text, LAST_DEADLINE)
-    local brought_forward = math.min(far, budget)
-    far, budget = far - brought_forward, budget - brought_forward
-    if brought_forward > 0 then
-      local last = waiting + in_use - 1
-      local list = {}
-      for _, id in ipairs(call('ZRANGE', key, last - brought_forward + 1, last)) do
-        push(list, sub(too_late_text, 2), id)
-      end
-      on_all('ZADD', key, list)
+    budget = budget - expired
+    if expired < ended then
+      local last = waiting + expired - 1
+      local member = call('ZRANGE', key, last, last)[1]
+      local weight = string.find(DIGITS, sub(member, WEIGHT_AT, WEIGHT_AT), 1, true)
+      expired = expired + weight - string.find(DIGITS, sub(member, UNIT_AT, UNIT_AT), 1, true)
     end
+    call('ZREMRANGEBYRANK', key, waiting, waiting + expired - 1)
+    in_use = in_use - expired
   end
-  replies[2] = (ended > expired or far > 0) and 1 or replies[2]
+  if ended > expired then
+    replies[2] = 1
+  end
 
   -- `promote`, from the head of the queue on. A waiter whose replica should receive wake-ups, and does not, is passed
   -- over: it keeps its place, and a later one gets the slot. Whether it does is asked before: `PUBLISH` counts those at
   -- this server only, while its message may reach others, who would take it for a grant.
+  --
+  -- A waiter that needs more than what is free blocks those behind it, or it would starve; one that weighs more than the
+  -- limit, which was lowered then, enters alone.
   local MAX_PASSED = 1000
-  local alive, subscribers, promoted, promotions, passed, window = {}, {}, {}, 0, 0, limit - in_use
-  local until_text = window > 0 and waiting > 0 and text_of(promoted_end_ms)
-  while in_use < limit and passed < waiting and passed < MAX_PASSED do
+  local LIGHT = 45 -- '-'
+  local alive, subscribers, promoted, promotions, passed, window = nil, nil, nil, 0, 0, limit - in_use
+  local until_text, blocked, was_full = nil, false, window <= 0
+  if window > 0 and waiting > 0 then
+    promoted, until_text = {}, text_of(promoted_end_ms)
+  end
+  while in_use < limit and passed < waiting and passed < MAX_PASSED and not blocked do
     window = math.min(window, waiting - passed, MAX_PASSED - passed, budget)
     if window == 0 then
       replies[2] = 1
       break
     end
     local first_rank, last_rank = passed == 0 and '0' or passed .. '', string.format('%d', passed + window - 1)
-    local list, dead, skipped = {}, nil, nil
+    local list, dead, skipped, more_units = {}, nil, nil, 0
     for _, id in ipairs(call('ZRANGE', key, first_rank, last_rank)) do
       if in_use == limit then
         break
       end
-      local owner = sub(id, 1, REPLICA_CHARS)
-      local heartbeat = is_alive(key, alive, owner)
-      if heartbeat and owner ~= replica and heartbeat % 2 == 1 and not subscribers[owner] then
-        -- By pcall: an ACL may forbid it.
-        subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
+      local owner, heartbeat = sub(id, 1, REPLICA_CHARS), true
+      if owner ~= replica then
+        alive, subscribers = alive or {}, subscribers or {}
+        heartbeat = is_alive(key, alive, owner)
+        if heartbeat and heartbeat % 2 == 1 and not subscribers[owner] then
+          -- By pcall: an ACL may forbid it.
+          subscribers[owner] = redis.pcall('PUBSUB', 'NUMSUB', wake_channel .. owner)[2] or 1
+        end
       end
       if not heartbeat then
         dead, budget = dead or {}, budget - 1
         dead[#dead + 1] = id
-      elseif subscribers[owner] == 0 then
+      elseif subscribers and subscribers[owner] == 0 then
         skipped = skipped or {}
         skipped[#skipped + 1] = id
       else
-        in_use, promotions, budget = in_use + 1, promotions + 1, budget - 1
-        push(list, until_text, id)
-        local numbers = promoted[owner] or {}
-        numbers[#numbers + 1], promoted[owner] = sub(id, REPLICA_CHARS + 1), numbers
+        local weight = 1
+        if string.byte(id, WEIGHT_AT) ~= LIGHT then
+          weight = string.find(DIGITS, sub(id, WEIGHT_AT, WEIGHT_AT), 1, true)
+          if in_use + weight > limit and in_use > 0 then
+            blocked = true
+            break
+          end
+          more_units, budget = weight - 1, math.max(budget, weight)
+        end
+        in_use, promotions, budget = in_use + weight, promotions + weight, budget - weight
+        push(list, until_text, id, weight)
+        local names = promoted[owner] or {}
+        names[#names + 1], promoted[owner] = sub(id, WEIGHT_AT), names
+        if weight > 1 then -- fewer fit behind it than there are in the window
+          break
+        end
       end
     end
     if skipped then
@@ -117,21 +137,47 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
       passed = passed + #skipped
     end
     on_all('ZADD', key, list)
-    waiting = waiting - #list / 2
+    waiting = waiting - #list / 2 + more_units
     if dead then
       call('ZREM', key, unpack(dead))
       waiting = waiting - #dead
     end
     window = 8 * window -- some were dead or passed over, so many may be
   end
-  for owner, numbers in pairs(promoted) do
-    if owner ~= replica then
-      local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(numbers), key)
-      -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
-      redis.pcall('PUBLISH', wake_channel .. owner, wake)
+  if promotions > 0 then
+    for owner, names in pairs(promoted) do
+      if owner ~= replica then
+        local wake = string.format('%.0f %.0f %s %s', now_us, promoted_end_ms, table.concat(names), key)
+        -- By pcall: an ACL may forbid it, and then waiters learn of their slots when they poll.
+        redis.pcall('PUBLISH', wake_channel .. owner, wake)
+      end
     end
   end
-  local own = promoted[replica]
+  local own = promoted and promoted[replica]
+
+  -- The clock was stepped back: dead holders would keep their slots until it has caught up.
+  if was_full or blocked or heavy then
+    too_late_text = too_late_text or '(' .. text_of(latest_end_ms)
+    local far = call('ZCOUNT', key, too_late_text, LAST_DEADLINE)
+    local brought_forward = math.min(far, budget)
+    if brought_forward > 0 then
+      budget = budget - brought_forward
+      local last, list = waiting + in_use - 1, {}
+      local first_rank = last - brought_forward + 1
+      if brought_forward < far then -- and the rest of the last permit
+        local member = call('ZRANGE', key, first_rank, first_rank)[1]
+        first_rank = first_rank + 1 - string.find(DIGITS, sub(member, UNIT_AT, UNIT_AT), 1, true)
+      end
+      for _, member in ipairs(call('ZRANGE', key, first_rank, last)) do
+        push(list, sub(too_late_text, 2), member)
+      end
+      on_all('ZADD', key, list)
+      brought_forward = #list / 2
+    end
+    if far > brought_forward then
+      replies[2] = 1
+    end
+  end
 
   -- `acquire`
   ledger.in_use, ledger.waiting, ledger.promoted, ledger.passed = in_use, waiting, promotions, passed
@@ -166,7 +212,7 @@ for i = 1, ledger_count do
   if not replies[i + 2] then
     local ledger = { -- with room for all
       key = KEYS[i], limit = limit, max_waiters = max_waiters,
-      waits = options % 4, reuse = (options - options % 4) / 4,
+      waits = options % 4, reuse = (options % 16 - options % 4) / 4, heavy = options >= 16,
       in_use = counts[2 * i - 1], waiting = nil, promoted = nil, passed = nil, head = nil, ticket = nil,
       entering = {}, reply = { 0, 0, 0, 0, nil }, -- LEDGER_REPLY
     }

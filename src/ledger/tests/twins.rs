@@ -14,7 +14,7 @@ use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
         EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content,
+        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -194,8 +194,34 @@ pub(super) struct Script {
 
 impl Script {
     fn start(budget: u32) -> Self {
-        let mut text = replace_once(
+        let server = RedisServer::start();
+        let info: ConnectionInfo = server.url().into_connection_info().unwrap();
+        let settings = info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP3);
+        let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let (sender, pushes) = mpsc::channel();
+        connection.set_push_sender(sender);
+        let mut script = Self {
+            server,
+            connection,
+            present: BTreeSet::new(),
+            pushes,
+            digest: String::new(),
+        };
+        let new = format!("local SWEEP_BUDGET = {budget}\n");
+        script.load(&replace_once(
             EXCHANGE_LUA,
+            "local SWEEP_BUDGET = 1000\n",
+            &new,
+        ));
+        script
+    }
+
+    /// Runs this script from now on, on the clock of the test.
+    pub(super) fn load(&mut self, text: &str) {
+        let mut text = replace_once(
+            text,
             "redis.call('TIME')",
             "{ ARGV[#ARGV - 1], ARGV[#ARGV] }",
         );
@@ -205,31 +231,10 @@ impl Script {
             "local TTL_SPARE_MS = 2\n",
             &format!("local TTL_SPARE_MS = {TTL_SPARE_MS}\n"),
         );
-        let new = format!("local SWEEP_BUDGET = {budget}\n");
-        text = replace_once(&text, "local SWEEP_BUDGET = 1000\n", &new);
-        let server = RedisServer::start();
-        let info: ConnectionInfo = server.url().into_connection_info().unwrap();
-        let settings = info.redis_settings().clone();
-        let settings = settings.set_protocol(ProtocolVersion::RESP3);
-        let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();
-        let mut connection = client.get_connection().unwrap();
-        let (sender, pushes) = mpsc::channel();
-        connection.set_push_sender(sender);
-        let digest = redis::cmd("SCRIPT")
-            .arg("LOAD")
-            .arg(&text)
-            .query(&mut connection)
-            .unwrap();
-        Self {
-            server,
-            connection,
-            present: BTreeSet::new(),
-            pushes,
-            digest,
-        }
+        self.digest = self.query("SCRIPT", &["LOAD", &text]);
     }
 
-    fn set_present(&mut self, present: BTreeSet<ReplicaId>) {
+    pub(super) fn set_present(&mut self, present: BTreeSet<ReplicaId>) {
         let channel = |replica: &ReplicaId| WAKE_PREFIX.to_owned() + &replica.text();
         for replica in present.difference(&self.present) {
             self.connection.subscribe_resp3(channel(replica)).unwrap();
@@ -240,7 +245,7 @@ impl Script {
         self.present = present;
     }
 
-    fn exchange(
+    pub(super) fn exchange(
         &mut self,
         exchange: &Exchange,
         listens: bool,
@@ -320,7 +325,8 @@ fn tat(state: &str) -> Tat {
     }
 }
 
-fn replace_once(text: &str, old: &str, new: &str) -> String {
+/// Replaces what must occur exactly once.
+pub(super) fn replace_once(text: &str, old: &str, new: &str) -> String {
     assert_eq!(text.matches(old).count(), 1, "{old}");
     text.replace(old, new)
 }
@@ -412,7 +418,11 @@ fn claim() -> impl Strategy<Value = Claim> {
     let want = prop::sample::select(&[Want::Now, Want::Wait, Want::Wait, Want::IfFree][..]);
     let ask = |batch| {
         let ask = (1..=9u64, want.clone());
-        ask.prop_map(move |(seq, want)| ClaimAsk { batch, seq, want })
+        ask.prop_map(move |(number, want)| ClaimAsk {
+            batch,
+            seq: name(number),
+            want,
+        })
     };
     let asks = (ask(0), ask(1)).prop_map(|(one, two)| vec![one, two]);
     let asks = asks.prop_flat_map(|asks| subsequence(asks, 0..=2).prop_shuffle());
@@ -443,8 +453,20 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     })
 }
 
+/// Some permits of the random runs weigh more than 1, and some more than the limit.
+fn name(number: u64) -> Seq {
+    let weight = match number {
+        7 => 2,
+        8 => 3,
+        9 => 64,
+        _ => 1,
+    };
+    weighing(number, weight)
+}
+
 fn batch(key: &'static str) -> impl Strategy<Value = Batch> {
-    let seqs = |most: usize| subsequence((1..=9).collect::<Vec<Seq>>(), 0..=most).prop_shuffle();
+    let seqs =
+        |most: usize| subsequence((1..=9).map(name).collect::<Vec<Seq>>(), 0..=most).prop_shuffle();
     let wait = prop::collection::vec(prop::bool::weighted(0.8), 9);
     let limit = prop_oneof![4 => Just(2), 1 => 0..5u32];
     let max_waiters = prop_oneof![4 => Just(5), 1 => 0..4u32];

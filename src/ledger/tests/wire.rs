@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::{
-    EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
-    rate::{MAX_EXACT, MAX_WAIT_US},
-    script::{
-        ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
-        QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+use crate::{
+    ledger::{
+        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, more_members,
+        rate::{MAX_EXACT, MAX_WAIT_US},
+        script::{
+            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
+            QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+        },
+        seq_text, weighing,
     },
+    ranges::MAX_WEIGHT,
 };
 
 /// The constants of the script: one to a line, and in capitals. Some stand twice, with one value.
@@ -41,6 +45,9 @@ fn the_script_has_the_constants_of_this_process() {
         ("QUEUE_FULL", QUEUE_FULL as u64),
         ("STALE", STALE as u64),
         ("REPLICA_CHARS", (ID_CHARS - SEQ_CHARS) as u64),
+        ("WEIGHT_AT", (ID_CHARS - SEQ_CHARS) as u64 + 1),
+        ("UNIT_AT", ID_CHARS as u64 + 1),
+        ("LIGHT", seq_text(1)[0].into()),
         ("MAX_LEASE_MS", MAX_LEASE_MS),
         ("SWEEP_BUDGET", SWEEP_BUDGET.into()),
         ("RIGHT_MS", RIGHT_MS),
@@ -49,6 +56,9 @@ fn the_script_has_the_constants_of_this_process() {
     ] {
         assert_eq!(constants.get(name), Some(&&*value.to_string()), "{name}");
     }
+    let digits = more_members(weighing(1, MAX_WEIGHT)).map(char::from);
+    let digits: String = std::iter::once('-').chain(digits).collect();
+    assert_eq!(constants["DIGITS"], format!("'{digits}'"));
     let record = format!("'<{}'", "d".repeat(RECORD));
     assert_eq!(constants["RECORD"], record);
     assert_eq!(constants["WAIT"], format!("'{WAIT}'"));

@@ -12,6 +12,21 @@ fn two_leases_of_one_are_caught() {
 }
 
 #[test]
+fn a_heavy_lease_beside_another_is_caught() {
+    // Of two units.
+    let heavy = (A.0, A.1 | 1 << 54);
+    let mut book = Book::new();
+    book.acquires(heavy, 10, held(10));
+    book.returns(heavy, 15);
+    book.acquires(B, 20, held(20));
+    is_clean(book);
+    let mut book = Book::new();
+    book.acquires(heavy, 10, held(10));
+    book.acquires(B, 20, held(20));
+    violates(book, "G1", "2 leases of 1");
+}
+
+#[test]
 fn a_count_above_the_limit_is_caught() {
     let mut book = Book::new();
     let answer = BatchAnswer {

@@ -3,7 +3,7 @@
 
 use super::{
     Micros, Span,
-    index::{Doing, How, Id, Index, Ledger, Story, What},
+    index::{Doing, How, Id, Index, Ledger, Story, What, weight},
     report::{Over, Report},
 };
 
@@ -115,7 +115,7 @@ fn owned(index: &Index<'_>, (process, _): Id, story: &Story) -> Option<Span> {
     (from < until).then_some((from, until))
 }
 
-/// The first moment at which there are more than that, and who they are.
+/// The first moment at which there are more units than that, and who they are. One that weighs more may be alone.
 fn crowd(spans: &[(Id, Span)], limit: u32) -> Option<(Micros, Vec<Id>)> {
     let mut there = Vec::new();
     for (at_us, enters, id) in turns(spans) {
@@ -124,7 +124,8 @@ fn crowd(spans: &[(Id, Span)], limit: u32) -> Option<(Micros, Vec<Id>)> {
         } else {
             there.retain(|other| *other != id);
         }
-        if there.len() > limit as usize {
+        let units: u32 = there.iter().copied().map(weight).sum();
+        if units > limit && there.len() > 1 {
             return Some((at_us, there));
         }
     }
@@ -137,12 +138,13 @@ fn sweep(spans: &[(Id, Span)], limit: u32) -> Over {
         ..Over::default()
     };
     let (mut count, mut before) = (0, 0);
-    for (at_us, enters, _) in turns(spans) {
+    for (at_us, enters, id) in turns(spans) {
         if count > limit {
             over.lasted_us += at_us - before;
         }
         before = at_us;
-        count = if enters { count + 1 } else { count - 1 };
+        let units = weight(id);
+        count = if enters { count + units } else { count - units };
         over.peak = over.peak.max(count);
     }
     over

@@ -13,6 +13,11 @@ pub(crate) use super::story::{Ask, Deed, Doing, Fact, How, Story, What};
 /// A process, and the number of a permit there.
 pub(crate) type Id = (usize, u64);
 
+/// How many units a permit weighs: its number says so, in the bits above the 54th.
+pub(super) fn weight(id: Id) -> u32 {
+    (id.1 >> 54) as u32 + 1
+}
+
 pub(crate) struct Index<'a> {
     pub(crate) history: &'a History,
     /// By process.

@@ -40,13 +40,26 @@ static SHORT: Limit = Limit::concurrent("short", 6)
     .fallback(Fallback::Reject)
     .reuse();
 
+/// Permits of all weights.
+static UNITS: Limit = units(MOST_UNITS);
+static FEWER_UNITS: Limit = units(6);
+const MOST_UNITS: u32 = 10;
+
+const fn units(max: u32) -> Limit {
+    Limit::concurrent("units", max)
+        .wait_up_to(Duration::from_secs(10))
+        .fallback(Fallback::Reject)
+}
+
 struct Client {
     rng: fastrand::Rng,
     limiter: Limiter,
     hot: Semaphore,
+    units: Semaphore,
     short: Semaphore,
     long_holds: u32,
     lease: Duration,
+    only_units: bool,
 }
 
 /// Until `over`: then each client finishes what it does.
@@ -56,15 +69,28 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
         let mut client = Client {
             rng: fastrand::Rng::with_seed(orders.seed ^ (number as u64) << 32),
             hot: limiter.semaphore(&HOT, Key::SHARED),
+            units: limiter.semaphore(&UNITS, Key::SHARED),
             short: limiter.semaphore(&SHORT, Key::SHARED),
             limiter: limiter.clone(),
             long_holds: orders.long_holds,
             lease: Duration::from_millis(orders.lease_ms),
+            only_units: orders.units_lowered_ms.is_some(),
         };
         let over = over.clone();
         clients.spawn(async move {
             while !*over.borrow() {
                 client.request().await;
+            }
+        });
+    }
+    if let Some(after) = orders.units_lowered_ms {
+        let (limiter, mut over) = (limiter.clone(), over);
+        clients.spawn(async move {
+            tokio::select! {
+                () = sleep(Duration::from_millis(after)) => {
+                    limiter.update(&FEWER_UNITS).expect("it may become that");
+                }
+                _ = over.wait_for(|over| *over) => {}
             }
         });
     }
@@ -75,8 +101,14 @@ pub(super) async fn run(limiter: &Limiter, orders: &Orders, over: watch::Receive
 
 impl Client {
     async fn request(&mut self) {
-        match self.rng.u32(0..10) {
-            0..3 => self.hold(self.hot.clone()).await,
+        let kind = if self.only_units {
+            2
+        } else {
+            self.rng.u32(0..10)
+        };
+        match kind {
+            0..2 => self.hold(self.hot.clone()).await,
+            2 => self.hold(self.units.clone()).await,
             3 => {
                 for _ in 0..self.rng.u32(1..40) {
                     self.hold_shortly().await;
@@ -102,9 +134,13 @@ impl Client {
             0 => Duration::from_micros(self.rng.u64(1..30_000)),
             _ => 30 * SECOND,
         };
+        let units = match semaphore.limit().name() == UNITS.name() {
+            true => self.rng.u32(1..=MOST_UNITS),
+            false => 1,
+        };
         let acquired = match self.rng.u32(0..10) {
-            0 => timeout(patience, semaphore.try_acquire()).await,
-            _ => timeout(patience, semaphore.acquire()).await,
+            0 => timeout(patience, semaphore.try_acquire_many(units)).await,
+            _ => timeout(patience, semaphore.acquire_many(units)).await,
         };
         if let Ok(Ok(permit)) = acquired {
             self.keep(&permit).await;

@@ -13,6 +13,7 @@
 //! | `progress` | G4: a line goes on; G5: what is given back returns at once |
 //! | `names` | G6: nothing comes back |
 //! | `rates` | no more begin than a rate allows |
+//! | `weights` | how long the heavy and the light wait, and how many units are idle meanwhile |
 //! | `report` | what was found, with the timeline of those concerned |
 //! | `process`, `load` | a process that makes history, and what it does |
 //!
@@ -38,8 +39,9 @@ mod progress;
 mod rates;
 pub(crate) mod report;
 mod story;
+mod weights;
 
-use self::{event::Line, index::Index, report::Report};
+use self::{event::Line, index::Index, report::Report, weights::Units};
 
 /// Store time in microseconds. On one machine it is the time of day.
 pub(crate) type Micros = u64;
@@ -100,6 +102,11 @@ pub(crate) fn check(history: &History) -> Report {
     names::check(&index, &mut report);
     rates::check(&index, &mut report);
     report
+}
+
+/// How the units of the only ledger were shared.
+pub(crate) fn units(history: &History) -> Units {
+    Units::new(&Index::new(history))
 }
 
 impl History {

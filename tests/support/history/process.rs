@@ -48,6 +48,8 @@ pub(crate) struct Orders {
     pub(crate) clients: usize,
     /// One in so many holds for longer than a lease; 0: none.
     pub(crate) long_holds: u32,
+    /// All requests are for units of one limit, which is lowered after this time.
+    pub(crate) units_lowered_ms: Option<u64>,
     /// Where to write it.
     pub(crate) history: PathBuf,
 }
@@ -63,6 +65,7 @@ impl Orders {
             waiter_ttl_ms: 1_200,
             clients: 16,
             long_holds: 40,
+            units_lowered_ms: None,
             history: PathBuf::new(),
         }
     }

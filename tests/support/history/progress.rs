@@ -2,7 +2,7 @@
 
 use super::{
     Micros,
-    index::{Ask, Deed, Doing, Id, Index, Ledger, Story, Visit, What},
+    index::{Ask, Deed, Doing, Id, Index, Ledger, Story, Visit, What, weight},
     report::Report,
 };
 
@@ -37,8 +37,15 @@ fn check_visits(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut 
         let mut processes = 0..history.processes.len();
         processes.all(|process| history.is_calm(from, at_us, process))
     };
+    // Any of them may have been the next.
+    let waiters = ledger
+        .stories
+        .iter()
+        .filter(|(_, story)| story.waits().is_some());
+    let needed = waiters.map(|(id, _)| weight(*id)).max().unwrap_or(1);
     let idle = |visit: &&Visit| {
-        let is_free = visit.waiting > 0 && visit.in_use < visit.limit && !visit.more;
+        let fits = visit.in_use == 0 || visit.in_use + needed <= visit.limit;
+        let is_free = visit.waiting > 0 && fits && visit.limit > 0 && !visit.more;
         is_free && (waits_in_calm(visit.at_us) || is_calm(visit.at_us))
     };
     if let Some(visit) = ledger.visits.iter().find(idle) {

@@ -2,6 +2,8 @@
 
 mod leases;
 mod queue;
+mod rollout;
+mod weights;
 
 use std::sync::Arc;
 

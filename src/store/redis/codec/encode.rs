@@ -6,8 +6,9 @@ use redis::{Cmd, RedisWrite};
 
 use crate::ledger::{
     Batch, Charge, Claim, ClaimAsk, Exchange, ID_CHARS, Rate, Refund, Reuse, Seq, Want,
+    more_members,
     script::{ASK_ARGS, CHARGE_ARGS, CLAIM_ARGS, IF_FREE, NOW, RECORD, REFUND_ARGS, WAIT},
-    seq_text,
+    seq_text, weight_of,
 };
 
 /// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
@@ -20,7 +21,7 @@ pub(crate) fn encode(
     listens: bool,
     exchange: &Exchange,
 ) -> Cmd {
-    let permits = exchange.batches.iter().map(permits).sum::<usize>();
+    let permits = exchange.batches.iter().map(names).sum::<usize>();
     let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
     let claims = exchange.claims.iter().map(claim_args).sum::<usize>();
     let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims;
@@ -50,8 +51,15 @@ pub(crate) fn encode(
     cmd
 }
 
-fn permits(batch: &Batch) -> usize {
-    batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+/// How many names a batch has.
+fn names(batch: &Batch) -> usize {
+    released(batch) + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+}
+
+/// How many members the permits to release may have.
+fn released(batch: &Batch) -> usize {
+    let weights = batch.release.iter().map(|&seq| weight_of(seq) as usize);
+    weights.sum()
 }
 
 fn claim_args(claim: &Claim) -> usize {
@@ -76,14 +84,14 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
             exchange.claims.len() as u64,
         ],
     );
-    for batch in &exchange.batches {
+    for (batch, weighs) in exchange.batches.iter().zip(exchange.weighs()) {
         pack(
             &mut packed,
             [
                 batch.limit.into(),
                 batch.max_waiters.into(),
-                options(batch, listens),
-                batch.release.len() as u64,
+                options(batch, listens, weighs),
+                released(batch) as u64,
                 batch.renew.len() as u64,
                 batch.adopt.len() as u64,
                 batch.acquire.len() as u64,
@@ -102,15 +110,15 @@ fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
     }
 }
 
-/// Whether the replica waits, and listens to its wake-ups, and what it wants of reuse.
-fn options(batch: &Batch, listens: bool) -> u64 {
+/// Whether the replica waits, and listens to its wake-ups, what it wants of reuse, and whether a permit weighs more than 1.
+fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     let reuse = match batch.reuse {
         Reuse::Never => 0,
         Reuse::Others => 4,
         Reuse::Keep => 8,
     };
     let listens = batch.waits && listens;
-    u64::from(batch.waits) + 2 * u64::from(listens) + reuse
+    u64::from(batch.waits) + 2 * u64::from(listens) + reuse + 16 * u64::from(weighs)
 }
 
 /// The keys of rates in an exchange, and their indexes among its keys, from 1 on as in Lua.
@@ -187,17 +195,28 @@ fn ask_args(ask: &ClaimAsk) -> [usize; ASK_ARGS - 1] {
 }
 
 fn encode_permits(cmd: &mut Cmd, replica: &str, batch: &Batch) {
-    let listed = batch.release.iter().chain(&batch.renew).chain(&batch.adopt);
+    for &seq in &batch.release {
+        encode_id(cmd, replica, seq);
+        for unit in more_members(seq) {
+            let mut member = id(replica, seq).to_vec();
+            member.push(unit);
+            cmd.write_arg(&member);
+        }
+    }
     let acquired = batch.acquire.iter().map(|ask| &ask.seq);
-    for &seq in listed.chain(acquired) {
+    for &seq in batch.renew.iter().chain(&batch.adopt).chain(acquired) {
         encode_id(cmd, replica, seq);
     }
 }
 
 fn encode_id(cmd: &mut Cmd, replica: &str, seq: Seq) {
+    cmd.write_arg(&id(replica, seq));
+}
+
+fn id(replica: &str, seq: Seq) -> [u8; ID_CHARS] {
     let mut id = [0; ID_CHARS];
-    let (of_replica, number) = id.split_at_mut(replica.len());
+    let (of_replica, name) = id.split_at_mut(replica.len());
     of_replica.copy_from_slice(replica.as_bytes());
-    number.copy_from_slice(&seq_text(seq));
-    cmd.write_arg(&id);
+    name.copy_from_slice(&seq_text(seq));
+    id
 }
