@@ -210,7 +210,9 @@ impl LimiterBuilder {
     ///
     /// The limiter then has one more connection to its store, with a task of its own that answers operators' questions. No
     /// request waits for it. The store's user needs the rights for it: see [Running Redis](crate::guide::redis). Without
-    /// them the limiter works as before, and logs one warning. In memory [`Limiter::operator`] asks without this setting.
+    /// them the limiter works as before, and logs one warning. Its layers watch each response, as with
+    /// [`OnLost::Abort`](crate::OnLost::Abort), so that an operator can revoke its permit. In memory [`Limiter::operator`]
+    /// asks without this setting.
     #[cfg(feature = "operate")]
     pub fn operable(mut self) -> Self {
         self.identity.operable = true;

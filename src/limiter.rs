@@ -64,6 +64,15 @@ impl Limiter {
         &self.identity
     }
 
+    /// Whether operators may ask this replica, and revoke its permits.
+    pub(crate) fn is_operable(&self) -> bool {
+        #[cfg(feature = "operate")]
+        let is_operable = self.identity.operable;
+        #[cfg(not(feature = "operate"))]
+        let is_operable = false;
+        is_operable
+    }
+
     /// Returns what this process holds and waits for, without a round trip.
     pub fn status(&self) -> Status {
         self.keepers.status()

@@ -365,3 +365,33 @@ async fn no_provider_is_told() {
     assert_eq!(error.kind(), ConfigErrorKind::Store, "{error}");
     assert!(error.to_string().contains("CryptoProvider"), "{error}");
 }
+
+/// The connection that operators ask by, and the one that a replica answers by.
+#[cfg(feature = "operate")]
+#[tokio::test]
+async fn operators_ask_over_tls() {
+    install_provider();
+    let secured = Secured::start(&["127.0.0.1"], "no");
+    let client = secured.client(&secured.authority, None);
+    let limiter = builder().operable().connect_client(client.clone()).await;
+    let limiter = limiter.expect("it is up");
+    let held = limiter
+        .semaphore(Limit::concurrent("one", 1), "key")
+        .acquire();
+    let held = held.await.expect("a free slot");
+    let operator = tower_turnstile::operate::Operator::builder()
+        .store_timeout(Duration::from_secs(5))
+        .connect_client(client)
+        .await
+        .expect("it is up");
+    loop {
+        let permits = operator.permits("one", None).await;
+        if let Ok(permits) = permits
+            && let [row] = &permits.rows[..]
+        {
+            assert_eq!(Some(row.id), held.id());
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -40,7 +40,7 @@
 //! | at the top | `last_line`: a comment, which ends the file | any line ends it |
 //! | | `unlimited`: no route has a limit | `false`: at least one has |
 //! | `[store]` | `url`: a string, or `{ env = "REDIS_URL" }` | `"memory:"` |
-//! | | `namespace`, `lease`, `store_timeout`, `poll_interval`, `waiter_ttl` | those of the [`LimiterBuilder`](crate::LimiterBuilder) |
+//! | | `namespace`, `lease`, `store_timeout`, `poll_interval`, `waiter_ttl`, `operable`, `replica_label`, `show_keys` | those of the [`LimiterBuilder`](crate::LimiterBuilder) |
 //! | `[plans.<name>]` | `keys`: the callers' keys | none; a key is in one plan at most |
 //! | `[limits.<name>]` | `concurrent`, or `rate` and `per` | none: one of them is required |
 //! | | `burst` of a rate | the rate |

@@ -46,6 +46,13 @@ pub struct StoreConfig {
     #[serde(with = "humantime_serde")]
     #[cfg_attr(test, schemars(with = "schema::Time"))]
     pub waiter_ttl: Option<Duration>,
+    /// Whether operators may ask this replica and change its limits. Needs the feature `operate`. Default: no.
+    pub operable: bool,
+    /// What operators see this replica as. Default: the host's name.
+    #[cfg_attr(test, schemars(length(min = 1, max = 64)))]
+    pub replica_label: Option<String>,
+    /// Whether operators see callers' keys, and not their digests only. Default: no.
+    pub show_keys: bool,
 }
 
 /// URL of the store. It may hold a password, so `Debug` does not show it.
@@ -86,6 +93,17 @@ impl StoreConfig {
         if let StoreUrl::Plain(url) = &self.url {
             faults.take("store.url", check_url(url));
         }
+        let settings = [
+            ("operable", self.operable),
+            ("replica_label", self.replica_label.is_some()),
+            ("show_keys", self.show_keys),
+        ];
+        for (setting, is_set) in settings {
+            if is_set && cfg!(not(feature = "operate")) {
+                let fault = "needs the feature `operate` of tower-turnstile";
+                faults.add(format!("store.{setting}"), fault);
+            }
+        }
         for (setting, message) in self.builder().faults() {
             faults.add(format!("store.{setting}"), message);
         }
@@ -107,6 +125,18 @@ impl StoreConfig {
         }
         if let Some(waiter_ttl) = self.waiter_ttl {
             builder = builder.waiter_ttl(waiter_ttl);
+        }
+        #[cfg(feature = "operate")]
+        {
+            if self.operable {
+                builder = builder.operable();
+            }
+            if let Some(label) = &self.replica_label {
+                builder = builder.replica_label(label);
+            }
+            if self.show_keys {
+                builder = builder.show_keys();
+            }
         }
         builder
     }
@@ -142,6 +172,9 @@ impl fmt::Debug for StoreConfig {
             store_timeout,
             poll_interval,
             waiter_ttl,
+            operable,
+            replica_label,
+            show_keys,
         } = self;
         f.debug_struct("StoreConfig")
             .field("url", url)
@@ -150,6 +183,9 @@ impl fmt::Debug for StoreConfig {
             .field("store_timeout", store_timeout)
             .field("poll_interval", poll_interval)
             .field("waiter_ttl", waiter_ttl)
+            .field("operable", operable)
+            .field("replica_label", replica_label)
+            .field("show_keys", show_keys)
             .finish()
     }
 }

@@ -35,12 +35,11 @@ pub(super) struct Terms {
     /// `None`: as when it is lost.
     pub(super) at_shutdown: Option<OnLost>,
     pub(super) bounds: Bounds,
+    /// Whether operators may end responses.
+    pub(super) may_be_revoked: bool,
     /// `None`: the layer has no limit, or the permit was lost before it got its body.
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
-
-/// Whether there are operators.
-const MAY_BE_REVOKED: bool = cfg!(feature = "operate");
 
 impl Terms {
     /// Takes the stricter of both terms.
@@ -65,7 +64,7 @@ impl Terms {
     /// Whether a response may have to end with its slot.
     pub(super) fn may_end_early(&self) -> bool {
         let may_abort = [self.on_lost, self.at_shutdown()].contains(&OnLost::Abort);
-        may_abort || !self.bounds.is_none() || MAY_BE_REVOKED
+        may_abort || !self.bounds.is_none() || self.may_be_revoked
     }
 
     /// Why responses may end with their slots.
@@ -75,7 +74,7 @@ impl Terms {
             (LostErrorKind::ShutDown, self.ends(LostErrorKind::ShutDown)),
             (LostErrorKind::HeldTooLong, self.bounds.max_hold.is_some()),
             (LostErrorKind::Idle, self.bounds.idle.is_some()),
-            (LostErrorKind::Revoked, MAY_BE_REVOKED),
+            (LostErrorKind::Revoked, self.may_be_revoked),
         ]
         .into_iter()
         .filter_map(|(kind, is_possible)| is_possible.then_some(kind))

@@ -99,6 +99,9 @@ impl LimitLayer {
             labels: Labels::default(),
         };
         gate.name_first();
+        if limiter.is_operable() {
+            gate.edit_terms(|terms| terms.may_be_revoked = true);
+        }
         Self {
             gates: Gates::One(Arc::new(gate)),
         }

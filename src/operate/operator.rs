@@ -145,11 +145,16 @@ impl Operator {
     pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
         let permits = self.permits(limit, Some(key)).await?;
         let refusals = self.refusals(limit, Some(key)).await?;
-        let own = self.keys(limit, Some(key)).await?.rows.pop();
+        let mut keys = self.keys(limit, Some(key)).await?;
         let limits = self.limits().await?;
-        let is_busy = !limits.busy.is_empty();
+        let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
+        // What is missing of one answer would look like a slot that nobody has.
+        if busy.iter().any(|busy| !busy.is_empty()) {
+            return Err(self::busy());
+        }
+        let own = keys.rows.pop();
         let row = limits.rows.into_iter().find(|row| row.limit == limit);
-        let row = row.ok_or_else(|| if is_busy { busy() } else { unknown(limit) })?;
+        let row = row.ok_or_else(|| unknown(limit))?;
         let standing = self.standing(key, &permits).await?;
         Ok(explain::explain(row, key, own, standing, permits, refusals))
     }
@@ -206,8 +211,9 @@ impl Operator {
 impl Operator {
     /// Revokes permits that are held, and returns each with what became of it.
     ///
-    /// A response ends with a [`LostError`](crate::layer::LostError), whatever the layer's
-    /// [`on_lost`](crate::LimitLayer::on_lost) says, and releases its slot ([`PermitState::Ended`]). Tasks that have a
+    /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
+    /// [`LostError`](crate::layer::LostError), whatever the layer's [`on_lost`](crate::LimitLayer::on_lost) says, and releases
+    /// its slot ([`PermitState::Ended`]). Tasks that have a
     /// [`Permit`](crate::Permit) or a [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop
     /// it: those that had not by the time of the answer, a quarter of a second, are still [`Held`](PermitState::Held). Under
     /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.

@@ -142,6 +142,14 @@ impl InForce {
         }
     }
 
+    /// Whether the limit itself has one: a value that fits, a mode, or a pause.
+    pub(crate) fn overrides(&self, declared: &Limit) -> bool {
+        self.by_limit.get(declared.name()).is_some_and(|of_limit| {
+            let has_value = matches!(of_limit.value_of(declared), Ok(Some(_)));
+            has_value || of_limit.mode.is_some() || of_limit.pause.is_some()
+        })
+    }
+
     /// What they say about a key of this limit.
     pub(crate) fn for_key(&self, limit: &Limit, key: &Key) -> Steered {
         let Some(of_limit) = self.by_limit.get(limit.name()) else {

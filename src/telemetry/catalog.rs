@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Seconds,
 }
 
+pub(super) const MAX: &str = "turnstile_limit_max";
+pub(super) const OVERRIDDEN: &str = "turnstile_limit_overridden";
 pub(super) const HELD: &str = "turnstile_held";
 pub(super) const WAITING: &str = "turnstile_waiting";
 pub(super) const ADMITTED: &str = "turnstile_admitted_total";
@@ -35,7 +37,12 @@ pub(super) const EXCHANGE: &str = "turnstile_exchange_seconds";
 pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
-pub(super) const METRICS: [Metric; 16] = [
+pub(super) const METRICS: [Metric; 18] = [
+    gauge(MAX, "The value of the limit that is in force"),
+    gauge(
+        OVERRIDDEN,
+        "1 if an operator has changed or paused the limit, 0 if what is declared applies",
+    ),
     gauge(HELD, "Units of permits held by this process"),
     gauge(WAITING, "Queued requests of this process"),
     counter(ADMITTED, "Requests that got their permits"),

@@ -20,6 +20,10 @@ use crate::{
 /// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Measure {
+    /// Change of the value in force.
+    Max(f64),
+    /// Change of whether it is an operator's.
+    Overridden(f64),
     /// Change of the number of held permits.
     Held(f64),
     /// Change of the number of waiting requests.
@@ -41,6 +45,8 @@ pub(crate) enum Measure {
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
     labels: Labels,
+    max: Series<Gauge>,
+    overridden: Series<Gauge>,
     held: Series<Gauge>,
     waiting: Series<Gauge>,
     admitted: Series<Counter>,
@@ -88,6 +94,8 @@ impl LimitMeter {
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
+            max: Series::new(catalog::MAX),
+            overridden: Series::new(catalog::OVERRIDDEN),
             held: Series::new(catalog::HELD),
             waiting: Series::new(catalog::WAITING),
             admitted: Series::new(catalog::ADMITTED),
@@ -123,6 +131,10 @@ impl LimitMeter {
             Mode::Shadow => (&self.shadow_refusals, true),
             Mode::Off => return,
         };
+        self.max.of(&self.labels);
+        if cfg!(feature = "operate") {
+            self.overridden.of(&self.labels);
+        }
         self.admitted.of(&self.labels);
         self.wait.of(&self.labels);
         if !is_rate {
@@ -194,6 +206,8 @@ impl LimitMeter {
     pub(crate) fn note(&self, measure: Measure) {
         let labels = &self.labels;
         match measure {
+            Measure::Max(change) => move_by(self.max.of(labels), change),
+            Measure::Overridden(change) => move_by(self.overridden.of(labels), change),
             Measure::Held(change) => move_by(self.held.of(labels), change),
             Measure::Waiting(change) => move_by(self.waiting.of(labels), change),
             Measure::Admitted(waited) => self.let_in(waited),

@@ -2,6 +2,11 @@
 
 use tower_turnstile::config::Config;
 
+const LABEL: &str = match cfg!(feature = "operate") {
+    true => "1 to 64 characters",
+    false => "needs the feature `operate`",
+};
+
 #[track_caller]
 fn faults(text: &str) -> Vec<String> {
     let error = Config::from_toml(text).unwrap_err();
@@ -139,6 +144,7 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
         ("store.url = 'http://x'".to_owned(), "store.url", "does not begin with `redis://`"),
         ("store.url.env = ''".to_owned(), "store.url.env", "no name of an environment variable"),
         ("store.lease = '1s'".to_owned(), "store.lease", "more than 3 x store_timeout"),
+        ("store.replica_label = ''".to_owned(), "store.replica_label", LABEL),
         ("store.waiter_ttl = '1s'".to_owned(), "store.waiter_ttl", "at least 3 x poll_interval"),
         ("store.poll_interval = '0s'".to_owned(), "store.poll_interval", "must be 1 ms to"),
     ]

@@ -174,20 +174,16 @@ async fn series_begin_when_they_can_occur() {
         names.collect::<BTreeSet<_>>()
     };
     let refused = |reason| of("refusals_total", "one", Some(reason));
-    let first = ["admitted_total", "held", "lost_total"].map(|metric| of(metric, "one", None));
-    let first = BTreeSet::from_iter(first.into_iter().chain(["full", "shut_down"].map(refused)));
+    let operators = cfg!(feature = "operate").then_some("limit_overridden");
+    let first = ["admitted_total", "held", "limit_max", "lost_total"].into_iter();
+    let first = first.chain(operators).map(|metric| of(metric, "one", None));
+    let first = BTreeSet::from_iter(first.chain(["full", "shut_down"].map(refused)));
     assert_eq!(series(), first);
     let expired = r#"turnstile_expired_total{namespace="turnstile",limit="one",bound="idle"}"#;
     let aborted = |reason| of("aborted_total", "one", Some(reason));
     let added = |before: &BTreeSet<String>| Vec::from_iter(&series() - before);
     let _layer = layer.idle(Duration::from_secs(60));
-    // Whatever its layer says an operator may revoke a permit.
-    let revoked = cfg!(feature = "operate").then(|| aborted("revoked"));
-    let ends = [aborted("idle")].into_iter().chain(revoked);
-    assert_eq!(
-        added(&first),
-        Vec::from_iter(ends.chain([expired.to_owned()]))
-    );
+    assert_eq!(added(&first), [aborted("idle"), expired.to_owned()]);
     let second = series();
     limiter
         .update(&ONE.wait_up_to(Duration::from_secs(1)))
@@ -197,6 +193,43 @@ async fn series_begin_when_they_can_occur() {
         added(&second),
         [&third[..], &[of("waiting", "one", None)]].concat()
     );
+}
+
+/// The sum over the limiters of this process: it is gone with them.
+#[tokio::test(start_paused = true)]
+async fn the_value_in_force_is_seen() {
+    let (recorded, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let max = || value(&recorded, &of("limit_max", "one", None));
+    let one = limiter.semaphore(&ONE, "key");
+    assert_eq!(max(), 1.0);
+    limiter
+        .update(&Limit::concurrent("one", 4))
+        .expect("it may change");
+    assert_eq!(max(), 4.0);
+    #[cfg(feature = "operate")]
+    {
+        use tower_turnstile::operate::{By, Target};
+        let overridden = || value(&recorded, &of("limit_overridden", "one", None));
+        assert_eq!(overridden(), 0.0);
+        let (operator, minute) = (limiter.operator(), Duration::from_secs(60));
+        let by = By::new("ada", "a test").expect("short");
+        let seen = operator.overrides().await.expect("in memory");
+        let target = Target::limit("one");
+        let set = operator.set(&seen, &target, 9, minute, &by);
+        set.await.expect("in range");
+        assert_eq!((max(), overridden()), (9.0, 1.0));
+        // Its end comes by itself.
+        sleep(2 * minute).await;
+        assert_eq!((max(), overridden()), (4.0, 0.0));
+        let seen = operator.overrides().await.expect("in memory");
+        let pause = operator.pause(&seen, "one", minute, &by);
+        pause.await.expect("in range");
+        assert_eq!((max(), overridden()), (4.0, 1.0));
+        drop(operator);
+    }
+    drop((limiter, one));
+    assert_eq!(max(), 0.0);
 }
 
 /// Counts the warnings of a missing recorder.

@@ -1,9 +1,12 @@
 //! The command `turnstile`.
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+};
 use tower_turnstile::operate::{KeyDigest, Operator};
 
 use crate::{
@@ -234,6 +237,28 @@ async fn limits_are_changed() {
     }
     drop(limiters);
     drop(operator);
+}
+
+/// It says how far it is, and ends when the last holder does.
+#[tokio::test]
+async fn a_pause_waits_for_holders() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let held = limiters[0].semaphore(CHAT, "acme").acquire().await.unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+    command.env("TURNSTILE_STORE", server.url());
+    command.args(["pause", "chat", "--for", "10m", "--wait"]);
+    command.args(["--author", "ada", "--reason", "migration"]);
+    command.stderr(Stdio::piped()).kill_on_drop(true);
+    let mut pausing = command.spawn().expect("it runs");
+    let mut lines = BufReader::new(pausing.stderr.take().expect("a pipe")).lines();
+    let mut next = async || lines.next_line().await.unwrap();
+    assert_eq!(next().await.as_deref(), Some("done on 2 of 2"));
+    let waiting = "waiting: 1 slots held; 2 of 2 replicas answered";
+    assert_eq!(next().await.as_deref(), Some(waiting));
+    held.release().await.unwrap();
+    assert_eq!(next().await.as_deref(), Some("nobody holds a slot"));
+    assert!(pausing.wait().await.unwrap().success());
 }
 
 #[tokio::test]

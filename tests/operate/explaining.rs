@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::sleep;
 use tower_turnstile::{
     Limit, Mode,
     operate::{KeyDigest, OperateErrorKind, Verdict},
@@ -11,6 +12,9 @@ use crate::{
     scene::{replicas, wait_in_line},
     support::redis_server::RedisServer,
 };
+
+/// Replicas answer 20 questions a second.
+const PAUSE: Duration = Duration::from_millis(250);
 
 const JOBS: Limit = Limit::concurrent("jobs", 2)
     .wait_up_to(Duration::from_secs(60))
@@ -22,14 +26,15 @@ async fn each_verdict_is_what_a_request_meets() {
     let (limiters, operator) = replicas(&server, 2).await;
     let [one, other] = [0, 1].map(|number: usize| limiters[number].semaphore(JOBS, "acme"));
     let acme = KeyDigest::of("jobs", "acme");
-    let verdict = async || {
-        operator
-            .explain("jobs", acme)
-            .await
-            .unwrap()
-            .verdict
-            .unwrap()
+    let explain = async |limit| {
+        loop {
+            match operator.explain(limit, acme).await {
+                Err(error) if error.kind() == OperateErrorKind::Busy => sleep(PAUSE).await,
+                outcome => break outcome,
+            }
+        }
     };
+    let verdict = async || explain("jobs").await.unwrap().verdict.unwrap();
     assert_eq!(verdict().await, Verdict::Admitted);
     let held = [one.acquire().await.unwrap(), other.acquire().await.unwrap()];
     assert_eq!(verdict().await, Verdict::Queued(1));
@@ -37,7 +42,7 @@ async fn each_verdict_is_what_a_request_meets() {
     assert_eq!(verdict().await, Verdict::QueueFull);
     other.acquire().await.unwrap_err();
 
-    let why = operator.explain("jobs", acme).await.unwrap();
+    let why = explain("jobs").await.unwrap();
     assert_eq!((why.in_use, why.waiting, why.max), (2, 1, 2));
     assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (3, 0));
     assert_eq!(why.refusals.rows[0].reason, "queue_full");
@@ -46,8 +51,31 @@ async fn each_verdict_is_what_a_request_meets() {
     }
     assert_eq!(verdict().await, Verdict::Admitted);
     drop((held, waiter));
-    let error = operator.explain("other", acme).await.unwrap_err();
+    let error = explain("other").await.unwrap_err();
     assert_eq!(error.kind(), OperateErrorKind::UnknownLimit);
+}
+
+/// An answer that is missing would make slots look as if nobody had them.
+#[tokio::test]
+async fn replicas_that_are_asked_too_often_explain_nothing() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let held = limiters[0].semaphore(JOBS, "acme").acquire().await.unwrap();
+    let acme = KeyDigest::of("jobs", "acme");
+    let mut refused = 0;
+    for _ in 0..10 {
+        match operator.explain("jobs", acme).await {
+            // In a flood it is not heard at all, which the answer says.
+            Ok(why) if !why.permits.missing.is_empty() => {}
+            Ok(why) => assert_eq!((why.permits.rows.len(), why.unclaimed.len()), (1, 0)),
+            Err(error) => {
+                assert_eq!(error.kind(), OperateErrorKind::Busy);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0);
+    drop(held);
 }
 
 /// A slot of a replica that crashed counts until its lease ends, and is shown as what it is.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use redis::aio::PubSub;
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use tower_turnstile::{Limit, operate::Operator};
+use tower_turnstile::{
+    Limit,
+    operate::{KeyDigest, Operator},
+};
 
 use crate::{
     scene::{CHAT, await_replicas, replica, replicas, wait_in_line},
@@ -229,4 +232,61 @@ async fn by_default_operators_are_not_listened_to() {
         "two limiters, one of them with a listener, and the operator"
     );
     drop(operable);
+}
+
+/// Each answer is as large as it may be, and all come at the same moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_answers_at_once() {
+    use futures_util::StreamExt;
+    const REPLICAS: usize = 500;
+
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut publisher = client.get_multiplexed_async_connection().await.unwrap();
+    let mut roster = redis::pipe();
+    for number in 0..REPLICAS {
+        let mut add = redis::cmd("ZADD");
+        add.arg("turnstile:{turnstile:control}:roster");
+        let member = format!("{number:016}web-{number}");
+        roster.add_command(add.arg(soon_ms(&server)).arg(member).to_owned());
+    }
+    let () = roster.query_async(&mut publisher).await.unwrap();
+    let mut replicas = client.get_async_pubsub().await.unwrap();
+    replicas.subscribe(CONTROL).await.unwrap();
+    let answering = tokio::spawn(async move {
+        let question = replicas.on_message().next().await.unwrap();
+        let question: Value = serde_json::from_slice(question.get_payload_bytes()).unwrap();
+        let digest = KeyDigest::of("chat", "acme");
+        let rows: Vec<_> = (0..75)
+            .map(|number| {
+                json!({
+                    "key": digest, "id": format!("{number:026}"), "state": "held", "age_ms": 1,
+                    "label": "x".repeat(80),
+                })
+            })
+            .collect();
+        let mut answers = redis::pipe();
+        for number in 0..REPLICAS {
+            let answer = json!({
+                "v": 1, "number": question["number"], "replica": format!("{number:016}"),
+                "label": format!("web-{number}"), "left_out": 1, "body": {"permits": rows},
+            });
+            let answer = answer.to_string();
+            assert!(
+                (14_000..=16_384).contains(&answer.len()),
+                "{}",
+                answer.len()
+            );
+            let channel = format!("turnstile:answer:{}", question["from"].as_str().unwrap());
+            let mut publish = redis::cmd("PUBLISH");
+            answers.add_command(publish.arg(channel).arg(answer).to_owned());
+        }
+        let () = answers.query_async(&mut publisher).await.unwrap();
+    });
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    let permits = operator.permits("chat", None).await.unwrap();
+    assert_eq!((permits.answered, permits.replicas), (REPLICAS, REPLICAS));
+    assert_eq!(permits.rows.len(), 75 * REPLICAS);
+    assert_eq!(permits.left_out, REPLICAS as u64);
+    answering.await.unwrap();
 }

@@ -204,7 +204,7 @@ async fn the_permits_of_a_caller_and_of_a_replica() {
 /// Before there is a response the call is cancelled, and refused.
 #[tokio::test]
 async fn a_call_without_a_response_is_refused() {
-    let limiter = Limiter::in_memory();
+    let limiter = builder("web-0").in_memory().unwrap();
     let operator = limiter.operator();
     let service = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let service = limiter.layer(Limit::concurrent("calls", 1)).layer(service);

@@ -47,7 +47,8 @@ pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<Rep
             if replicas.answered == count && replicas.is_complete() {
                 return replicas.rows;
             }
-            sleep(Duration::from_millis(5)).await;
+            // No more often than replicas answer.
+            sleep(Duration::from_millis(60)).await;
         }
     };
     timeout(Duration::from_secs(20), all)

@@ -3,6 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use tower_turnstile::operate::{
     Answers, By, Edited, LogEntry, Operator, Outcome, Override, Overrides, PermitRow, PermitState,
     Setting, Target,
@@ -15,6 +16,9 @@ use crate::{
     run::{Failure, show as show_answers},
     text::{duration, escaped},
 };
+
+/// Time between two questions whether a limit is in use.
+const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
     args: &Args,
@@ -112,11 +116,29 @@ async fn pause(
     let outcome = operator.pause(&seen, limit, term.length, &by).await?;
     let code = report(args, &outcome);
     if wait {
-        eprintln!("waiting until nobody holds a slot");
-        operator.drained(limit).await?;
-        eprintln!("nobody holds a slot");
+        drain(operator, limit).await?;
     }
     Ok(code)
+}
+
+/// Waits as [`Operator::drained`] does, and says how far it is whenever that changes.
+async fn drain(operator: &Operator, limit: &str) -> Result<(), Failure> {
+    let mut last = None;
+    loop {
+        let answers = operator.limits().await?;
+        let rows = answers.rows.iter().filter(|row| row.limit == limit);
+        let held = rows.map(|row| row.held).sum::<usize>();
+        if held == 0 && answers.is_complete() {
+            eprintln!("nobody holds a slot");
+            return Ok(());
+        }
+        let now = (held, answers.answered, answers.replicas);
+        if last.replace(now) != Some(now) {
+            let (held, answered, replicas) = now;
+            eprintln!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
+        }
+        sleep(DRAIN_INTERVAL).await;
+    }
 }
 
 fn by(signature: &Signature) -> Result<By, Failure> {

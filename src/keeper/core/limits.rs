@@ -38,7 +38,9 @@ impl Core {
         self.updated.push(declared);
         self.declared.push(limit.clone());
         self.by_key.push(Index::default());
-        Ok(self.ctx.add_limit(meter.clone()))
+        let number = self.ctx.add_limit(meter.clone());
+        self.measure_limits();
+        Ok(number)
     }
 
     pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
@@ -159,6 +161,34 @@ impl Core {
         self.follow_changes(&[number]);
     }
 
+    /// Measures what has changed in the limits in force. Changes of a gauge can come in any order.
+    pub(super) fn measure_limits(&mut self) {
+        // In a cluster all parts have the same limits.
+        if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
+            return;
+        }
+        self.measured.resize(self.limits.len(), (0.0, 0.0));
+        for number in 0..self.limits.len() {
+            let next = match self.orphaned {
+                true => (0.0, 0.0),
+                false => {
+                    let is_overridden = self.overrides.overrides(&self.updated[number]);
+                    let max = f64::from(self.limits[number].max());
+                    (max, f64::from(u8::from(is_overridden)))
+                }
+            };
+            let before = std::mem::replace(&mut self.measured[number], next);
+            for (measure, change) in [
+                (Measure::Max as fn(f64) -> Measure, next.0 - before.0),
+                (Measure::Overridden, next.1 - before.1),
+            ] {
+                if change != 0.0 {
+                    self.ctx.measure(LimitId(number), measure(change));
+                }
+            }
+        }
+    }
+
     /// Queues take over the limits in force that have changed, and what operators have decided for their keys.
     fn follow_changes(&mut self, changed: &[LimitId]) {
         let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
@@ -175,6 +205,7 @@ impl Core {
                 self.release_sleepers(*number);
             }
         }
+        self.measure_limits();
     }
 }
 

@@ -79,6 +79,8 @@ pub(crate) struct Core {
     declared: Vec<Limit>,
     /// What operators have decided.
     overrides: Arc<InForce>,
+    /// The values in force, and whether they are operators', as the metrics have them.
+    measured: Vec<(f64, f64)>,
     /// Boxed, or to make room for more of them would take long.
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
@@ -237,6 +239,7 @@ impl Core {
             limits: Vec::new(),
             updated: Vec::new(),
             overrides: Arc::default(),
+            measured: Vec::new(),
             declared: Vec::new(),
             queues: Slab::new(),
             by_key: Vec::new(),

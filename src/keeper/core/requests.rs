@@ -370,6 +370,7 @@ impl Core {
             self.drop_oldest_cached();
         }
         self.orphaned = true;
+        self.measure_limits();
         self.recall_all();
         self.advance_moved();
     }
