@@ -227,7 +227,13 @@ fn series(snapshotter: &Snapshotter) -> Vec<String> {
 fn a_limit_has_the_series_that_can_occur() {
     const SLOTS: Limit = Limit::concurrent("chat", 5);
     const RATE: Limit = Limit::rate("chat", 5, Duration::from_secs(1));
-    let of_all = ["admitted_total", "refusals_total shut_down", "wait_seconds"];
+    let of_all = [
+        "admitted_total",
+        "limit_max",
+        "refusals_total shut_down",
+        "wait_seconds",
+    ];
+    let of_operators = cfg!(feature = "operate").then_some("limit_overridden");
     let of_slots = ["held", "hold_seconds", "lost_total", "refusals_total full"];
     let of_waits = [
         "waiting",
@@ -262,7 +268,7 @@ fn a_limit_has_the_series_that_can_occur() {
         assert_eq!(series(&snapshotter), [""; 0]);
         meters.chat.expect(&limit, has_store);
         let mut expected = expected.concat();
-        expected.extend(of_all);
+        expected.extend(of_all.into_iter().chain(of_operators));
         expected.sort_unstable();
         assert_eq!(series(&snapshotter), expected, "{limit:?}, {has_store}");
     }
