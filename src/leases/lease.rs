@@ -243,7 +243,10 @@ impl Lease {
     #[cfg(feature = "operate")]
     pub(crate) fn revoke(&self, tenure: u64) {
         // An order for an earlier permit that comes late must not undo one for a later permit.
-        self.revoked.fetch_max(tenure + 1, Ordering::AcqRel);
+        let next = tenure + 1;
+        let later = |before| (before < next).then_some(next);
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.revoked.fetch_update(set, fetch, later);
     }
 
     /// Whether the permit that has it now is revoked.

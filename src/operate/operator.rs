@@ -213,9 +213,9 @@ impl Operator {
     ///
     /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
     /// [`LostError`](crate::layer::LostError), whatever the layer's [`on_lost`](crate::LimitLayer::on_lost) says, and releases
-    /// its slot ([`Ended`](crate::operate::PermitState::Ended)). Tasks that have a
-    /// [`Permit`](crate::Permit) or a [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop
-    /// it: those that had not by the time of the answer, a quarter of a second, are still [`Held`](crate::operate::PermitState::Held). Under
+    /// its slot ([`Ended`](crate::operate::PermitState::Ended)). Tasks that have a [`Permit`](crate::Permit) or a
+    /// [`Hold`](crate::layer::Hold) are told by `lost()`, and keep the slot until they drop it: those that had not by the time
+    /// of the answer, a quarter of a second, are still [`Held`](crate::operate::PermitState::Held). Under
     /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
     ///
     /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
