@@ -245,8 +245,7 @@ impl Lease {
         // An order for an earlier permit that comes late must not undo one for a later permit.
         let next = tenure + 1;
         let later = |before| (before < next).then_some(next);
-        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
-        let _ = self.revoked.fetch_update(set, fetch, later);
+        let _ = (self.revoked).fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 
     /// Whether the permit that has it now is revoked.
