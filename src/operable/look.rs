@@ -4,7 +4,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::{key::Key, leases::Lease, ledger::Seq, limit::LimitId, status::Usage};
+use crate::{
+    key::Key,
+    leases::Lease,
+    ledger::Seq,
+    limit::{Limit, LimitId},
+    status::Usage,
+};
 
 /// Queues and entries that one look passes: about 20 microseconds under the lock.
 pub(crate) const LOOK: usize = 256;
@@ -25,6 +31,16 @@ pub(crate) trait Visitor {
 
     /// An entry of the queue that was seen last.
     fn entry(&mut self, entry: EntryLook<'_>);
+}
+
+/// A limit, as it is under the keeper's lock.
+pub(crate) struct LimitLook {
+    pub limit: Arc<Limit>,
+    /// Its value without overrides.
+    pub declared_max: u32,
+    pub is_paused: bool,
+    /// Requests that a rate delays.
+    pub delayed: usize,
 }
 
 /// A permit or a request, as it is under the keeper's lock.

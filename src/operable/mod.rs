@@ -19,6 +19,6 @@ pub(crate) use self::{control::Control, refusals::Refusals};
 #[cfg(feature = "operate")]
 pub(crate) use self::{
     control::ControlTask,
-    look::{Cursor, EntryLook, LOOK, Visitor},
+    look::{Cursor, EntryLook, LOOK, LimitLook, Visitor},
     refusals::{MAX_REFUSALS, RefusalNote},
 };

@@ -22,7 +22,7 @@ use crate::{
     keeper::{Keepers, LimitId},
     key::Key,
     leases::Label,
-    limit::{Limit, Mode},
+    limit::Mode,
     operable::{MAX_REFUSALS, RefusalNote},
     permit_id::PermitId,
 };
@@ -197,7 +197,7 @@ impl Desk {
         let limits = keepers.members()[0].peek(|core| core.all_limits());
         let now = Instant::now();
         let rows = revoked.into_iter().map(|(held, state)| {
-            let limit = limits[held.limit.0].0.name();
+            let limit = limits[held.limit.0].limit.name();
             let id = held.id;
             tracing::debug!(limit, %id, ?state, "revoked");
             PermitRow {
@@ -266,43 +266,44 @@ impl Desk {
 }
 
 fn number_of(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
-    let limits = keepers.members()[0].peek(|core| core.all_limits());
-    let mut limits = limits.iter();
-    limits
-        .position(|(limit, _)| limit.name() == limit_name)
-        .map(LimitId)
+    keepers.members()[0].peek(|core| core.number_of(limit_name))
 }
 
 async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
     let mut counts = Counts::default();
     walk(keepers, &mut counts).await;
     let now = Instant::now();
-    let mut delayed: Vec<usize> = Vec::new();
-    let mut limits: Vec<(Arc<Limit>, usize)> = Vec::new();
-    for keeper in keepers.members() {
-        limits = keeper.peek(|core| core.all_limits());
-        delayed.resize(limits.len(), 0);
-        let each = delayed.iter_mut().zip(&limits);
-        each.for_each(|(sum, (_, delayed))| *sum += delayed);
+    let mut members = keepers.members().iter();
+    let mut looks = || {
+        members
+            .next()
+            .map(|keeper| keeper.peek(|core| core.all_limits()))
+    };
+    let mut limits = looks().unwrap_or_default();
+    // In a cluster each part delays its own.
+    while let Some(part) = looks() {
+        let each = limits.iter_mut().zip(part);
+        each.for_each(|(sum, part)| sum.delayed += part.delayed);
     }
     counts.by_limit.resize_with(limits.len(), Count::default);
-    let declared = keepers.members()[0].peek(|core| core.all_declared());
-    let rows = limits.iter().zip(counts.by_limit).zip(delayed);
-    let rows = rows.zip(declared);
-    rows.map(|((((limit, _), count), delayed), declared)| LimitRow {
-        limit: limit.name().to_owned(),
-        max: limit.max(),
-        declared_max: declared.0,
-        paused: declared.1,
-        period_ms: limit.period().map(|period| period.as_millis() as u64),
-        mode: mode_text(limit.current_mode()).to_owned(),
-        wait_ms: limit.wait().as_millis() as u64,
-        max_waiters: limit.waiters(),
-        held: count.held,
-        waiting: count.waiting + delayed,
-        keys: count.keys,
-        oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
-        differs: false,
+    let rows = limits.into_iter().zip(counts.by_limit);
+    rows.map(|(look, count)| {
+        let limit = look.limit;
+        LimitRow {
+            limit: limit.name().to_owned(),
+            max: limit.max(),
+            declared_max: look.declared_max,
+            paused: look.is_paused,
+            period_ms: limit.period().map(|period| period.as_millis() as u64),
+            mode: mode_text(limit.current_mode()).to_owned(),
+            wait_ms: limit.wait().as_millis() as u64,
+            max_waiters: limit.waiters(),
+            held: count.held,
+            waiting: count.waiting + look.delayed,
+            keys: count.keys,
+            oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
+            differs: false,
+        }
     })
     .collect()
 }

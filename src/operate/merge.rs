@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    answer::{Answers, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     digest::KeyDigest,
     wire::{Answer, Body},
 };
@@ -69,30 +69,20 @@ impl Collected {
 
     /// Holders first, then waiters; of each the oldest first.
     pub(super) fn permits(self, limit: &str) -> Answers<PermitRow> {
-        let mut all = self.head();
-        for answer in self.answers {
-            let Body::Permits(rows) = answer.body else {
-                continue;
-            };
-            all.rows.extend(rows.into_iter().map(|row| PermitRow {
-                limit: limit.to_owned(),
-                replica: answer.replica.clone(),
-                replica_label: answer.label.clone(),
-                ..row
-            }));
-        }
-        let order = |row: &PermitRow| {
-            (
-                row.state == PermitState::Waiting,
-                std::cmp::Reverse(row.age_ms),
-            )
-        };
-        all.rows.sort_by_key(order);
+        let mut all = self.each_permit();
+        all.rows
+            .iter_mut()
+            .for_each(|row| row.limit = limit.to_owned());
         all
     }
 
-    /// Those that still run first.
+    /// Permits that were revoked, of any limit: those that still run first.
     pub(super) fn revoked(self) -> Answers<PermitRow> {
+        self.each_permit()
+    }
+
+    /// With its replica; by state, and of each the oldest first.
+    fn each_permit(self) -> Answers<PermitRow> {
         let mut all = self.head();
         for answer in self.answers {
             let Body::Permits(rows) = answer.body else {

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "redis")]
 use super::record;
 use super::{
-    answer::LimitRow,
+    answer::{Answers, LimitRow},
     changes::{By, LogEntry, Outcome, Overrides},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
@@ -139,12 +139,31 @@ impl Operator {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn drained(&self, limit: &str) -> Result<(), OperateError> {
+        self.drained_with(limit, |_, _| ()).await
+    }
+
+    /// As [`drained`](Self::drained). Each answer before is passed to `progress`, with the slots that are held by it.
+    ///
+    /// # Errors
+    ///
+    /// As [`drained`](Self::drained).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is changed.
+    pub async fn drained_with(
+        &self,
+        limit: &str,
+        mut progress: impl FnMut(usize, &Answers<LimitRow>),
+    ) -> Result<(), OperateError> {
         loop {
             let answers = self.limits().await?;
-            let held = |row: &LimitRow| row.limit == limit && row.held > 0;
-            if answers.is_complete() && !answers.rows.iter().any(held) {
+            let rows = answers.rows.iter().filter(|row| row.limit == limit);
+            let held = rows.map(|row| row.held).sum();
+            if answers.is_complete() && held == 0 {
                 return Ok(());
             }
+            progress(held, &answers);
             sleep(DRAIN_INTERVAL).await;
         }
     }

@@ -7,7 +7,7 @@ use std::{
     panic,
     pin::Pin,
     sync::{
-        LazyLock,
+        LazyLock, OnceLock,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -268,10 +268,12 @@ fn runtimes_that_end_with_an_exchange_under_way_are_no_outage() {
 /// A test suite with a static limiter: each test has a runtime of its own, and some end in the middle.
 #[test]
 fn a_static_limiter_serves_many_short_runtimes() {
-    static SERVER: LazyLock<RedisServer> = LazyLock::new(RedisServer::start);
-    static LIMITER: LazyLock<Limiter> =
-        LazyLock::new(|| on(&current_thread(), Limiter::connect(&SERVER.url())).unwrap());
-    let semaphore = LIMITER.semaphore(Limit::concurrent("many", 4), "key");
+    static LIMITER: OnceLock<Limiter> = OnceLock::new();
+    // A static is never dropped, and a server would stay.
+    let server = RedisServer::start();
+    let connect = || on(&current_thread(), Limiter::connect(&server.url())).unwrap();
+    let limiter = LIMITER.get_or_init(connect);
+    let semaphore = limiter.semaphore(Limit::concurrent("many", 4), "key");
     for round in 0..200 {
         let runtime = current_thread();
         match round % 3 {
@@ -283,11 +285,11 @@ fn a_static_limiter_serves_many_short_runtimes() {
                 runtime.block_on(tokio::task::yield_now());
             }
         }
-        assert!(LIMITER.status().store_up, "round {round}");
+        assert!(limiter.status().store_up, "round {round}");
     }
     on(&current_thread(), until_free(&semaphore));
-    on(&current_thread(), LIMITER.shutdown(PATIENT));
-    assert_eq!(SERVER.cli(&["DBSIZE"]), "0");
+    on(&current_thread(), limiter.shutdown(PATIENT));
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
 /// Of tokio, for want of a timer or of IO.

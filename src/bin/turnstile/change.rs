@@ -3,10 +3,9 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
-use tokio::time::sleep;
 use tower_turnstile::operate::{
-    Answers, By, Edited, LogEntry, Operator, Outcome, Override, Overrides, PermitRow, PermitState,
-    Setting, Target,
+    Answers, By, Edited, LimitRow, LogEntry, Operator, Outcome, Override, Overrides, PermitRow,
+    PermitState, Setting, Target,
 };
 
 use crate::{
@@ -16,9 +15,6 @@ use crate::{
     run::{Failure, show as show_answers},
     text::{duration, escaped},
 };
-
-/// Time between two questions whether a limit is in use.
-const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
     args: &Args,
@@ -121,24 +117,19 @@ async fn pause(
     Ok(code)
 }
 
-/// Waits as [`Operator::drained`] does, and says how far it is whenever that changes.
+/// Says how far it is whenever that changes.
 async fn drain(operator: &Operator, limit: &str) -> Result<(), Failure> {
     let mut last = None;
-    loop {
-        let answers = operator.limits().await?;
-        let rows = answers.rows.iter().filter(|row| row.limit == limit);
-        let held = rows.map(|row| row.held).sum::<usize>();
-        if held == 0 && answers.is_complete() {
-            eprintln!("nobody holds a slot");
-            return Ok(());
-        }
+    let progress = |held, answers: &Answers<LimitRow>| {
         let now = (held, answers.answered, answers.replicas);
         if last.replace(now) != Some(now) {
             let (held, answered, replicas) = now;
             eprintln!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
         }
-        sleep(DRAIN_INTERVAL).await;
-    }
+    };
+    operator.drained_with(limit, progress).await?;
+    eprintln!("nobody holds a slot");
+    Ok(())
 }
 
 fn by(signature: &Signature) -> Result<By, Failure> {

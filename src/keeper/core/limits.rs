@@ -2,13 +2,13 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{cmp::Reverse, slice, sync::Arc};
+use std::{cmp::Reverse, mem, slice, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{Core, Index};
 #[cfg(feature = "operate")]
-use crate::operable::{Cursor, LOOK, RefusalNote, Visitor};
+use crate::operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{
@@ -38,8 +38,9 @@ impl Core {
         self.updated.push(declared);
         self.declared.push(limit.clone());
         self.by_key.push(Index::default());
+        self.measured.push((0, 0));
         let number = self.ctx.add_limit(meter.clone());
-        self.measure_limits();
+        self.measure_limit(number);
         Ok(number)
     }
 
@@ -155,57 +156,57 @@ impl Core {
     }
 
     fn change_limit(&mut self, number: LimitId, updated: Arc<Limit>) {
-        self.limits[number.0] = self.overrides.apply(&updated);
+        let limit = self.overrides.apply(&updated);
+        self.limits[number.0] = limit.clone();
         self.report_misfit(&updated);
         self.updated[number.0] = updated;
-        self.follow_changes(&[number]);
+        let overrides = self.overrides.clone();
+        self.each_queue(|queue, ctx| {
+            if queue.number() == number {
+                let steered = overrides.for_key(&limit, queue.key());
+                queue.change_limit(ctx, limit.clone(), steered);
+            }
+        });
+        self.follow_change(number);
     }
 
-    /// Measures what has changed in the limits in force. Changes of a gauge can come in any order.
-    pub(super) fn measure_limits(&mut self) {
+    /// After its queues have taken the limit over.
+    fn follow_change(&mut self, number: LimitId) {
+        if self.limits[number.0].current_mode() != Mode::Enforce {
+            self.release_sleepers(number);
+        }
+        self.measure_limit(number);
+    }
+
+    /// Measures the limit in force, if that has changed. Changes of a gauge can come in any order.
+    fn measure_limit(&mut self, number: LimitId) {
         // In a cluster all parts have the same limits.
         if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
             return;
         }
-        self.measured.resize(self.limits.len(), (0.0, 0.0));
-        for number in 0..self.limits.len() {
-            let next = match self.orphaned {
-                true => (0.0, 0.0),
-                false => {
-                    let is_overridden = self.overrides.overrides(&self.updated[number]);
-                    let max = f64::from(self.limits[number].max());
-                    (max, f64::from(u8::from(is_overridden)))
-                }
-            };
-            let before = std::mem::replace(&mut self.measured[number], next);
-            for (measure, change) in [
-                (Measure::Max as fn(f64) -> Measure, next.0 - before.0),
-                (Measure::Overridden, next.1 - before.1),
-            ] {
-                if change != 0.0 {
-                    self.ctx.measure(LimitId(number), measure(change));
-                }
-            }
+        let (limit, updated) = (&self.limits[number.0], &self.updated[number.0]);
+        let next = match self.orphaned {
+            true => (0, 0),
+            false => (
+                i64::from(limit.max()),
+                i64::from(self.overrides.overrides(updated)),
+            ),
+        };
+        let before = mem::replace(&mut self.measured[number.0], next);
+        let (max, overridden) = (next.0 - before.0, next.1 - before.1);
+        if max != 0 {
+            self.ctx.measure(number, Measure::Max(max as f64));
+        }
+        if overridden != 0 {
+            let change = Measure::Overridden(overridden as f64);
+            self.ctx.measure(number, change);
         }
     }
 
-    /// Queues take over the limits in force that have changed, and what operators have decided for their keys.
-    fn follow_changes(&mut self, changed: &[LimitId]) {
-        let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
-        self.each_queue(|queue, ctx| {
-            let limit = &limits[queue.number().0];
-            let steered = overrides.for_key(limit, queue.key());
-            match changed.contains(&queue.number()) {
-                true => queue.change_limit(ctx, limit.clone(), steered),
-                false => queue.steer(ctx, steered),
-            }
-        });
-        for number in changed {
-            if limits[number.0].current_mode() != Mode::Enforce {
-                self.release_sleepers(*number);
-            }
+    pub(super) fn measure_limits(&mut self) {
+        for number in 0..self.limits.len() {
+            self.measure_limit(LimitId(number));
         }
-        self.measure_limits();
     }
 }
 
@@ -214,7 +215,7 @@ impl Core {
     /// Puts these in force, in place of all that were.
     pub(in crate::keeper) fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
         self.ctx.now = now;
-        let before = std::mem::replace(&mut self.overrides, overrides);
+        let before = mem::replace(&mut self.overrides, overrides);
         // Mostly the same is read once more, and there may be many queues.
         if before.agrees_with(&self.overrides) {
             return;
@@ -246,7 +247,20 @@ impl Core {
                 changed.push(LimitId(number));
             }
         }
-        self.follow_changes(&changed);
+        let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
+        self.each_queue(|queue, ctx| {
+            let limit = &limits[queue.number().0];
+            let steered = overrides.for_key(limit, queue.key());
+            match changed.contains(&queue.number()) {
+                true => queue.change_limit(ctx, limit.clone(), steered),
+                false => queue.steer(ctx, steered),
+            }
+        });
+        for number in changed {
+            self.follow_change(number);
+        }
+        // A pause changes no limit.
+        self.measure_limits();
         for number in 0..self.limits.len() {
             if let Some(until) = self.overrides.paused_until(self.limits[number].name()) {
                 self.pause_claims(LimitId(number), until);
@@ -309,25 +323,20 @@ impl Core {
         None
     }
 
-    /// All limits, by their numbers, with their values of now; and how many requests each rate delays.
-    pub(crate) fn all_limits(&self) -> Vec<(Arc<Limit>, usize)> {
-        let delayed = |number| {
-            self.sleepers
-                .values()
-                .filter(|limit| **limit == number)
-                .count()
+    /// All limits, by their numbers.
+    pub(crate) fn all_limits(&self) -> Vec<LimitLook> {
+        let mut delayed = vec![0; self.limits.len()];
+        for limit in self.sleepers.values() {
+            delayed[limit.0] += 1;
+        }
+        let limits = self.limits.iter().zip(&self.updated).zip(delayed);
+        let look = |((limit, updated), delayed): ((&Arc<Limit>, &Arc<Limit>), _)| LimitLook {
+            limit: limit.clone(),
+            declared_max: updated.max(),
+            is_paused: self.overrides.paused_until(limit.name()).is_some(),
+            delayed,
         };
-        let limits = self.limits.iter().enumerate();
-        limits
-            .map(|(number, limit)| (limit.clone(), delayed(LimitId(number))))
-            .collect()
-    }
-
-    /// The value of each limit without overrides, by their numbers, and whether it is paused.
-    pub(crate) fn all_declared(&self) -> Vec<(u32, bool)> {
-        let limits = self.updated.iter();
-        let paused = |limit: &Limit| self.overrides.paused_until(limit.name()).is_some();
-        limits.map(|limit| (limit.max(), paused(limit))).collect()
+        limits.map(look).collect()
     }
 
     /// The last refusals of a limit, oldest first.

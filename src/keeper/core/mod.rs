@@ -80,7 +80,7 @@ pub(crate) struct Core {
     /// What operators have decided.
     overrides: Arc<InForce>,
     /// The values in force, and whether they are operators', as the metrics have them.
-    measured: Vec<(f64, f64)>,
+    measured: Vec<(i64, i64)>,
     /// Boxed, or to make room for more of them would take long.
     queues: Slab<Box<Member>>,
     /// By the limits' numbers.
@@ -334,7 +334,7 @@ impl Core {
     }
 
     /// The number of a limit.
-    fn number_of(&self, limit_name: &str) -> Option<LimitId> {
+    pub(crate) fn number_of(&self, limit_name: &str) -> Option<LimitId> {
         let mut limits = self.limits.iter();
         limits
             .position(|known| known.name() == limit_name)
