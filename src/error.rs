@@ -82,6 +82,7 @@ pub(crate) struct AcquireErrorDetails {
     pub(crate) is_shared: bool,
     pub(crate) max: u32,
     pub(crate) weight: u32,
+    pub(crate) cost: u32,
     pub(crate) in_use: u32,
     pub(crate) waiting: u32,
     pub(crate) place: Option<u32>,
@@ -105,6 +106,8 @@ pub enum AcquireErrorKind {
     TooSoon,
     /// The permit would weigh more than the limit has, or not 1 to 64 units: the same request would be refused again.
     InvalidWeight,
+    /// The request costs more than the burst of the rate: the same request would be refused again.
+    InvalidCost,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
@@ -135,6 +138,7 @@ impl AcquireErrorKind {
             Self::TimedOut => "timed_out",
             Self::TooSoon => "too_soon",
             Self::InvalidWeight => "invalid_weight",
+            Self::InvalidCost => "invalid_cost",
             Self::Unavailable => "unavailable",
             Self::Misconfigured => "misconfigured",
             Self::ShutDown => "shut_down",
@@ -211,7 +215,7 @@ impl AcquireError {
     }
 
     /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
-    /// weight is invalid.
+    /// weight or the cost is invalid.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -235,6 +239,11 @@ impl AcquireError {
     /// Returns how many units the permit would have been. See [`Semaphore::acquire_many`](crate::Semaphore::acquire_many).
     pub fn weight(&self) -> u32 {
         self.details.weight
+    }
+
+    /// Returns what the request would have cost at the rate that refused it as too dear; else 1.
+    pub fn cost(&self) -> u32 {
+        self.details.cost
     }
 
     /// Returns the slots in use across all replicas, in units, as last reported by the store.
@@ -271,6 +280,7 @@ impl fmt::Debug for AcquireError {
             .field("limit_name", &self.details.limit_name)
             .field("max", &self.details.max)
             .field("weight", &self.details.weight)
+            .field("cost", &self.details.cost)
             .field("in_use", &self.details.in_use)
             .field("waiting", &self.details.waiting)
             .field("position", &self.details.place)
@@ -321,6 +331,13 @@ impl fmt::Display for AcquireError {
                         "a permit of limit `{limit_name}` weighs 1 to {MAX_WEIGHT} units, not {weight}"
                     ),
                 }
+            }
+            AcquireErrorKind::InvalidCost => {
+                let cost = self.details.cost;
+                write!(
+                    f,
+                    "a cost of {cost} is above the burst of {max} of rate `{limit_name}`"
+                )
             }
             AcquireErrorKind::Unavailable => {
                 write!(f, "the store of limit `{limit_name}` is unavailable")

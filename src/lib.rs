@@ -139,7 +139,7 @@
 //! | [`reuse`](Limit::reuse) | limit, of slots | off | slots are kept for 100 ms at a time, or a lease if that is shorter; idle ones are released after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
 //! | [`values`](Scope::values) | scope | the limit's own | 0 always refuses; of a rate at least 1 |
-//! | [`cost`](Scope::cost) | scope, of a rate | 1 | at most the burst |
+//! | [`cost_by`](Scope::cost_by) | scope, of a rate | 1 | at most the burst, or [clamped](Scope::clamp_cost) to it |
 //! | scopes | policy | | 1 to 16, each limit once |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
 //! | [`at_shutdown`](LimitLayer::at_shutdown) | layer | as `on_lost` | |
@@ -179,6 +179,7 @@
 pub mod admin;
 mod attached;
 mod builder;
+mod charges;
 #[cfg(feature = "config")]
 pub mod config;
 mod error;
@@ -231,6 +232,7 @@ pub use limit::{
 
 // One slot of it.
 pub use attached::Attached;
+pub use charges::Charging;
 pub use permit::Permit;
 pub use permit_id::{ParsePermitIdError, PermitId};
 pub use semaphore::{Acquire, Semaphore};

@@ -44,17 +44,24 @@ impl Permit {
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted { keepers, taken } = granted;
         let Taken {
-            leases,
+            mut leases,
             waited,
             place: position,
-            notes,
+            mut notes,
         } = taken;
+        if let Some(notes) = &mut notes {
+            leases.set_fees(mem::take(&mut notes.fees));
+        }
         Self {
             share: Share { keepers, leases },
             waited,
             position,
             notes,
         }
+    }
+
+    pub(super) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// The share of its slots, and the quotas at its admission if they were asked for.
@@ -172,8 +179,8 @@ impl fmt::Debug for Permit {
 
 /// Shared ownership of a permit's slots. Dropping the last share releases them.
 pub(crate) struct Share {
-    keepers: Arc<Keepers>,
-    leases: Leases,
+    pub(super) keepers: Arc<Keepers>,
+    pub(super) leases: Leases,
 }
 
 impl Share {
@@ -248,7 +255,7 @@ impl Drop for Share {
 #[derive(Clone)]
 pub(crate) struct WeakShare {
     keepers: Weak<Keepers>,
-    leases: Leases,
+    pub(super) leases: Leases,
 }
 
 impl WeakShare {

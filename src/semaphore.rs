@@ -400,6 +400,7 @@ impl Inner {
             max: bound.max,
             weight,
             cost: 1,
+            clamps: false,
         };
         match &self.others[..] {
             [] => Demand::One(leg(&self.first)),

@@ -6,6 +6,7 @@
 //! | page | answers |
 //! | --- | --- |
 //! | [`keys`] | Who is limited? How do several limits combine? Which values are right? What does a refusal look like? |
+//! | [`tokens`] | How do I limit what is known only in the end, such as the tokens of a model? |
 //! | [`streams`] | When is a slot released? How do WebSockets and gRPC work? What if a client leaves, or stops reading? |
 //! | [`clients`] | How do I limit outgoing calls? |
 //! | [`shutdown`] | How does a process end without leaving slots behind? |
@@ -26,6 +27,10 @@
 #[doc = include_str!("links.md")]
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("tokens.md")]
+pub mod tokens {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("streams.md")]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     demand::{ClaimId, LimitId},
-    effects::{Confirmations, Effect, Effects, Inquiry, Report},
+    effects::{Effect, Effects, Report},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -18,6 +18,7 @@ use crate::{
     leases::{KeeperId, Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
     part::Part,
+    sync::{Confirmations, Inquiry},
     telemetry::{History, LimitMeter, Measure},
 };
 

@@ -2,14 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
 pub(crate) use crate::limit::LimitId;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
-    leases::{KeeperId, Lease, Leases},
-    ledger::{Charge, Rate, Seq, Tat},
+    leases::{Fee, Lease, Leases},
+    ledger::Seq,
     limit::Limit,
     status::Quota,
 };
@@ -26,6 +24,8 @@ pub(crate) struct Leg {
     pub weight: u32,
     /// Its cost at a rate.
     pub cost: u32,
+    /// Whether a cost above the rate's burst counts as the burst. Otherwise it is refused.
+    pub clamps: bool,
 }
 
 /// The demand of a request.
@@ -57,28 +57,6 @@ pub(crate) enum Ticket {
 /// The number of a claim, in the order in which they and single requests came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClaimId(pub Seq);
-
-/// The charge of a claim at one rate.
-pub(crate) struct Fee {
-    pub keeper: KeeperId,
-    pub limit: LimitId,
-    pub key: Key,
-    /// The limit's value for the key.
-    pub max: u32,
-    pub charge: Charge,
-    pub paid: Paid,
-    /// When the rate lets it go on.
-    pub begins: Instant,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Paid {
-    Not,
-    InStore(Tat),
-    Here(Rate, Tat),
-    /// There is nothing to refund.
-    Free,
-}
 
 /// How a request came by its permit.
 pub(crate) struct Taken {

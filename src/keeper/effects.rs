@@ -5,25 +5,21 @@
 //! pass on, and returns effects; [`Effects::run`] is called without the lock.
 
 use std::{
-    collections::{HashMap, VecDeque},
     mem,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
-    task::Waker,
     thread,
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     error::LostErrorKind,
     leases::Lease,
-    ledger::Seq,
     limit::Limit,
     status::Usage,
-    sync::assert_unlocked,
+    sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked},
     telemetry::{History, LimitMeter, Measure, StoreMeter, StoreState},
 };
 
@@ -171,18 +167,12 @@ impl Effect {
 
     fn run(self, namespace: &str, store: &StoreMeter) {
         match self {
-            Self::Wake(mut waker) => waker.0.take().into_iter().for_each(Waker::wake),
+            Self::Wake(waker) => waker.wake_task(),
             Self::Drop(waker) => drop(waker),
             Self::Tell(lease) => lease.tell(),
-            // The receiver may be gone.
-            Self::Answer(mut inquiry, usage) => {
-                inquiry.0.take().map(|inquiry| inquiry.send(usage));
-            }
+            Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
-            // Nobody may be waiting any more.
-            Self::Confirm(mut confirmation) => {
-                confirmation.0.take().map(|confirmed| confirmed.send(()));
-            }
+            Self::Confirm(confirmation) => confirmation.notify(),
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
             Self::MeasureStore(state) => store.is(state),
@@ -285,130 +275,11 @@ impl Report {
     }
 }
 
-/// The waker of a request. The state machine can keep it and pass it on, and nothing else.
-#[derive(Debug)]
-pub(crate) struct StoredWaker(Option<Waker>);
-
-impl StoredWaker {
-    /// To be made without the lock: to clone a waker runs foreign code too.
-    pub(crate) fn of(waker: &Waker) -> Self {
-        assert_unlocked();
-        Self(Some(waker.clone()))
-    }
-
-    /// Whether both wake the same task. This compares pointers only.
-    pub(super) fn will_wake(&self, waker: &Waker) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|stored| stored.will_wake(waker))
-    }
-}
-
-impl Drop for StoredWaker {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            assert_unlocked();
-        }
-    }
-}
-
-/// Somebody who asked how a ledger stands. To answer or to drop it wakes a task.
-#[derive(Debug)]
-pub(crate) struct Inquiry(Option<oneshot::Sender<Usage>>);
-
-impl Inquiry {
-    pub(crate) fn new() -> (Self, oneshot::Receiver<Usage>) {
-        let (tell, told) = oneshot::channel();
-        (Self(Some(tell)), told)
-    }
-}
-
-impl Drop for Inquiry {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            assert_unlocked();
-        }
-    }
-}
-
-/// A task that waits until a release is confirmed. To answer or to drop it wakes the task.
-#[derive(Debug)]
-pub(crate) struct Confirmation(Option<oneshot::Sender<()>>);
-
-impl Confirmation {
-    pub(crate) fn new() -> (Self, oneshot::Receiver<()>) {
-        let (confirm, confirmed) = oneshot::channel();
-        (Self(Some(confirm)), confirmed)
-    }
-}
-
-impl Drop for Confirmation {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            assert_unlocked();
-        }
-    }
-}
-
-/// Releases that a task waits for, by name: until the store has confirmed them, or for as long as a request waits for the
-/// store.
-#[derive(Default)]
-pub(super) struct Confirmations {
-    by_name: HashMap<Seq, Confirmation>,
-    /// In the order in which they were asked for, which is that of their deadlines. The first one is in `by_name`.
-    due: VecDeque<(Instant, Seq)>,
-}
-
-impl Confirmations {
-    pub(super) fn insert(&mut self, seq: Seq, until: Instant, confirmation: Confirmation) {
-        self.by_name.insert(seq, confirmation);
-        self.due.push_back((until, seq));
-    }
-
-    /// Takes out the one that is waited for under this name. Releases are frequent, and most are not waited for.
-    #[inline]
-    pub(super) fn take(&mut self, seq: Seq) -> Option<Confirmation> {
-        if self.by_name.is_empty() {
-            return None;
-        }
-        let confirmation = self.by_name.remove(&seq);
-        self.trim();
-        confirmation
-    }
-
-    /// Takes out one whose deadline has passed.
-    pub(super) fn take_overdue(&mut self, now: Instant) -> Option<Confirmation> {
-        let &(until, seq) = self.due.front()?;
-        (until <= now).then(|| self.take(seq)).flatten()
-    }
-
-    pub(super) fn take_all(&mut self) -> Vec<Confirmation> {
-        self.due.clear();
-        self.by_name.drain().map(|(_, taken)| taken).collect()
-    }
-
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        self.due.front().map(|(until, _)| *until)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
-    }
-
-    fn trim(&mut self) {
-        while let Some((_, seq)) = self.due.front()
-            && !self.by_name.contains_key(seq)
-        {
-            self.due.pop_front();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
         sync::atomic::{AtomicUsize, Ordering},
-        task::Wake,
+        task::{Wake, Waker},
     };
 
     use super::*;

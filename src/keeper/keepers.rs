@@ -15,13 +15,12 @@ use tokio::time::Instant;
 use super::{
     core::{Bounds, Core},
     demand::{Leg, LimitId, Taken},
-    effects::{Confirmation, Inquiry},
     lock::{Afterwards, Keeper},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
-    leases::{Lease, Leases, Pool, QueueId, Tenure},
+    leases::{Account, Fee, Lease, Leases, Pool, QueueId, Tenure},
     ledger::MemberId,
     limit::{Limit, MAX_WAIT, Mode},
     overrides::InForce,
@@ -29,7 +28,8 @@ use crate::{
     permit_id::PermitId,
     status::{Quota, ShutdownReport, Status, Usage},
     sync::LockMarker,
-    telemetry::LimitMeter,
+    sync::{Confirmation, Inquiry},
+    telemetry::{Cost, LimitMeter},
 };
 #[cfg(feature = "operate")]
 use crate::{operable::ControlTask, overrides::LocalRecord};
@@ -70,14 +70,14 @@ impl Keepers {
     }
 
     /// The keeper of a part.
-    pub(super) fn of(&self, part: Part) -> &Arc<Keeper> {
+    pub(super) fn of_part(&self, part: Part) -> &Arc<Keeper> {
         &self.all[part.number()]
     }
 
     fn of_key(&self, limit: LimitId, key: &Key) -> &Arc<Keeper> {
         match self.only() {
             Some(keeper) => keeper,
-            None => self.of(self.first().lock().core.part_of(limit, key)),
+            None => self.of_part(self.first().lock().core.part_of(limit, key)),
         }
     }
 
@@ -115,6 +115,7 @@ impl Keepers {
     }
 
     pub(crate) fn release(&self, leases: &Leases) {
+        self.close_accounts(leases);
         self.each_lease(leases, |core, lease, now| match leases {
             Leases::One(_) => core.release(lease, now),
             Leases::Many(_) => core.part(lease, now),
@@ -127,6 +128,7 @@ impl Keepers {
         self: &Arc<Self>,
         leases: &Leases,
     ) -> impl Future<Output = Result<(), ReleaseError>> + use<> {
+        self.close_accounts(leases);
         let mut waits = Vec::new();
         self.each_of(leases, |keeper, leases| {
             for lease in leases {
@@ -148,6 +150,35 @@ impl Keepers {
                 confirmed.await.map_err(|_| keepers.unconfirmed(&limit))?;
             }
             Ok(())
+        }
+    }
+
+    /// Something happens to the account of a permit: see [`Core::change_account`].
+    pub(crate) fn change_account(
+        &self,
+        fee: &Fee,
+        change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
+    ) {
+        let keeper = &self.all[fee.keeper.0];
+        let ((), needs_driver) =
+            keeper.with_need(|core, now| core.change_account(fee, now, change));
+        if needs_driver {
+            // Without a runtime nothing is sent.
+            let _ = keeper.start_driver();
+        }
+    }
+
+    /// How a rate stands, as this permit knows it.
+    pub(crate) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
+        self.all[fee.keeper.0].lock().core.account_quota(fee)
+    }
+
+    fn close_accounts(&self, leases: &Leases) {
+        for fee in leases.open_accounts() {
+            self.change_account(fee, |account| {
+                account.end();
+                None
+            });
         }
     }
 
@@ -177,12 +208,12 @@ impl Keepers {
     }
 
     /// As if it had not been acquired. Returns how its rates stand then.
-    pub(super) fn give_back(&self, taken: Taken) -> Vec<Quota> {
+    pub(crate) fn give_back(&self, taken: Taken) -> Vec<Quota> {
         self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| self.all[fee.keeper.0].with(|core, now| core.refund_at(fee, now)))
+        fees.filter_map(|fee| self.all[fee.keeper.0].with(|core, now| core.refund_at(&fee, now)))
             .collect()
     }
 

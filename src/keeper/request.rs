@@ -11,11 +11,10 @@ use tokio::time::Instant;
 use super::{
     core::Core,
     demand::{Demand, Leg, LimitId, Taken, Ticket},
-    effects::StoredWaker,
     keepers::{Granted, Keepers},
     lock::Keeper,
 };
-use crate::{error::AcquireError, leases::Label, part::Part};
+use crate::{error::AcquireError, leases::Label, part::Part, sync::StoredWaker};
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -181,7 +180,7 @@ type Looked = Result<Option<Taken>, AcquireError>;
 
 impl Step {
     fn of_leg(keepers: &Keepers, (part, leg): &(Part, Leg)) -> Self {
-        Self::new(keepers.of(*part).clone(), Demand::One(leg.clone()))
+        Self::new(keepers.of_part(*part).clone(), Demand::One(leg.clone()))
     }
 
     fn new(keeper: Arc<Keeper>, demand: Demand) -> Self {
@@ -322,7 +321,7 @@ fn give_back(keeper: &Keeper, taken: Taken) {
         leases.iter().for_each(|lease| core.untake(lease, now));
         let fees = taken.notes.map(|notes| notes.fees);
         for fee in fees.into_iter().flatten().rev() {
-            core.refund_at(fee, now);
+            core.refund_at(&fee, now);
         }
     });
 }

@@ -251,9 +251,18 @@ impl Gate {
     pub(super) fn hand_over<B: Body + Send + 'static>(
         &self,
         mut guard: Guard,
-        quotas: &[Quota],
+        quotas: &mut Vec<Quota>,
         mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
+        if self.rate_limit_fields
+            && let Some(share) = guard.share()
+        {
+            // The handler may have charged more.
+            for now in share.quotas() {
+                quotas.retain(|quota| quota.limit_name != now.limit_name);
+                quotas.push(now);
+            }
+        }
         self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
             guard = Guard::Plain(None);

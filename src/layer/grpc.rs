@@ -47,7 +47,8 @@ impl Refusal {
     ///
     /// - `RESOURCE_EXHAUSTED` (8) if the limit was reached, whether it is the caller's own or shared;
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
-    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`] and [`RefusalKind::InvalidWeight`], which are not worth a retry;
+    /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and [`RefusalKind::InvalidCost`],
+    ///   which are not worth a retry;
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,

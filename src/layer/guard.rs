@@ -41,6 +41,15 @@ pub(super) struct Terms {
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
 
+impl Guard {
+    pub(super) fn share(&self) -> Option<&Share> {
+        match self {
+            Self::Plain(share) => share.as_ref(),
+            Self::Revocable(tie) => Some(&tie.share),
+        }
+    }
+}
+
 impl Terms {
     /// Takes the stricter of both terms.
     #[cfg(feature = "config")]

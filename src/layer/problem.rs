@@ -21,8 +21,9 @@ impl Refusal {
     ///
     /// It is sent to clients other than gRPC ones, unless [`LimitLayer::refuse_with`](super::LimitLayer::refuse_with) builds
     /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
-    /// hardly ever a client left to read more. [`RefusalKind::NoKey`] and [`RefusalKind::InvalidWeight`] have problem details
-    /// of the type `about:blank`, with the status and a detail (the latter also `limit` and `weight`), and no `Retry-After`.
+    /// hardly ever a client left to read more. [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
+    /// [`RefusalKind::InvalidCost`] have problem details of the type `about:blank`, with the status and a detail (the second
+    /// also `limit` and `weight`), and no `Retry-After`.
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -130,6 +131,9 @@ pub(super) fn detail(refusal: &Refusal) -> String {
                 true => format!("the request takes {weight} slots, and there are {max}"),
                 false => format!("a request takes 1 to {MAX_WEIGHT} slots, not {weight}"),
             }
+        }
+        RefusalKind::InvalidCost => {
+            format!("the request costs more than the {max} that the rate has at once")
         }
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),

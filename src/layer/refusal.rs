@@ -69,6 +69,10 @@ pub enum RefusalKind {
     ///
     /// See [`Scope::weight_by`](super::Scope::weight_by).
     InvalidWeight,
+    /// The request costs more than the burst of the rate. The status is 400.
+    ///
+    /// See [`Scope::cost_by`](super::Scope::cost_by).
+    InvalidCost,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
@@ -208,6 +212,7 @@ impl RefusalKind {
             Self::TimedOut => AcquireErrorKind::TimedOut.as_str(),
             Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
             Self::InvalidWeight => AcquireErrorKind::InvalidWeight.as_str(),
+            Self::InvalidCost => AcquireErrorKind::InvalidCost.as_str(),
             Self::Lost => LostErrorKind::Lost.as_str(),
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
             Self::Revoked => LostErrorKind::Revoked.as_str(),
@@ -231,7 +236,7 @@ impl RefusalKind {
 
     /// Whether the same request would be refused again: the status is 400.
     pub(super) fn is_invalid(self) -> bool {
-        matches!(self, Self::NoKey | Self::InvalidWeight)
+        matches!(self, Self::NoKey | Self::InvalidWeight | Self::InvalidCost)
     }
 
     /// The status of a limit that was reached, unless it is set: whether all callers share it decides.
@@ -251,6 +256,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::TimedOut => Self::TimedOut,
             AcquireErrorKind::TooSoon => Self::TooSoon,
             AcquireErrorKind::InvalidWeight => Self::InvalidWeight,
+            AcquireErrorKind::InvalidCost => Self::InvalidCost,
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
             AcquireErrorKind::ShutDown => Self::ShutDown,

@@ -29,6 +29,7 @@ pub struct Scope {
     keys: Keys,
     values: Values,
     cost: Option<Arc<Find<u32>>>,
+    clamps_cost: bool,
     weight: Option<Arc<Find<u32>>>,
     /// A request without a key is refused.
     requires_key: bool,
@@ -197,6 +198,7 @@ impl Scope {
             keys,
             values: Values::default(),
             cost: None,
+            clamps_cost: false,
             weight: None,
             requires_key: false,
         }
@@ -311,8 +313,11 @@ impl Scope {
 
     /// Sets the cost of a request at a rate. Default: 1.
     ///
-    /// With 0 it is free; more than the burst counts as the burst. Slots are not affected: see
-    /// [`weight_by`](Self::weight_by).
+    /// With 0 it is free. A cost above the rate's burst could never be admitted: it is refused with 400
+    /// ([`RefusalKind::InvalidCost`](super::RefusalKind::InvalidCost)), unless [`clamp_cost`](Self::clamp_cost) is set.
+    /// Slots are not affected: see [`weight_by`](Self::weight_by).
+    ///
+    /// For a cost that is known only later, such as the tokens of a language model, see [`Slot::spend`](super::Slot::spend).
     ///
     /// ```
     /// use std::time::Duration;
@@ -320,10 +325,16 @@ impl Scope {
     ///
     /// let opens = Limit::rate("opens", 60, Duration::from_secs(60))
     ///     .by_header("x-api-key")
-    ///     .cost(|head| if head.uri.path().starts_with("/batch") { 10 } else { 1 });
+    ///     .cost_by(|head| if head.uri.path().starts_with("/batch") { 10 } else { 1 });
     /// ```
-    pub fn cost(mut self, cost: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
+    pub fn cost_by(mut self, cost: impl Fn(&Parts) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Lets a cost above a rate's burst count as the burst, at the door and by [`Slot::charge`](super::Slot::charge).
+    pub fn clamp_cost(mut self) -> Self {
+        self.clamps_cost = true;
         self
     }
 
@@ -331,7 +342,7 @@ impl Scope {
     ///
     /// All of them or none, like [`Semaphore::acquire_many`](crate::Semaphore::acquire_many): while a request waits that
     /// needs more units than are free, those that are free lie idle, since nothing passes it. A rate is not affected: see
-    /// [`cost`](Self::cost).
+    /// [`cost_by`](Self::cost_by).
     ///
     /// A request of 0 or more than 64 units, or of more than the limit has, is refused with 400
     /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). What a client sends is better bounded.
@@ -417,6 +428,7 @@ impl Scope {
             max: None,
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
+            clamps: self.clamps_cost,
         };
         let key = match &self.keys {
             Keys::Shared => Some(Key::SHARED),

@@ -8,6 +8,7 @@ use futures_util::future::select_all;
 use http::Extensions;
 
 use crate::{
+    charges::Charging,
     error::LostErrorKind,
     permit::{Share, WeakShare},
     permit_id::PermitId,
@@ -106,6 +107,55 @@ impl Slot {
         any(self.shares().map(WeakShare::ended)).await
     }
 
+    /// Charges a rate of the request once more, and waits or is refused like a newcomer.
+    ///
+    /// For a cost that is known before the work begins, such as that of a prompt in the request's body. See
+    /// [`Permit::charge`](crate::Permit::charge) for errors, and [Token budgets](crate::guide::tokens). It completes at
+    /// once if the limit is not among the rates of the request, or the slot is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future refunds the charge, if it was made.
+    pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
+        let limit = limit.as_ref();
+        let charged = self.share_under(limit);
+        charged.map_or(Charging::NONE, |share| share.charge(limit, cost))
+    }
+
+    /// Adds to what the request has cost at a rate. Never waits, and is never refused. See
+    /// [`Permit::spend`](crate::Permit::spend).
+    ///
+    /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
+    pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
+        if let Some(share) = self.owned_under(limit.as_ref()) {
+            share.spend(limit.as_ref(), cost);
+        }
+    }
+
+    /// Sets what the request has cost in all at a rate. See [`Permit::settle`](crate::Permit::settle).
+    ///
+    /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
+    pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
+        if let Some(share) = self.owned_under(limit.as_ref()) {
+            share.settle(limit.as_ref(), actual);
+        }
+    }
+
+    /// Returns what a rate would admit at once, as the latest charge of this request has left it. See
+    /// [`Permit::remaining`](crate::Permit::remaining).
+    pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
+        self.owned_under(limit.as_ref())?.remaining(limit.as_ref())
+    }
+
+    /// The innermost that this rate has charged.
+    fn share_under(&self, limit: &str) -> Option<&WeakShare> {
+        self.shares().find(|share| share.is_charged_by(limit))
+    }
+
+    fn owned_under(&self, limit: &str) -> Option<Share> {
+        self.share_under(limit)?.upgrade()
+    }
+
     /// Of this layer and those around it.
     fn shares(&self) -> impl Iterator<Item = &WeakShare> {
         let slots = iter::successors(Some(self), |slot| slot.outer.as_deref());
@@ -168,6 +218,40 @@ impl Hold {
     /// Returns whether the slot was lost. See [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
         self.0.iter().any(|share| share.over(|_| true).is_some())
+    }
+
+    /// Charges a rate of the request once more. See [`Slot::charge`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropping the future refunds the charge, if it was made.
+    pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
+        let limit = limit.as_ref();
+        let charged = self.under(limit).map(Share::downgrade);
+        charged.map_or(Charging::NONE, |share| share.charge(limit, cost))
+    }
+
+    /// Adds to what the request has cost at a rate. See [`Permit::spend`](crate::Permit::spend).
+    pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
+        if let Some(share) = self.under(limit.as_ref()) {
+            share.spend(limit.as_ref(), cost);
+        }
+    }
+
+    /// Sets what the request has cost in all at a rate. See [`Permit::settle`](crate::Permit::settle).
+    pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
+        if let Some(share) = self.under(limit.as_ref()) {
+            share.settle(limit.as_ref(), actual);
+        }
+    }
+
+    /// Returns what a rate would admit at once. See [`Permit::remaining`](crate::Permit::remaining).
+    pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
+        self.under(limit.as_ref())?.remaining(limit.as_ref())
+    }
+
+    fn under(&self, limit: &str) -> Option<&Share> {
+        self.0.iter().find(|share| share.is_charged_by(limit))
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.

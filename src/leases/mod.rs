@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | `lease` | the deadline of a slot, and why it ended |
 //! | `owners` | how many own the current permit of a lease |
+//! | `account` | what a permit was charged at a rate, and what it owes in the end |
 //! | `tenure` | the permits that a lease serves one after the other; the leases of one permit |
 //! | `pool` | idle slots, for the next requests of this process |
 //! | `label` | what a permit is for, as operators see it; `no_label` in its place without the feature `operate` |
 //! | `clock` | deadlines by two clocks that are never compared |
 //! | `loom` | tests: interleavings of threads in these |
 
+mod account;
 mod clock;
 #[cfg(feature = "operate")]
 mod label;
@@ -24,6 +26,7 @@ mod pool;
 mod tenure;
 
 pub(crate) use self::{
+    account::{Account, AccountId, Accounts, Fee, Outcome, Paid, PaidBack, Settled},
     clock::{StoreClock, local_deadline},
     label::Label,
     lease::{KeeperId, Lease, QueueId},

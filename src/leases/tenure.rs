@@ -5,8 +5,12 @@ use std::{future::pending, slice, sync::Arc};
 use futures_util::future::select_all;
 use tokio::time::Instant;
 
-use super::{lease::Lease, owners::Owners};
-use crate::{error::LostErrorKind, ledger::weight_of};
+use super::{account::Fee, lease::Lease, owners::Owners};
+use crate::{
+    error::LostErrorKind,
+    ledger::weight_of,
+    sync::{AtomicBool, Ordering},
+};
 
 /// The time for which one permit has a lease. A lease that goes through the pool serves several permits in turn.
 #[derive(Clone)]
@@ -59,6 +63,11 @@ pub(crate) enum Leases {
 /// Several slots, or none, with the same owners.
 pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
+    /// What rates have charged the permit.
+    fees: Vec<Fee>,
+    /// Whether one of these has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
+    /// sees all that owners did before.
+    has_account: AtomicBool,
     owners: Owners,
 }
 
@@ -70,8 +79,29 @@ impl Default for Leases {
 
 impl Leases {
     pub(crate) fn many(leases: Vec<Arc<Lease>>) -> Self {
-        let owners = Owners::one();
-        Self::Many(Arc::new(Together { leases, owners }))
+        Self::Many(Arc::new(Together {
+            leases,
+            fees: Vec::new(),
+            has_account: AtomicBool::new(false),
+            owners: Owners::one(),
+        }))
+    }
+
+    /// Adds what rates have charged the permit. To be called before it has a second owner.
+    pub(crate) fn set_fees(&mut self, fees: Vec<Fee>) {
+        if let Self::Many(together) = self
+            && let Some(together) = Arc::get_mut(together)
+        {
+            together.fees = fees;
+        }
+    }
+
+    /// What rates have charged the permit when it was admitted.
+    pub(crate) fn fees(&self) -> &[Fee] {
+        match self {
+            Self::One(_) => &[],
+            Self::Many(together) => &together.fees,
+        }
     }
 
     /// The first of them, with the number of its tenure.
@@ -87,6 +117,21 @@ impl Leases {
         match self {
             Self::One(tenure) => slice::from_ref(tenure.lease()),
             Self::Many(together) => &together.leases,
+        }
+    }
+
+    /// To be called by an owner before the permit gets its first account at a rate.
+    pub(crate) fn note_account(&self) {
+        if let Self::Many(together) = self {
+            together.has_account.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The fees that may have accounts, which are to be ended. For the last owner.
+    pub(crate) fn open_accounts(&self) -> &[Fee] {
+        match self {
+            Self::Many(together) if together.has_account.load(Ordering::Relaxed) => &together.fees,
+            _ => &[],
         }
     }
 

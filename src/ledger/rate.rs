@@ -29,6 +29,8 @@ use crate::ranges::{MAX_LIMIT, MAX_WAIT};
 pub(super) const MAX_EXACT: u64 = 1 << 52;
 /// Longest time from now to a start that is reserved.
 pub(super) const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
+/// A wait that no rate refuses: the cost is charged whatever the rate has left.
+pub(crate) const WAIT_FOREVER_US: u64 = MAX_EXACT;
 /// Largest burst.
 pub(super) const MAX_BURST: u32 = MAX_LIMIT;
 
@@ -88,6 +90,24 @@ impl Rate {
         Self { burst, ..self }
     }
 
+    /// The largest part of a debt that is charged at once, with [`WAIT_FOREVER_US`]: so much that the arithmetic is exact
+    /// in the script too, and that drains within the longest wait.
+    pub(crate) fn most_at_once(&self) -> u32 {
+        let exact = MAX_EXACT / self.period_us;
+        let most = exact.min(self.drains_in_longest_wait().max(1));
+        most.min(u32::MAX.into()) as u32
+    }
+
+    /// The most that a key can owe: beyond that it is forgotten. See [`read`](Self::read).
+    pub(crate) fn most_owed(&self) -> u64 {
+        u64::from(self.burst) + self.drains_in_longest_wait()
+    }
+
+    fn drains_in_longest_wait(&self) -> u64 {
+        let parts = u128::from(MAX_WAIT_US) * u128::from(self.count);
+        (parts / u128::from(self.period_us)) as u64
+    }
+
     /// Charges a key. The caller stores the state that is returned.
     pub(crate) fn charge(
         self,
@@ -96,7 +116,8 @@ impl Rate {
         cost: u32,
         wait_us: u64,
     ) -> Charged {
-        debug_assert!((1..=self.burst).contains(&cost), "{cost} of {self:?}");
+        let most = self.burst.max(self.most_at_once());
+        debug_assert!((1..=most).contains(&cost), "{cost} of {self:?}");
         let before = match state {
             Some(state) if !state.is_over(now_us) => self.read(state, now_us),
             _ => Tat::empty(self, now_us),

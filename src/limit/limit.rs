@@ -378,6 +378,7 @@ impl Limit {
             is_shared: false,
             max: self.max,
             weight: 1,
+            cost: 1,
             in_use: 0,
             waiting: 0,
             place: None,
@@ -397,5 +398,12 @@ impl Limit {
             remaining: 0,
             reset: None,
         }
+    }
+}
+
+/// Its name, by which [`Permit::spend`](crate::Permit::spend) and the like find it.
+impl AsRef<str> for Limit {
+    fn as_ref(&self) -> &str {
+        &self.name
     }
 }

@@ -4,12 +4,17 @@
 
 #[cfg(turnstile_loom)]
 pub(crate) mod loom;
+mod marker;
+mod tasks;
 
 #[cfg(turnstile_loom)]
 pub(crate) use self::loom::*;
-pub(crate) use self::marker::{LockMarker, assert_unlocked};
 #[cfg(not(turnstile_loom))]
 pub(crate) use self::real::*;
+pub(crate) use self::{
+    marker::{LockMarker, assert_unlocked},
+    tasks::{Confirmation, Confirmations, Inquiry, StoredWaker},
+};
 
 #[cfg(not(turnstile_loom))]
 mod real {
@@ -31,58 +36,4 @@ mod real {
         // A thread that ends may drop permits when its own values are gone.
         NUMBER.try_with(|number| *number).unwrap_or(0)
     }
-}
-
-/// In debug builds each thread knows whether it holds a lock under which no foreign code may run.
-#[cfg(debug_assertions)]
-mod marker {
-    use std::{cell::Cell, thread};
-
-    thread_local! {
-        /// How many locks it holds.
-        static LOCKED: Cell<u32> = const { Cell::new(0) };
-    }
-
-    /// As long as it lives, this thread runs no foreign code.
-    pub(crate) struct LockMarker(());
-
-    impl LockMarker {
-        pub(crate) fn new() -> Self {
-            change(|locked| locked + 1);
-            Self(())
-        }
-    }
-
-    impl Drop for LockMarker {
-        fn drop(&mut self) {
-            change(|locked| locked - 1);
-        }
-    }
-
-    /// A thread that ends may drop permits when its own values are gone.
-    fn change(by: impl FnOnce(u32) -> u32) {
-        let _ = LOCKED.try_with(|cell| cell.set(by(cell.get())));
-    }
-
-    #[track_caller]
-    pub(crate) fn assert_unlocked() {
-        let locked = LOCKED.try_with(Cell::get).unwrap_or(0);
-        assert!(
-            locked == 0 || thread::panicking(),
-            "foreign code under the lock of a keeper"
-        );
-    }
-}
-
-#[cfg(not(debug_assertions))]
-mod marker {
-    pub(crate) struct LockMarker(());
-
-    impl LockMarker {
-        pub(crate) fn new() -> Self {
-            Self(())
-        }
-    }
-
-    pub(crate) fn assert_unlocked() {}
 }

@@ -32,12 +32,13 @@ pub(super) const LOST: &str = "turnstile_lost_total";
 pub(super) const ADOPTED: &str = "turnstile_adopted_total";
 pub(super) const EXPIRED: &str = "turnstile_expired_total";
 pub(super) const ABORTED: &str = "turnstile_aborted_total";
+pub(super) const COST: &str = "turnstile_cost_total";
 pub(super) const EXCHANGES: &str = "turnstile_exchanges_total";
 pub(super) const EXCHANGE: &str = "turnstile_exchange_seconds";
 pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
-pub(super) const METRICS: [Metric; 18] = [
+pub(super) const METRICS: [Metric; 19] = [
     gauge(MAX, "The value of the limit that is in force"),
     gauge(
         OVERRIDDEN,
@@ -64,6 +65,10 @@ pub(super) const METRICS: [Metric; 18] = [
     ),
     counter(EXPIRED, "Slots taken back by max_hold or idle"),
     counter(ABORTED, "Responses that ended with their slot"),
+    counter(
+        COST,
+        "Cost of requests at a rate: charged, spent, settled up and down, and unsettled",
+    ),
     counter(EXCHANGES, "Calls to the store"),
     seconds(
         EXCHANGE,

@@ -39,6 +39,23 @@ pub(crate) enum Measure {
     Adopted(u64),
     /// A slot was taken back at a bound.
     Expired(LostErrorKind),
+    /// Cost at a rate.
+    Cost(Cost, u64),
+}
+
+/// How a cost at a rate came up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// Charged at the door, or before the work.
+    Charged,
+    /// Spent during the work.
+    Spent,
+    /// Found in the end, beyond what was charged and spent.
+    SettledUp,
+    /// The same the other way: refunded, as far as it has not drained.
+    SettledDown,
+    /// Spent, and perhaps not told to the store.
+    Unsettled,
 }
 
 /// The measurements of one limit, in this process.
@@ -59,6 +76,7 @@ pub(crate) struct LimitMeter {
     expired_max_hold: Series<Counter>,
     expired_idle: Series<Counter>,
     aborted: Ends,
+    costs: Costs,
     unkeyed: Series<Counter>,
     refused_unkeyed: Series<Counter>,
 }
@@ -70,11 +88,21 @@ struct Refusals {
     timed_out: Series<Counter>,
     too_soon: Series<Counter>,
     invalid_weight: Series<Counter>,
+    invalid_cost: Series<Counter>,
     unavailable: Series<Counter>,
     misconfigured: Series<Counter>,
     shut_down: Series<Counter>,
     paused: Series<Counter>,
     no_runtime: Series<Counter>,
+}
+
+#[derive(Debug)]
+struct Costs {
+    charged: Series<Counter>,
+    spent: Series<Counter>,
+    settled_up: Series<Counter>,
+    settled_down: Series<Counter>,
+    unsettled: Series<Counter>,
 }
 
 #[derive(Debug)]
@@ -108,6 +136,7 @@ impl LimitMeter {
             expired_max_hold: expired(LostErrorKind::HeldTooLong),
             expired_idle: expired(LostErrorKind::Idle),
             aborted: Ends::new(catalog::ABORTED),
+            costs: Costs::new(catalog::COST),
             unkeyed: Series::new(catalog::UNKEYED),
             refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", "no_key")),
         }
@@ -137,6 +166,9 @@ impl LimitMeter {
         }
         self.admitted.of(&self.labels);
         self.wait.of(&self.labels);
+        if is_rate {
+            self.costs.charged.of(&self.labels);
+        }
         if !is_rate {
             self.held.of(&self.labels);
             self.hold.of(&self.labels);
@@ -223,6 +255,7 @@ impl LimitMeter {
                     expired.of(labels).increment(1);
                 }
             }
+            Measure::Cost(kind, cost) => self.costs.by(kind).of(labels).increment(cost),
         }
     }
 
@@ -257,6 +290,7 @@ impl Refusals {
             timed_out: by(AcquireErrorKind::TimedOut),
             too_soon: by(AcquireErrorKind::TooSoon),
             invalid_weight: by(AcquireErrorKind::InvalidWeight),
+            invalid_cost: by(AcquireErrorKind::InvalidCost),
             unavailable: by(AcquireErrorKind::Unavailable),
             misconfigured: by(AcquireErrorKind::Misconfigured),
             shut_down: by(AcquireErrorKind::ShutDown),
@@ -272,11 +306,35 @@ impl Refusals {
             AcquireErrorKind::TimedOut => &self.timed_out,
             AcquireErrorKind::TooSoon => &self.too_soon,
             AcquireErrorKind::InvalidWeight => &self.invalid_weight,
+            AcquireErrorKind::InvalidCost => &self.invalid_cost,
             AcquireErrorKind::Unavailable => &self.unavailable,
             AcquireErrorKind::Misconfigured => &self.misconfigured,
             AcquireErrorKind::ShutDown => &self.shut_down,
             AcquireErrorKind::Paused => &self.paused,
             AcquireErrorKind::NoRuntime => &self.no_runtime,
+        }
+    }
+}
+
+impl Costs {
+    fn new(name: &'static str) -> Self {
+        let by = |kind| Series::labelled(name, ("kind", kind));
+        Self {
+            charged: by("charged"),
+            spent: by("spent"),
+            settled_up: by("settled_up"),
+            settled_down: by("settled_down"),
+            unsettled: by("unsettled"),
+        }
+    }
+
+    fn by(&self, kind: Cost) -> &Series<Counter> {
+        match kind {
+            Cost::Charged => &self.charged,
+            Cost::Spent => &self.spent,
+            Cost::SettledUp => &self.settled_up,
+            Cost::SettledDown => &self.settled_down,
+            Cost::Unsettled => &self.unsettled,
         }
     }
 }

@@ -29,7 +29,7 @@ mod tests;
 
 pub(crate) use self::{
     history::History,
-    limit::{LimitMeter, Measure},
+    limit::{Cost, LimitMeter, Measure},
     store::{StoreMeter, StoreState},
 };
 

@@ -235,6 +235,7 @@ fn a_limit_has_the_series_that_can_occur() {
     ];
     let of_operators = cfg!(feature = "operate").then_some("limit_overridden");
     let of_slots = ["held", "hold_seconds", "lost_total", "refusals_total full"];
+    let of_rates = ["cost_total charged", "refusals_total too_soon"];
     let of_waits = [
         "waiting",
         "refusals_total queue_full",
@@ -252,11 +253,11 @@ fn a_limit_has_the_series_that_can_occur() {
             vec![&of_slots, &of_store, &["refusals_total unavailable"]],
         ),
         (SLOTS.fallback(Fallback::Reject), false, vec![&of_slots]),
-        (RATE, false, vec![&["refusals_total too_soon"]]),
+        (RATE, false, vec![&of_rates]),
         (
             waits(&RATE),
             true,
-            vec![&["refusals_total too_soon", "waiting"], &of_store[1..]],
+            vec![&of_rates, &["waiting"], &of_store[1..]],
         ),
         (
             waits(&SLOTS).mode(Mode::Shadow),
@@ -299,6 +300,8 @@ fn all_metrics_are_described() {
     for mode in [Mode::Enforce, Mode::Shadow] {
         meters.chat.expect(&limit.clone().mode(mode), true);
     }
+    let rate = Limit::rate("chat", 1, Duration::from_secs(1));
+    meters.chat.expect(&rate, true);
     meters.chat.expect_unkeyed(true);
     meters.chat.expect_expired(LostErrorKind::Idle);
     meters.chat.expect_aborted(LostErrorKind::Idle);

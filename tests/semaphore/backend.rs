@@ -6,6 +6,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 use std::{
+    fmt::Debug,
     future::Future,
     pin::pin,
     task::{Context, Poll, Waker},
@@ -231,7 +232,7 @@ pub(crate) async fn soon<F: Future>(future: F) -> F::Output {
 }
 
 /// Polls a request once, so that it is under way.
-pub(crate) fn start(request: &mut Acquire) {
+pub(crate) fn start<F: Future<Output: Debug> + Unpin>(request: &mut F) {
     let polled = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(polled, Poll::Pending), "{polled:?}");
 }

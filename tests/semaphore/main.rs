@@ -5,6 +5,7 @@ mod support;
 
 #[macro_use]
 mod backend;
+mod charges;
 mod live;
 mod losses;
 mod rates;

@@ -328,7 +328,7 @@ async fn a_request_costs_what_the_closure_says(backend: Backend) {
     let scope = Policy::from(
         ten.clone()
             .by_header("x-key")
-            .cost(move |head| cost(head.uri.path())),
+            .cost_by(move |head| cost(head.uri.path())),
     );
     let alone = limiter.semaphore(&ten, Key::SHARED);
     assert_eq!(send(&limiter, scope.clone(), "/7").await.status(), 200);
@@ -348,7 +348,13 @@ async fn a_request_costs_what_the_closure_says(backend: Backend) {
 
     // More than the burst costs the burst: all of it, and no more.
     let other = Limit::rate("other", 10, Duration::from_secs(600));
-    let dear = Policy::from(other.clone().by_header("x-key").cost(|_| 1_000_000));
+    let dear = Policy::from(
+        other
+            .clone()
+            .by_header("x-key")
+            .cost_by(|_| 1_000_000)
+            .clamp_cost(),
+    );
     assert_eq!(send(&limiter, dear.clone(), "/").await.status(), 200);
     assert_eq!(take_all(&limiter.semaphore(&other, Key::SHARED)).await, 0);
     assert_eq!(send(&limiter, dear, "/").await.status(), 429);

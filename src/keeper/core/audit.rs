@@ -7,16 +7,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, Core, Index, breaker::Failure};
+use super::{Asker, ClaimStage, Core, Index, breaker::Failure};
 use crate::{
-    keeper::{
-        demand::Paid,
-        queue::{
-            LegState, Release,
-            audit::{Books, hold},
-        },
+    keeper::queue::{
+        LegState, Release,
+        audit::{Books, hold},
     },
-    leases::{Lease, Pool, QueueId},
+    leases::{Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
     store::in_flight::ExchangeId,
 };
@@ -157,7 +154,9 @@ impl Core {
                 busy |= queue.is_open(seq);
             }
             let sent = self.in_flight.iter();
-            let sent = sent.filter(|sent| sent.claims.contains(&Some(*id))).count();
+            let sent = sent
+                .filter(|sent| sent.claims.contains(&Asker::Claim(*id)))
+                .count();
             hold!(sent <= 1, "{at}: sent twice");
             match &claim.stage {
                 ClaimStage::Listed => {

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::keeper::context::{Availability, jittered};
+use crate::{
+    keeper::context::{Availability, jittered},
+    ledger::{Charged, ClaimReply, Reply, Standing},
+};
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
@@ -57,6 +60,30 @@ pub(super) enum Work {
     Some,
     /// It has admitted or enqueued a request.
     Admitted,
+}
+
+impl Work {
+    /// The work that an answer shows, if nothing in it has failed.
+    pub(super) fn of(reply: &Reply) -> Self {
+        let is_in = |standing: &Standing| {
+            matches!(standing, Standing::Held { .. } | Standing::Waiting { .. })
+        };
+        let is_charged = |charged: &Charged| matches!(charged, Charged::Until { .. });
+        let mut acquired = reply
+            .batches
+            .iter()
+            .flatten()
+            .flat_map(|batch| &batch.acquired);
+        let mut claims = reply.claims.iter().flatten();
+        let admits = |claim: &ClaimReply| {
+            claim.standings.iter().any(is_in) || claim.charged.iter().any(is_charged)
+        };
+        match acquired.any(is_in) || claims.any(admits) {
+            true => Self::Admitted,
+            false if reply.batches.is_empty() && reply.claims.is_empty() => Self::None,
+            false => Self::Some,
+        }
+    }
 }
 
 /// How the state has changed.

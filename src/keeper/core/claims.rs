@@ -15,10 +15,10 @@ use super::{Claim, ClaimStage, Core, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{ClaimId, Fee, Leg, LimitId, Notes, Paid, Taken},
+        demand::{ClaimId, Leg, LimitId, Notes, Taken},
         queue::LegState,
     },
-    leases::{Lease, Leases, QueueId},
+    leases::{Fee, Lease, Leases, Paid, QueueId},
     limit::{MAX_WEIGHT, Mode},
     status::Quota,
     telemetry::Measure,
@@ -42,14 +42,15 @@ impl Core {
     /// [`drop_claim`](Self::drop_claim).
     pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> ClaimId {
         let id = ClaimId(self.ctx.next_name(1));
-        let (mut ordered, mut fees) = (Vec::new(), Vec::new());
+        let (mut ordered, mut fees, mut refusal) = (Vec::new(), Vec::new(), None);
         for leg in legs {
             let limit = self.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
                 Mode::Off => continue,
                 mode => mode == Mode::Shadow,
             };
-            if let Some(fee) = self.fee(leg, &limit, shadow) {
+            if let Some(fee) = self.fee(id, leg, shadow) {
+                refusal = refusal.or(fee.too_dear(leg.cost));
                 fees.push(fee);
                 continue;
             }
@@ -85,11 +86,14 @@ impl Core {
             waker: None,
         };
         self.claims.insert(id, claim);
+        if let Some(error) = refusal {
+            self.refuse_claim(id, error);
+        }
         self.advance(id);
         // A value of its own may have changed one.
         for index in queues {
             if self.queues.contains(index.0) {
-                self.settle(index);
+                self.relist(index);
             }
         }
         id
@@ -191,14 +195,14 @@ impl Core {
         let lease = self.claims[&id].legs[leg].clone();
         let queue = &mut self.queues[lease.queue.0].queue;
         queue.begin_leg(&mut self.ctx, lease.seq());
-        self.settle(lease.queue);
+        self.relist(lease.queue);
     }
 
     fn park_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
         let queue = &mut self.queues[lease.queue.0].queue;
         queue.park_leg(&mut self.ctx, lease.seq());
-        self.settle(lease.queue);
+        self.relist(lease.queue);
     }
 
     fn pass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
@@ -210,7 +214,7 @@ impl Core {
         claim.passed.push((queue.limit().clone(), kind));
         self.ctx.note_pass(queue.number(), kind);
         queue.give_up(&mut self.ctx, lease.seq());
-        self.settle(lease.queue);
+        self.relist(lease.queue);
     }
 
     fn grant_claim(&mut self, id: ClaimId) {
@@ -246,7 +250,7 @@ impl Core {
         let about = || {
             let queues = claim.legs.iter().map(|lease| &queues[lease.queue.0].queue);
             let mut keys = queues.filter(|queue| queue.number() == limit);
-            let mut fees = claim.fees.iter().filter(|fee| fee.limit == limit);
+            let mut fees = claim.fees.iter().filter(|fee| fee.number() == limit);
             let key = keys.next().map(|queue| queue.key());
             let key = key.or_else(|| fees.next().map(|fee| &fee.key));
             (key, claim.legs.first().map(|lease| &**lease))
@@ -261,10 +265,10 @@ impl Core {
         for lease in claim.legs.drain(..) {
             let queue = &mut self.queues[lease.queue.0].queue;
             queue.give_up(&mut self.ctx, lease.seq());
-            self.settle(lease.queue);
+            self.relist(lease.queue);
         }
         for fee in claim.fees.drain(..) {
-            self.refund(fee);
+            self.refund(&fee);
         }
     }
 
@@ -287,7 +291,7 @@ impl Core {
         }
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         for fee in &claim.fees {
-            self.ctx.note_admission(fee.limit, waited);
+            self.note_charge(fee, waited);
         }
         let mut place = 0;
         for (index, lease) in claim.legs.iter().enumerate() {
@@ -338,16 +342,14 @@ impl Core {
         let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue.0].queue.number() == limit;
         let concerned = |claim: &Claim| {
             let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
-            let is_owed = |fee: &Fee| fee.limit == limit;
+            let is_owed = |fee: &Fee| fee.number() == limit;
             is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
         };
         let claims = self.claims.iter().filter(|(_, claim)| concerned(claim));
         let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
         for id in ids.iter().rev() {
-            let waited = self
-                .ctx
-                .now
-                .saturating_duration_since(self.claims[id].asked);
+            let asked = self.claims[id].asked;
+            let waited = self.ctx.now.saturating_duration_since(asked);
             let mut error = self.paused_error(limit, until);
             error.details.waited = waited;
             self.refuse_claim(*id, error);
@@ -394,7 +396,7 @@ impl Core {
         let first = claim.legs.first();
         let first = first.map(|lease| self.queues[lease.queue.0].queue.number());
         let limit = first
-            .or(claim.fees.first().map(|fee| fee.limit))
+            .or(claim.fees.first().map(Fee::number))
             .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let mut error = self.refusal(limit, kind);
@@ -451,7 +453,7 @@ impl Core {
         fee.paid = paid;
         fee.begins = self.ctx.now + Duration::from_micros(rest_us);
         if let Paid::Here(_, tat) = paid {
-            let (limit, key) = (fee.limit, fee.key.clone());
+            let (limit, key) = (fee.number(), fee.key.clone());
             self.keep_rate(limit, key, tat);
         }
     }
@@ -461,8 +463,8 @@ impl Core {
         if let Some(claim) = self.claims.get_mut(&id) {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
-            claim.passed.push((self.limits[fee.limit.0].clone(), kind));
-            self.ctx.note_pass(fee.limit, kind);
+            claim.passed.push((fee.limit.clone(), kind));
+            self.ctx.note_pass(fee.number(), kind);
         }
     }
 
@@ -478,14 +480,11 @@ impl Core {
     pub(super) fn refuse_unpaid(&mut self, id: ClaimId) {
         let kind = AcquireErrorKind::Misconfigured;
         let unpaid = |fee: &Fee| fee.paid == Paid::Not;
-        let fees = self
-            .claims
-            .get(&id)
-            .into_iter()
-            .flat_map(|claim| &claim.fees);
+        let claim = self.claims.get(&id).into_iter();
+        let fees = claim.flat_map(|claim| &claim.fees);
         let enforced = fees.clone().find(|fee| unpaid(fee) && !fee.charge.shadow);
         if let Some(fee) = enforced {
-            let error = self.refusal(fee.limit, kind);
+            let error = self.refusal(fee.number(), kind);
             return self.refuse_claim(id, error);
         }
         let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
@@ -501,8 +500,8 @@ impl Core {
         };
         let last = claim.fees.iter().max_by_key(|fee| fee.begins);
         if let Some(fee) = last.filter(|fee| fee.begins > self.ctx.now) {
-            self.ctx.measure(fee.limit, Measure::Waiting(1.0));
-            self.sleepers.insert((fee.begins, id), fee.limit);
+            self.ctx.measure(fee.number(), Measure::Waiting(1.0));
+            self.sleepers.insert((fee.begins, id), fee.number());
             claim.stage = ClaimStage::Sleeping(fee.begins);
         }
     }
@@ -517,7 +516,7 @@ impl Core {
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
-            let waits = |fee: &mut Fee| fee.limit == limit && fee.begins > now;
+            let waits = |fee: &mut Fee| fee.number() == limit && fee.begins > now;
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;
             };
@@ -528,7 +527,7 @@ impl Core {
             claim.passed.push((self.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
-            self.refund(fee);
+            self.refund(&fee);
             self.sleep(id);
             self.advance(id);
         }

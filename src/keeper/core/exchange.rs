@@ -8,13 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, Core, Sent};
+use super::{Asker, ClaimStage, Core, Sent};
 use crate::{
-    keeper::{
-        demand::{ClaimId, Paid},
-        queue::{LegState, Note},
-    },
-    leases::{Lease, QueueId},
+    keeper::queue::{LegState, Note},
+    leases::{Lease, Paid, QueueId},
     ledger::{
         Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, number_of, weight_of,
     },
@@ -29,7 +26,7 @@ const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 const MAX_NAMES: usize = 1_000;
 // The last permit, or the last claim by its legs, may go over it.
 const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
-/// Refunds in one exchange: about a millisecond.
+/// Refunds in one exchange, and sums that were spent: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange: about a millisecond.
 const MAX_BATCHES: usize = 64;
@@ -38,8 +35,8 @@ const MAX_BATCHES: usize = 64;
 struct Draft {
     batches: Vec<Batch>,
     notes: Vec<Note>,
-    /// By the order in which they came, and were named: the number of each, unless it is a request for a single slot, and what is asked.
-    claims: BTreeMap<u64, (Option<ClaimId>, Claim)>,
+    /// By the order in which they came, and were named.
+    claims: BTreeMap<u64, (Asker, Claim)>,
     refunds: Vec<Refund>,
     /// Units that there is room for.
     room: usize,
@@ -58,8 +55,10 @@ impl Core {
                     (Some(_), None) => MAX_IN_FLIGHT,
                     (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
                 };
-                let work =
-                    !self.ready.is_empty() || !self.asking.is_empty() || !self.refunds.is_empty();
+                let work = !self.ready.is_empty()
+                    || !self.asking.is_empty()
+                    || !self.refunds.is_empty()
+                    || self.accounts.next_key().is_some();
                 (work || self.connection.is_wanted) && self.in_flight.len() < most
             }
         }
@@ -98,6 +97,7 @@ impl Core {
         self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
         self.draft_queues(draft, MAX_BATCHES);
         draft.join();
+        self.draft_sums(draft, None);
         let count = self.refunds.len().min(MAX_REFUNDS);
         draft.refunds.extend(self.refunds.drain(..count));
     }
@@ -111,6 +111,10 @@ impl Core {
         }
         if draft.is_empty() {
             self.draft_refunds_of_one_key(draft);
+        }
+        if draft.is_empty() {
+            let key = self.accounts.next_key().cloned();
+            self.draft_sums(draft, key.as_ref());
         }
         if draft.is_empty() {
             self.draft_claims(draft, |draft| draft.claims.is_empty());
@@ -128,6 +132,25 @@ impl Core {
         }
     }
 
+    /// Sums that were spent, all or those for this key.
+    fn draft_sums(&mut self, draft: &mut Draft, only: Option<&Arc<str>>) {
+        for _ in 0..MAX_REFUNDS {
+            let is_other = |only| self.accounts.next_key() != Some(only);
+            if only.is_some_and(is_other) {
+                break;
+            }
+            let Some((id, charge)) = self.tell_next() else {
+                break;
+            };
+            let claim = Claim {
+                charges: vec![charge],
+                asks: Vec::new(),
+            };
+            let number = number_of(self.ctx.next_name(1));
+            draft.claims.insert(number, (Asker::Account(id), claim));
+        }
+    }
+
     fn draft_queues(&mut self, draft: &mut Draft, most: usize) {
         for _ in 0..self.ready.len() {
             if draft.room == 0 || draft.batches.len() == most {
@@ -138,7 +161,7 @@ impl Core {
             };
             self.queues[index.0].ready = false;
             self.draft_batch(draft, index);
-            self.settle(index);
+            self.relist(index);
         }
     }
 
@@ -180,7 +203,7 @@ impl Core {
                 .collect();
             draft
                 .claims
-                .insert(id.0, (Some(id), Claim { charges, asks }));
+                .insert(id.0, (Asker::Claim(id), Claim { charges, asks }));
         }
     }
 
@@ -209,7 +232,7 @@ impl Core {
         draft.batches[batch].waits |= want == Want::Wait;
         draft.room = draft.room.saturating_sub(units);
         if makes_room {
-            self.settle(index);
+            self.relist(index);
         }
         Some(ClaimAsk { batch, seq, want })
     }
@@ -282,7 +305,8 @@ impl Draft {
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
                 let number = number_of(seq);
-                self.claims.insert(number, (None, Claim { charges, asks }));
+                self.claims
+                    .insert(number, (Asker::Slot, Claim { charges, asks }));
             }
         }
     }

@@ -44,19 +44,20 @@ use tokio::time::Instant;
 use self::breaker::Breaker;
 use super::{
     context::{Availability, Context, Settings, earliest},
-    demand::{ClaimId, Fee, LimitId},
-    effects::{Effects, StoredWaker},
+    demand::{ClaimId, LimitId},
+    effects::Effects,
     queue::{Note, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{Lease, QueueId, StoreClock},
+    leases::{AccountId, Accounts, Fee, Lease, QueueId, StoreClock},
     ledger::{Exchange, Refund, Seq, Tat},
     limit::Limit,
     operable::Refusals,
     overrides::InForce,
     store::in_flight::ExchangeId,
+    sync::StoredWaker,
 };
 
 #[cfg(test)]
@@ -104,6 +105,8 @@ pub(crate) struct Core {
     sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
+    /// What permits owe to rates.
+    accounts: Accounts,
     bounded: Bounded,
     clock: Option<StoreClock>,
     breaker: Breaker,
@@ -174,8 +177,18 @@ struct Sent {
     exchange: Arc<Exchange>,
     /// One for each batch.
     notes: Vec<Note>,
-    /// The number of each claim; `None` for a request for a single slot.
-    claims: Vec<Option<ClaimId>>,
+    /// For each claim, who asks.
+    claims: Vec<Asker>,
+}
+
+/// Who has a claim sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asker {
+    Claim(ClaimId),
+    /// A request for a single slot.
+    Slot,
+    /// It tells its rate what was spent.
+    Account(AccountId),
 }
 
 /// The rates of this process, for when there is no store, or it is down.
@@ -225,6 +238,22 @@ struct Watch {
     due: Instant,
 }
 
+impl Asker {
+    fn claim(self) -> Option<ClaimId> {
+        match self {
+            Self::Claim(id) => Some(id),
+            Self::Slot | Self::Account(_) => None,
+        }
+    }
+
+    fn account(self) -> Option<AccountId> {
+        match self {
+            Self::Account(id) => Some(id),
+            Self::Slot | Self::Claim(_) => None,
+        }
+    }
+}
+
 impl Bounds {
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::default()
@@ -255,6 +284,7 @@ impl Core {
             sleepers: BTreeMap::new(),
             refunds: Vec::new(),
             rates: Rates::default(),
+            accounts: Accounts::default(),
             bounded: Bounded::default(),
             clock: None,
             breaker: Breaker::new(),
@@ -306,8 +336,10 @@ impl Core {
 
     /// Whether nothing is left to be sent to the store, or to be expected from it.
     pub(super) fn is_quiet(&self) -> bool {
-        let nothing_to_send =
-            self.ready.is_empty() && self.asking.is_empty() && self.refunds.is_empty();
+        let nothing_to_send = self.ready.is_empty()
+            && self.asking.is_empty()
+            && self.refunds.is_empty()
+            && self.accounts.next_key().is_none();
         self.in_flight.is_empty() && (nothing_to_send || !self.store_is_up())
     }
 
@@ -324,8 +356,9 @@ impl Core {
 
     /// Whether no permit, request, release or refund is left, and none will come.
     pub(crate) fn is_over(&self) -> bool {
-        let refunds = !self.refunds.is_empty() && self.store_is_up();
-        self.orphaned && self.queues.is_empty() && self.claims.is_empty() && !refunds
+        let is_owed = !self.refunds.is_empty() || !self.accounts.is_empty();
+        let owes = is_owed && self.store_is_up();
+        self.orphaned && self.queues.is_empty() && self.claims.is_empty() && !owes
     }
 
     /// Has a step taken at this moment.
@@ -376,7 +409,7 @@ impl Core {
     }
 
     /// After every change of a queue: lists it where it will be found, or drops it.
-    fn settle(&mut self, index: QueueId) {
+    fn relist(&mut self, index: QueueId) {
         let member = &mut self.queues[index.0];
         member.queue.follow_local_right(&mut self.ctx);
         if !member.ready && member.queue.has_work() {
@@ -440,7 +473,7 @@ impl Core {
             // It may have been dropped for another one.
             if let Some(member) = self.queues.get_mut(index.0) {
                 change(&mut member.queue, &mut self.ctx);
-                self.settle(index);
+                self.relist(index);
             }
         }
     }
@@ -466,6 +499,7 @@ impl Core {
             self.bounded.due.first().map(|(at, _)| *at),
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
+            self.accounts.next_due(),
             self.overrides.next_end(),
             self.ctx.confirmations.next_due(),
             self.alarm,

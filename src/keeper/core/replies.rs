@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    ClaimStage, Connection, Core, Sent,
+    Asker, ClaimStage, Connection, Core, Sent,
     breaker::{Change, Failure, Work},
     rates::harsher,
 };
@@ -14,12 +14,12 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::Availability,
-        demand::{ClaimId, Paid},
+        demand::ClaimId,
         effects::{Effect, Report},
         queue::{Note, Seen},
     },
-    leases::{QueueId, StoreClock},
-    ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Standing, Wake},
+    leases::{Outcome, Paid, QueueId, StoreClock},
+    ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
     limit::Limit,
     store::{Event, StoreError, in_flight::ExchangeId},
     telemetry::StoreState,
@@ -33,9 +33,9 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Time between two reports that a store has never been reached.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A claim as it was sent; without a number if it is a request for a single slot.
+/// A claim as it was sent.
 struct SentClaim<'a> {
-    id: Option<ClaimId>,
+    asker: Asker,
     claim: &'a Claim,
     notes: &'a [Note],
 }
@@ -73,7 +73,7 @@ impl Core {
                 sent: at,
             });
         }
-        let (mut outage, work) = (None, work_of(&reply));
+        let (mut outage, work) = (None, Work::of(&reply));
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
             let queue = &mut self.queues[note.queue.0].queue;
             if reply.more {
@@ -93,9 +93,13 @@ impl Core {
         }
         self.uncount_legs(&exchange, &notes, &reply.claims);
         let mut stale = Vec::new();
-        for ((&id, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
+        for ((&asker, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
             let notes = &notes;
-            let sent = SentClaim { id, claim, notes };
+            let sent = SentClaim {
+                asker,
+                claim,
+                notes,
+            };
             match result {
                 Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, seen)),
                 Err(error) => {
@@ -114,13 +118,13 @@ impl Core {
         for note in &notes {
             let queue = &mut self.queues[note.queue.0].queue;
             queue.on_answered(&mut self.ctx, note, seen);
-            self.settle(note.queue);
+            self.relist(note.queue);
         }
         match outage {
             Some(error) => self.note_refused_write(&error.message),
             None => self.note_success(work),
         }
-        self.reopen_all(claims.into_iter().flatten());
+        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
     }
 
     /// An exchange has no answer, and it is not known whether it ran.
@@ -200,9 +204,11 @@ impl Core {
         }
         for note in &notes {
             self.queues[note.queue.0].queue.on_unanswered();
-            self.settle(note.queue);
+            self.relist(note.queue);
         }
-        self.reopen_all(claims.into_iter().flatten());
+        let accounts = claims.iter().filter_map(|asker| asker.account());
+        accounts.for_each(|id| self.on_sum(id, Outcome::Unknown));
+        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
@@ -263,7 +269,7 @@ impl Core {
         for seq in &wake.seqs {
             queue.on_wake(&mut self.ctx, *seq, wake);
         }
-        self.settle(index);
+        self.relist(index);
     }
 }
 
@@ -365,6 +371,7 @@ impl Core {
             claim.asking_since = None;
         }
         let availability = self.ctx.availability;
+        self.tell_all_here();
         self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
         let mut listed = std::mem::take(&mut self.asking);
         listed.append(&mut self.held_back);
@@ -427,7 +434,7 @@ impl Core {
                 stale = Some((index, ask.seq));
             }
         }
-        if let Some(claim) = sent.id.and_then(|id| self.claims.get_mut(&id)) {
+        if let Some(claim) = sent.asker.claim().and_then(|id| self.claims.get_mut(&id)) {
             claim.asking_since = None;
         }
         self.charged(sent, &answer.charged, at.store_us);
@@ -450,11 +457,12 @@ impl Core {
             let queue = &mut self.queues[note.queue.0].queue;
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
-        if let Some(id) = sent.id
-            && is_rate
-            && availability == Availability::Refused
-        {
-            self.refuse_unpaid(id);
+        match sent.asker {
+            Asker::Account(id) => self.on_sum(id, Outcome::Refused),
+            Asker::Claim(id) if is_rate && availability == Availability::Refused => {
+                self.refuse_unpaid(id);
+            }
+            _ => {}
         }
     }
 
@@ -464,8 +472,11 @@ impl Core {
             let queue = &self.queues[sent.notes[ask.batch].queue.0].queue;
             return Some(queue.limit().clone());
         }
-        let fee = self.claims.get(&sent.id?)?.fees.first()?;
-        Some(self.limits[fee.limit.0].clone())
+        let fee = match sent.asker {
+            Asker::Account(id) => self.accounts.get(id)?.fee(),
+            _ => self.claims.get(&sent.asker.claim()?)?.fees.first()?,
+        };
+        Some(fee.limit.clone())
     }
 
     /// The store has charged the claim, or has refused to.
@@ -474,7 +485,10 @@ impl Core {
             Some(claim) => matches!(claim.stage, ClaimStage::Sent),
             None => false,
         };
-        let Some(id) = sent.id.filter(is_sent) else {
+        if let Asker::Account(id) = sent.asker {
+            return self.on_sum(id, Outcome::of(charged));
+        }
+        let Some(id) = sent.asker.claim().filter(is_sent) else {
             return self.refund_unclaimed(sent, charged);
         };
         let mut refusal = None;
@@ -506,7 +520,7 @@ impl Core {
     fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
         for (charge, charged) in sent.claim.charges.iter().zip(charged) {
             if let Charged::Until { tat, .. } = *charged {
-                self.push_refund(charge, tat);
+                self.push_refund(charge.key.clone(), charge.cost, tat);
             }
         }
     }
@@ -517,25 +531,5 @@ fn availability_of(error: &StoreError) -> Availability {
     match error.is_outage() {
         true => Availability::Down,
         false => Availability::Refused,
-    }
-}
-
-/// The work that an answer shows the store to have done, if nothing in it has failed.
-fn work_of(reply: &Reply) -> Work {
-    let is_in =
-        |standing: &Standing| matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
-    let is_charged = |charged: &Charged| matches!(charged, Charged::Until { .. });
-    let batches = reply.batches.iter().flatten();
-    let claims = reply.claims.iter().flatten();
-    let admitted = batches
-        .clone()
-        .any(|batch| batch.acquired.iter().any(is_in))
-        || claims
-            .clone()
-            .any(|claim| claim.standings.iter().any(is_in) || claim.charged.iter().any(is_charged));
-    match admitted {
-        true => Work::Admitted,
-        false if reply.batches.is_empty() && reply.claims.is_empty() => Work::None,
-        false => Work::Some,
     }
 }

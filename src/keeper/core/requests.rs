@@ -8,13 +8,14 @@ use super::{Bounds, Core};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        demand::{Demand, Fee, Leg, LimitId, Taken, Ticket},
-        effects::{Confirmation, Effect, Inquiry, Report, StoredWaker},
+        demand::{Demand, Leg, LimitId, Taken, Ticket},
+        effects::{Effect, Report},
     },
     key::Key,
-    leases::{Label, Lease, Pool, QueueId},
+    leases::{Fee, Label, Lease, Pool, QueueId},
     limit::{Limit, MAX_WEIGHT, Mode},
     status::{Quota, Status},
+    sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
 };
 
@@ -89,7 +90,7 @@ impl Core {
             _ => None,
         };
         let lease = idle.unwrap_or_else(|| queue.submit(&mut self.ctx, wait, leg.weight));
-        self.settle(index);
+        self.relist(index);
         self.advance_moved();
         lease
     }
@@ -129,7 +130,7 @@ impl Core {
             self.refusals
                 .keep(queue.number(), error, self.ctx.now, about);
         }
-        self.settle(lease.queue);
+        self.relist(lease.queue);
         answer
     }
 
@@ -208,7 +209,7 @@ impl Core {
                 lease.return_at(now);
                 member.queue.give_up(&mut self.ctx, lease.seq());
             }
-            self.settle(lease.queue);
+            self.relist(lease.queue);
             self.advance_moved();
         } else {
             lease.return_at(now);
@@ -266,15 +267,15 @@ impl Core {
         lease.return_at(now);
         if let Some(member) = self.queues.get_mut(lease.queue.0) {
             member.queue.give_up_unused(&mut self.ctx, lease.seq());
-            self.settle(lease.queue);
+            self.relist(lease.queue);
             self.advance_moved();
         }
     }
 
     /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
-    pub(in crate::keeper) fn refund_at(&mut self, fee: Fee, now: Instant) -> Option<Quota> {
+    pub(in crate::keeper) fn refund_at(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
-        let quota = self.quota_without(&fee);
+        let quota = self.quota_without(fee);
         self.refund(fee);
         quota
     }
@@ -299,7 +300,7 @@ impl Core {
         self.ctx.now = now;
         let index = self.queue(limit, key);
         self.queues[index.0].queue.inquire(&mut self.ctx, inquiry);
-        self.settle(index);
+        self.relist(index);
         self.advance_moved();
     }
 
@@ -317,13 +318,13 @@ impl Core {
         let index = self.queue(limit, key);
         let pool = self.queues[index.0].queue.pool()?.clone();
         pool.bind();
-        self.settle(index);
+        self.relist(index);
         Some((index, pool))
     }
 
     pub(in crate::keeper) fn unbind(&mut self, queue: QueueId, pool: &Pool) {
         pool.unbind();
-        self.settle(queue);
+        self.relist(queue);
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -356,6 +357,7 @@ impl Core {
     /// Marks what is still held as lost, and releases it. Returns how many permits that were.
     pub(crate) fn lose_all(&mut self, now: Instant) -> usize {
         self.ctx.now = now;
+        self.accounts.tell_all();
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
         self.ctx.end_lost_leases();

@@ -26,13 +26,14 @@ impl Core {
         }
         self.end_overrides();
         self.wake_sleepers();
+        self.accounts.on_time(now);
         while let Some(&(at, index, seq)) = self.ctx.expiries.first()
             && at <= now
         {
             self.ctx.expiries.pop_first();
             let queue = &mut self.queues[index.0].queue;
             queue.refuse(&mut self.ctx, seq, AcquireErrorKind::TimedOut);
-            self.settle(index);
+            self.relist(index);
             // A claim that has waited for long enough gives others its slots before their waits end.
             self.advance_moved();
         }
@@ -42,7 +43,7 @@ impl Core {
             && at <= now
         {
             self.queues[index.0].queue.on_time(&mut self.ctx);
-            self.settle(index);
+            self.relist(index);
         }
         self.renew_due();
         self.advance_moved();
@@ -75,7 +76,7 @@ impl Core {
             // It may have been dropped for another one.
             if let Some(member) = self.queues.get_mut(index.0) {
                 member.queue.renew_due(&mut self.ctx, seqs);
-                self.settle(index);
+                self.relist(index);
             }
         }
     }
@@ -104,7 +105,7 @@ impl Core {
                 ctx.report(Report::Ended { limit, kind });
                 ctx.measure(queue.number(), Measure::Expired(kind));
                 queue.give_up(ctx, seq);
-                self.settle(lease.queue);
+                self.relist(lease.queue);
             }
         }
     }

@@ -47,7 +47,6 @@ use tokio::time::Instant;
 use super::{
     context::{Context, earliest},
     demand::LimitId,
-    effects::Inquiry,
 };
 use crate::{
     error::AcquireErrorKind,
@@ -57,6 +56,7 @@ use crate::{
     limit::{Fallback, Limit},
     overrides::Steered,
     small_map::SmallMap,
+    sync::Inquiry,
 };
 
 pub(super) use self::permit::entry::Seen;

@@ -15,12 +15,13 @@ use crate::{
     keeper::{
         context::{Availability, Context},
         demand::{ClaimId, Notes, Taken},
-        effects::{Effect, Inquiry, StoredWaker},
+        effects::Effect,
     },
     leases::{Lease, Leases, Tenure},
     ledger::{Operation, Seq, weight_of},
     limit::MAX_WAIT,
     status::{Quota, Usage},
+    sync::{Inquiry, StoredWaker},
 };
 
 impl Queue {

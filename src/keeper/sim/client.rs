@@ -126,6 +126,7 @@ impl World {
             max,
             weight: weights[limit],
             cost,
+            clamps: true,
         };
         if self.rng.f64() >= self.claims {
             return Demand::One(leg(0, key, wait));

@@ -26,6 +26,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         max: None,
         weight: 1,
         cost: 1,
+        clamps: true,
     }
 }
 

@@ -86,6 +86,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
                 max: None,
                 weight: 1,
                 cost: 1,
+                clamps: true,
             };
             keeper.with(|core, _| drop(core.submit(&Demand::One(leg), now)));
         }

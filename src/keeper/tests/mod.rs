@@ -22,7 +22,6 @@ use super::{
     Bounds, Demand, Leg, LimitId, Settings,
     core::Core,
     demand::{Taken, Ticket},
-    effects::Inquiry,
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
@@ -31,6 +30,7 @@ use crate::{
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit},
     store::{Event, StoreError, StoreErrorKind, in_flight::Outgoing},
+    sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
 };
 
@@ -136,6 +136,7 @@ impl World {
             max: None,
             weight: 1,
             cost: 1,
+            clamps: true,
         };
         let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
         match asked.expect("open") {

@@ -41,6 +41,7 @@ impl World {
             max,
             cost: 1,
             weight: 1,
+            clamps: true,
         };
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
         let Ok(Ticket::Slot(lease)) = asked else {
@@ -64,6 +65,7 @@ impl World {
             max: None,
             cost: 1,
             weight: 1,
+            clamps: true,
         };
         let now = self.local();
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
@@ -252,6 +254,7 @@ fn a_pause_refuses_claims_too() {
         max: None,
         cost: 1,
         weight: 1,
+        clamps: true,
     };
     let asked = world.keepers[0].submit(&Demand::All(vec![leg(0), leg(1)]), now);
     let Ok(ticket) = asked else { panic!("refused") };
@@ -320,6 +323,7 @@ fn a_rate_has_its_override_and_no_other() {
             max: None,
             cost: 1,
             weight: 1,
+            clamps: true,
         };
         let ticket = world.keepers[0].submit(&Demand::One(leg), now);
         let ticket = ticket.unwrap_or_else(|error| panic!("{error}"));

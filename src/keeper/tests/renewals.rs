@@ -18,6 +18,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             max: None,
             weight: 1,
             cost: 1,
+            clamps: true,
         };
         match world.keepers[0]
             .submit(&Demand::One(leg), now)

@@ -296,6 +296,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
             max: None,
             weight: 1,
             cost: 1,
+            clamps: true,
         };
         let demand = match are_claims {
             true => Demand::All(vec![leg]),

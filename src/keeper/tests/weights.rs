@@ -14,6 +14,7 @@ impl World {
             max: None,
             weight,
             cost: 1,
+            clamps: true,
         }
     }
 

@@ -19,11 +19,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{
-    error::AcquireErrorKind,
-    keeper::{demand::ClaimId, effects::StoredWaker},
-    leases::Lease,
-};
+use crate::{error::AcquireErrorKind, keeper::demand::ClaimId, leases::Lease, sync::StoredWaker};
 
 /// One permit or request of this process.
 pub(in crate::keeper::queue) struct Entry {

@@ -1,0 +1,394 @@
+//! Accounts: what a permit owes to a rate, from the charge at the door to the settlement.
+//!
+//! A permit under a rate has a [`Fee`], which says what it was charged when it was admitted. Its [`Account`] is opened by
+//! the first thing that happens after that, is kept by the keeper under its lock, and goes when the permit has been
+//! released and nothing is left to be sent.
+//!
+//! What is spent is summed up, and *told* to the rate now and then. A sum counts as told once it is sent: if it has no
+//! answer, it is not sent again. So nothing is counted twice, and an exchange that is lost may count too little.
+//!
+//! The settlement is the difference between the true cost and all that was charged and told. If it is positive, it is
+//! told like anything else that was spent. If it is negative, charges are refunded, the latest first, by the rules of
+//! [`Rate::refund`]: what has drained since is not given back.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::KeeperId;
+use crate::{
+    error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
+    key::Key,
+    ledger::{Charge, Charged, Rate, Seq, Tat},
+    limit::{Limit, LimitId},
+};
+
+/// Charges of one account that can still be refunded. Earlier ones have mostly drained when there are more.
+const MAX_CHARGES: usize = 32;
+
+/// How long sums that were spent wait for others: then all that this process has are told together.
+const TELL_AFTER: Duration = Duration::from_secs(1);
+
+/// The charge of a request at one rate.
+#[derive(Clone)]
+pub(crate) struct Fee {
+    pub id: AccountId,
+    pub keeper: KeeperId,
+    pub limit: Arc<Limit>,
+    pub key: Key,
+    /// The limit's value for the key.
+    pub max: u32,
+    /// The same, if the request came with one of its own.
+    pub own_max: Option<u32>,
+    /// How long the request may wait for its time.
+    pub wait: Duration,
+    /// Whether a cost above the burst counts as the burst.
+    pub clamps: bool,
+    pub charge: Charge,
+    pub paid: Paid,
+    /// When the rate lets it go on.
+    pub begins: Instant,
+}
+
+/// The name of an account: the number of the claim that was admitted, and the limit. No claim names a limit twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct AccountId(pub Seq, pub LimitId);
+
+/// How a charge was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paid {
+    Not,
+    InStore(Tat),
+    Here(Rate, Tat),
+    /// There is nothing to refund.
+    Free,
+}
+
+/// What a permit owes to one rate.
+pub(crate) struct Account {
+    /// The charge at the door.
+    fee: Fee,
+    /// The latest charges, in their order.
+    charges: Vec<(u32, Paid)>,
+    /// All that was charged, and all that was told.
+    told: u64,
+    /// Spent, and not told yet.
+    spent: u64,
+    /// The sum that is being told.
+    in_flight: Option<u32>,
+    /// To be refunded once that has an answer.
+    excess: u64,
+    is_settled: bool,
+    is_closed: bool,
+    /// The latest sum was refused: the next one is not urgent.
+    was_refused: bool,
+}
+
+/// A part of a charge that is to be refunded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PaidBack {
+    pub cost: u32,
+    pub paid: Paid,
+}
+
+/// What became of a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Told(Paid),
+    /// It was certainly not told.
+    Refused,
+    /// There is no answer.
+    Unknown,
+}
+
+impl Outcome {
+    /// By the answer of the store.
+    pub(crate) fn of(charged: &[Charged]) -> Self {
+        match charged {
+            &[Charged::Until { tat, .. }] => Self::Told(Paid::InStore(tat)),
+            // It came too late.
+            _ => Self::Refused,
+        }
+    }
+}
+
+/// What a settlement changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    Up(u64),
+    Down(u64),
+}
+
+/// The accounts of a keeper's permits.
+#[derive(Default)]
+pub(crate) struct Accounts {
+    open: HashMap<AccountId, Account>,
+    /// Those that have spent something, which their rates are told at `tell_at`.
+    spending: BTreeSet<AccountId>,
+    tell_at: Option<Instant>,
+    /// Those whose rates are to be told now, by the keys of the rates.
+    telling: BTreeSet<(Arc<str>, AccountId)>,
+}
+
+impl Accounts {
+    /// Opened by its first use.
+    pub(crate) fn account_of(&mut self, fee: &Fee) -> &mut Account {
+        let open = self.open.entry(fee.id);
+        open.or_insert_with(|| Account::of(fee))
+    }
+
+    pub(crate) fn get(&self, id: AccountId) -> Option<&Account> {
+        self.open.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: AccountId) -> Option<&mut Account> {
+        self.open.get_mut(&id)
+    }
+
+    /// To be called after every change of an account: lists it where it will be found, or drops it. Returns what is to
+    /// be refunded.
+    pub(crate) fn note_change(
+        &mut self,
+        id: AccountId,
+        now: Instant,
+    ) -> Option<(Fee, Vec<PaidBack>)> {
+        let account = self.open.get_mut(&id)?;
+        let parts = account.pay_back();
+        let fee = account.fee.clone();
+        let waits = account.unsent() > 0 && !account.is_urgent();
+        if account.is_urgent() {
+            self.telling.insert((fee.charge.key.clone(), id));
+        }
+        if account.is_over() {
+            self.open.remove(&id);
+        }
+        match waits {
+            true => {
+                self.spending.insert(id);
+                self.tell_at.get_or_insert(now + TELL_AFTER);
+            }
+            false => drop(self.spending.remove(&id)),
+        }
+        Some((fee, parts))
+    }
+
+    /// Has the rates told what was spent lately, if it is time for that.
+    pub(crate) fn on_time(&mut self, now: Instant) {
+        if self.tell_at.is_some_and(|at| at <= now) {
+            self.tell_all();
+        }
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.tell_at
+    }
+
+    /// Has the rates told all that was spent.
+    pub(crate) fn tell_all(&mut self) {
+        self.tell_at = None;
+        for id in mem::take(&mut self.spending) {
+            if let Some(account) = self.open.get(&id) {
+                self.telling.insert((account.fee.charge.key.clone(), id));
+            }
+        }
+    }
+
+    /// The key of the rate that is to be told first.
+    pub(crate) fn next_key(&self) -> Option<&Arc<str>> {
+        self.telling.first().map(|(key, _)| key)
+    }
+
+    /// Takes out the account that has something to be told first.
+    pub(crate) fn next(&mut self) -> Option<AccountId> {
+        self.telling.pop_first().map(|(_, id)| id)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+impl Fee {
+    /// The refusal of a request that costs more than the rate ever has at once.
+    pub(crate) fn too_dear(&self, cost: u32) -> Option<AcquireError> {
+        let burst = self.charge.rate.burst;
+        let is_too_dear = cost > burst && !self.clamps && !self.charge.shadow;
+        is_too_dear.then(|| {
+            let details = AcquireErrorDetails {
+                max: burst,
+                cost,
+                ..self.limit.error_details()
+            };
+            AcquireError::new(AcquireErrorKind::InvalidCost, details)
+        })
+    }
+
+    /// The number of its limit.
+    pub(crate) fn number(&self) -> LimitId {
+        self.id.1
+    }
+
+    /// What was charged; 0 if nothing was.
+    pub(crate) fn paid_cost(&self) -> u32 {
+        match self.paid {
+            Paid::InStore(_) => self.charge.cost,
+            Paid::Here(rate, _) => self.charge.cost.min(rate.burst),
+            Paid::Not | Paid::Free => 0,
+        }
+    }
+}
+
+impl Account {
+    /// The account of a permit that was charged this when it was admitted.
+    pub(crate) fn of(fee: &Fee) -> Self {
+        let mut account = Self {
+            fee: fee.clone(),
+            charges: Vec::new(),
+            told: 0,
+            spent: 0,
+            in_flight: None,
+            excess: 0,
+            is_settled: false,
+            is_closed: false,
+            was_refused: false,
+        };
+        account.add(fee.paid_cost(), fee.paid);
+        account
+    }
+
+    pub(crate) fn fee(&self) -> &Fee {
+        &self.fee
+    }
+
+    /// The most that is remembered: a rate remembers no more debt.
+    fn most(&self) -> u64 {
+        self.fee.charge.rate.most_owed()
+    }
+
+    /// The permit was charged once more.
+    pub(crate) fn add(&mut self, cost: u32, paid: Paid) {
+        if cost == 0 {
+            return;
+        }
+        self.told += u64::from(cost);
+        if self.charges.len() == MAX_CHARGES {
+            self.charges.remove(0);
+        }
+        self.charges.push((cost, paid));
+    }
+
+    /// The permit has spent this. Returns whether it counts: after the settlement it does not.
+    pub(crate) fn spend(&mut self, cost: u32) -> bool {
+        if !self.is_settled {
+            self.spent = (self.spent + u64::from(cost)).min(self.most());
+        }
+        !self.is_settled
+    }
+
+    /// This is what it has cost in all. Only the first settlement counts.
+    pub(crate) fn settle(&mut self, actual: u32) -> Option<Settled> {
+        if mem::replace(&mut self.is_settled, true) {
+            return None;
+        }
+        let (known, actual) = (self.told + self.unsent(), u64::from(actual));
+        if actual >= known {
+            let more = actual - known;
+            self.spent = (self.spent + more).min(self.most());
+            return Some(Settled::Up(more));
+        }
+        let less = known - actual;
+        let unsent = self.spent.min(less);
+        self.spent -= unsent;
+        self.excess = less - unsent;
+        Some(Settled::Down(less))
+    }
+
+    /// The permit is released. What it has spent is still told, and what is too much refunded.
+    pub(crate) fn end(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Whether nothing is left to be done for a permit that is gone.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_closed && self.spent == 0 && self.in_flight.is_none() && self.excess == 0
+    }
+
+    /// Whether what was spent is to be told without delay.
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.spent > 0 && !self.was_refused && (self.is_settled || self.is_closed)
+    }
+
+    /// What is to be told next, of which no more than `most` at once. One sum is told at a time.
+    pub(crate) fn tell(&mut self, most: u32) -> Option<u32> {
+        if self.spent == 0 || self.in_flight.is_some() {
+            return None;
+        }
+        let sum = self.spent.min(u64::from(most)) as u32;
+        self.spent -= u64::from(sum);
+        self.in_flight = Some(sum);
+        self.was_refused = false;
+        Some(sum)
+    }
+
+    /// What became of the sum. Returns what will not be told, or perhaps was not.
+    pub(crate) fn on_outcome(&mut self, outcome: Outcome) -> u64 {
+        let Some(sum) = self.in_flight.take() else {
+            return 0;
+        };
+        match outcome {
+            Outcome::Told(paid) => self.add(sum, paid),
+            // It counts as told, and is not refunded.
+            Outcome::Unknown => {
+                self.told += u64::from(sum);
+                return sum.into();
+            }
+            Outcome::Refused => return self.on_refused(sum.into()),
+        }
+        0
+    }
+
+    /// The sum will be told with the next one; a permit that is gone does not try again.
+    fn on_refused(&mut self, sum: u64) -> u64 {
+        let excess = sum.min(self.excess);
+        self.excess -= excess;
+        self.spent += sum - excess;
+        self.was_refused = true;
+        match self.is_closed {
+            true => mem::take(&mut self.spent),
+            false => 0,
+        }
+    }
+
+    /// What is to be refunded now: parts of the latest charges, the latest first. Nothing while a sum is being told.
+    pub(crate) fn pay_back(&mut self) -> Vec<PaidBack> {
+        let mut parts = Vec::new();
+        if self.in_flight.is_some() {
+            return parts;
+        }
+        while self.excess > 0
+            && let Some((cost, paid)) = self.charges.pop()
+        {
+            let part = u64::from(cost).min(self.excess) as u32;
+            self.excess -= u64::from(part);
+            self.told -= u64::from(part);
+            parts.push(PaidBack { cost: part, paid });
+        }
+        self.excess = 0;
+        parts
+    }
+
+    /// Spent, and not told yet.
+    pub(crate) fn unsent(&self) -> u64 {
+        self.spent + u64::from(self.in_flight.unwrap_or(0))
+    }
+
+    /// The latest charge.
+    pub(crate) fn latest(&self) -> Option<Paid> {
+        self.charges.last().map(|(_, paid)| *paid)
+    }
+}

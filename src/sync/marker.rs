@@ -1,0 +1,59 @@
+//! Whether a thread holds a lock under which no foreign code may run: in debug builds each knows.
+
+#[cfg(debug_assertions)]
+pub(crate) use self::known::{LockMarker, assert_unlocked};
+#[cfg(not(debug_assertions))]
+pub(crate) use self::unknown::{LockMarker, assert_unlocked};
+
+#[cfg(debug_assertions)]
+mod known {
+    use std::{cell::Cell, thread};
+
+    thread_local! {
+        /// How many locks it holds.
+        static LOCKED: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// As long as it lives, this thread runs no foreign code.
+    pub(crate) struct LockMarker(());
+
+    impl LockMarker {
+        pub(crate) fn new() -> Self {
+            change(|locked| locked + 1);
+            Self(())
+        }
+    }
+
+    impl Drop for LockMarker {
+        fn drop(&mut self) {
+            change(|locked| locked - 1);
+        }
+    }
+
+    /// A thread that ends may drop permits when its own values are gone.
+    fn change(by: impl FnOnce(u32) -> u32) {
+        let _ = LOCKED.try_with(|cell| cell.set(by(cell.get())));
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_unlocked() {
+        let locked = LOCKED.try_with(Cell::get).unwrap_or(0);
+        assert!(
+            locked == 0 || thread::panicking(),
+            "foreign code under the lock of a keeper"
+        );
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod unknown {
+    pub(crate) struct LockMarker(());
+
+    impl LockMarker {
+        pub(crate) fn new() -> Self {
+            Self(())
+        }
+    }
+
+    pub(crate) fn assert_unlocked() {}
+}

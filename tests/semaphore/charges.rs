@@ -1,0 +1,327 @@
+//! Charges at a rate while a permit is held: more at the door, spending, and the truth in the end.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Request, Response};
+use http_body_util::Empty;
+use tokio::{sync::Mutex, time::Instant};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_turnstile::{AcquireErrorKind, Hold, Key, Limit, Limiter, Scope, Semaphore, Slot};
+
+use crate::{
+    backend::{Backend, PATIENT, soon, start},
+    support::redis_server::RedisServer,
+};
+
+/// 50 at once, and one more in a quarter of an hour: nothing drains in a test.
+const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
+const SPACING: Duration = Duration::from_secs(864);
+
+conformance! {
+    a_charge_is_decided_like_a_newcomer,
+    a_charge_waits_for_its_time,
+    a_charge_that_is_given_up_is_refunded,
+    spending_may_run_into_debt,
+    spending_is_told_while_the_permit_is_held,
+    a_settlement_makes_up_the_difference,
+    a_settlement_returns_what_was_too_much,
+    only_the_first_settlement_counts,
+    without_a_settlement_what_was_spent_stands,
+    more_than_the_burst_is_told_in_full,
+    a_limit_that_is_not_of_the_permit_is_left_alone,
+    a_request_settles_by_its_slot,
+}
+
+/// What the rate would admit at once; if it is in debt, how much it owes, as a negative number. Changes nothing.
+async fn standing(semaphore: &Semaphore) -> i64 {
+    match semaphore.try_acquire().await {
+        Ok(permit) => {
+            let left = permit.remaining(semaphore.limit());
+            permit.settle(semaphore.limit(), 0);
+            i64::from(left.expect("it was charged")) + 1
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+            let rest = error.retry_after().expect("exact").as_secs_f64();
+            1 - (rest / SPACING.as_secs_f64()).ceil() as i64
+        }
+    }
+}
+
+/// Waits until the rate stands like this.
+async fn until_standing(semaphore: &Semaphore, expected: i64) {
+    let until = Instant::now() + PATIENT;
+    let mut seen = standing(semaphore).await;
+    while seen != expected {
+        assert!(Instant::now() < until, "{seen}, not {expected}");
+        tokio::task::yield_now().await;
+        seen = standing(semaphore).await;
+    }
+}
+
+/// Waits until what this does has come to the store. Meanwhile nobody may be charged: below a debt nothing is refunded.
+async fn until_told(backend: &Backend, act: impl FnOnce()) {
+    let before = backend.rate_states();
+    act();
+    soon(async {
+        while backend.is_shared() && backend.rate_states() == before {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+async fn a_charge_is_decided_like_a_newcomer(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 40).await.expect("within the burst");
+    assert_eq!(permit.remaining(&TOKENS), Some(9));
+    let error = permit.charge(&TOKENS, 20).await.expect_err("too much");
+    assert_eq!(error.kind(), AcquireErrorKind::TooSoon);
+    assert!(!error.is_limited() || error.retry_after() <= Some(11 * SPACING));
+    let error = permit.charge("tokens", 51).await.expect_err("never");
+    assert_eq!(
+        (error.kind(), error.cost()),
+        (AcquireErrorKind::InvalidCost, 51)
+    );
+    assert!(error.retry_after().is_none());
+    // Refusals cost nothing, and a permit that is dropped gives nothing back.
+    drop(permit);
+    assert_eq!(standing(&tokens).await, 9);
+    assert_eq!(standing(&limiter.semaphore(&TOKENS, "b")).await, 50);
+}
+
+async fn a_charge_waits_for_its_time(backend: Backend) {
+    let limiter = backend.replica().await;
+    let quick = Limit::rate("quick", 10, Duration::from_secs(1))
+        .burst(5)
+        .wait_up_to(PATIENT);
+    let permit = limiter
+        .semaphore(&quick, "a")
+        .acquire()
+        .await
+        .expect("free");
+    let began = Instant::now();
+    permit.charge(&quick, 5).await.expect("its time comes");
+    permit.charge(&quick, 1).await.expect("its time comes");
+    assert!(began.elapsed() >= Duration::from_millis(100));
+}
+
+async fn a_charge_that_is_given_up_is_refunded(backend: Backend) {
+    let limiter = backend.replica().await;
+    let patient = TOKENS.wait_up_to(Duration::from_secs(86_400));
+    let tokens = limiter.semaphore(&patient, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 45).await.expect("within the burst");
+    let mut waiting = permit.charge(&TOKENS, 10);
+    start(&mut waiting);
+    while limiter.status().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(waiting);
+    until_remaining(&limiter.semaphore(&patient, "a"), 4).await;
+}
+
+/// As [`until_standing`], for a rate that is not in debt, where requests wait.
+async fn until_remaining(semaphore: &Semaphore, expected: u32) {
+    soon(async {
+        loop {
+            let permit = semaphore.try_acquire().await;
+            let left = permit
+                .as_ref()
+                .ok()
+                .and_then(|permit| permit.remaining("tokens"));
+            if let Ok(permit) = permit {
+                permit.settle("tokens", 0);
+            }
+            if left.map(|left| left + 1) == Some(expected) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+async fn spending_may_run_into_debt(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    for _ in 0..80 {
+        permit.spend(&TOKENS, 1);
+    }
+    until_told(&backend, || drop(permit)).await;
+    until_standing(&tokens, 50 - 81).await;
+}
+
+async fn spending_is_told_while_the_permit_is_held(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.spend(&TOKENS, 30);
+    assert_eq!(permit.remaining(&TOKENS), Some(19));
+    until_standing(&tokens, 19).await;
+    permit.spend(&TOKENS, 10);
+    until_standing(&tokens, 9).await;
+    drop(permit);
+    assert_eq!(standing(&tokens).await, 9);
+}
+
+async fn a_settlement_makes_up_the_difference(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 10).await.expect("within the burst");
+    permit.spend(&TOKENS, 5);
+    permit.settle(&TOKENS, 30);
+    // While it is held.
+    until_standing(&tokens, 20).await;
+    drop(permit);
+    assert_eq!(standing(&tokens).await, 20);
+}
+
+async fn a_settlement_returns_what_was_too_much(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 25).await.expect("within the burst");
+    permit.spend(&TOKENS, 10);
+    until_standing(&tokens, 14).await;
+    permit.spend(&TOKENS, 10);
+    // More than what was spent last: of the charge, too.
+    permit.settle(&TOKENS, 12);
+    drop(permit);
+    until_standing(&tokens, 38).await;
+}
+
+async fn only_the_first_settlement_counts(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.settle(&TOKENS, 7);
+    permit.settle(&TOKENS, 40);
+    permit.spend(&TOKENS, 40);
+    drop(permit);
+    until_standing(&tokens, 43).await;
+    assert_eq!(standing(&tokens).await, 43);
+}
+
+async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 3).await.expect("within the burst");
+    permit.spend(&TOKENS, 4);
+    drop(permit);
+    until_standing(&tokens, 42).await;
+}
+
+/// The debt is told in parts of what drains in a day.
+async fn more_than_the_burst_is_told_in_full(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.spend(&TOKENS, 149);
+    until_told(&backend, || drop(permit)).await;
+    // That is all that the rate can owe.
+    until_standing(&tokens, 50 - 150).await;
+}
+
+async fn a_limit_that_is_not_of_the_permit_is_left_alone(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slots = Limit::concurrent("slots", 5);
+    let other = Limit::rate("other", 1, Duration::from_secs(60));
+    let permit = limiter.semaphore([TOKENS, slots.clone()], "a").acquire();
+    let permit = permit.await.expect("within the burst");
+    for limit in [&other, &slots] {
+        permit.charge(limit, 100).await.expect("nothing happens");
+        permit.spend(limit, 100);
+        permit.settle(limit, 100);
+        assert_eq!(permit.remaining(limit), None);
+    }
+    drop(permit);
+    assert_eq!(standing(&limiter.semaphore(&TOKENS, "a")).await, 49);
+}
+
+/// The handler charges the prompt and spends; a task that outlives the response settles by its hold.
+async fn a_request_settles_by_its_slot(backend: Backend) {
+    let limiter = backend.replica().await;
+    let kept: Arc<Mutex<Option<(Slot, Hold)>>> = Arc::default();
+    let handler = kept.clone();
+    let serve = service_fn(move |request: Request<()>| {
+        let kept = handler.clone();
+        async move {
+            let slot = request.extensions().get::<Slot>().expect("a layer").clone();
+            slot.charge(&TOKENS, 20).await?;
+            slot.spend(&TOKENS, 5);
+            let hold = slot.hold().expect("it is held");
+            *kept.lock().await = Some((slot, hold));
+            Ok::<_, tower_turnstile::AcquireError>(Response::new(Empty::<bytes::Bytes>::new()))
+        }
+    });
+    let slots = Limit::concurrent("slots", 5);
+    let policy = [Scope::from(TOKENS).cost_by(|_| 0), slots.into()];
+    let service = limiter.layer(policy).rate_limit_fields().layer(serve);
+    let response = service.oneshot(Request::new(())).await.expect("in time");
+    // The fields know what the handler has charged.
+    let field = response.headers()["ratelimit"].to_str().expect("text");
+    assert!(field.contains("\"tokens\";r=25"), "{field}");
+    drop(response);
+    let (slot, hold) = kept.lock().await.take().expect("it was called");
+    assert_eq!(slot.remaining(&TOKENS), Some(25));
+    hold.spend(&TOKENS, 2);
+    hold.settle(&TOKENS, 22);
+    drop(hold);
+    let tokens = limiter.semaphore(&TOKENS, Key::SHARED);
+    until_standing(&tokens, 28).await;
+    // It is released: nothing happens any more.
+    slot.spend(&TOKENS, 10);
+    slot.settle(&TOKENS, 10);
+    slot.charge(&TOKENS, 10).await.expect("nothing happens");
+    assert_eq!(
+        (slot.remaining(&TOKENS), standing(&tokens).await),
+        (None, 28)
+    );
+}
+
+#[tokio::test]
+async fn a_cost_above_the_burst_is_refused_at_the_door() {
+    let limiter = Limiter::in_memory();
+    let serve = service_fn(async |_: Request<()>| {
+        Ok::<_, std::convert::Infallible>(Response::new(Empty::<bytes::Bytes>::new()))
+    });
+    let service = limiter
+        .layer(Scope::from(TOKENS).cost_by(|_| 51))
+        .layer(serve);
+    let response = service.oneshot(Request::new(())).await.expect("infallible");
+    assert_eq!(response.status(), 400);
+    assert!(!response.headers().contains_key("retry-after"));
+    let service = limiter
+        .layer(Scope::from(TOKENS).cost_by(|_| 51).clamp_cost())
+        .layer(serve);
+    let response = service.oneshot(Request::new(())).await.expect("infallible");
+    assert_eq!(response.status(), 200);
+    assert_eq!(standing(&limiter.semaphore(&TOKENS, Key::SHARED)).await, 0);
+}
+
+/// While the store is down its fallback is charged, and what the store has charged before is not given back.
+#[tokio::test]
+async fn an_outage_is_charged_to_the_fallback() {
+    let mut server = RedisServer::start();
+    let limiter = Limiter::builder().connect(&server.url()).await;
+    let limiter = limiter.expect("it is up");
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 20).await.expect("within the burst");
+    server.stop();
+    // From now on this process counts by itself, with a burst of its own.
+    permit.charge(&TOKENS, 6).await.expect("within the burst");
+    assert!(!limiter.status().store_up);
+    assert_eq!(permit.remaining(&TOKENS), Some(44));
+    permit.spend(&TOKENS, 4);
+    assert_eq!(permit.remaining(&TOKENS), Some(40));
+    permit.settle(&TOKENS, 23);
+    drop(permit);
+    assert_eq!(standing(&tokens).await, 48);
+}
