@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
+    cost::CostConfig,
     error::{ConfigFileError, Faults},
     key::KeyConfig,
     limit::{LimitConfig, check_plans},
@@ -29,6 +30,8 @@ pub(super) struct CheckedLimit {
     pub(super) limit: Limit,
     pub(super) key: KeyConfig,
     pub(super) requires_key: bool,
+    pub(super) cost: Option<CostConfig>,
+    pub(super) clamps_cost: bool,
     /// Of the callers that have a value of their own.
     pub(super) values: HashMap<Key, u32>,
 }
@@ -73,6 +76,12 @@ impl CheckedLimit {
         if let Some(weight) = route.weight {
             scope = scope.weight_by(move |_| weight);
         }
+        if let Some(cost) = &self.cost {
+            scope = cost.apply(scope);
+        }
+        if self.clamps_cost {
+            scope = scope.clamp_cost();
+        }
         match self.requires_key {
             true => scope.require_key(),
             false => scope,
@@ -93,6 +102,8 @@ fn check_limit(
         limit: checked?,
         key: limit.key.clone(),
         requires_key: limit.require_key,
+        cost: limit.cost.clone(),
+        clamps_cost: limit.clamp_cost,
         values,
     })
 }

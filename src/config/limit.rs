@@ -10,12 +10,14 @@ use std::{
 use serde::{Deserialize, Deserializer};
 
 use super::{
+    cost::CostConfig,
     error::Faults,
     key::{CallerKey, KeyConfig},
     visitors::word_or_table,
 };
 #[cfg(test)]
 use super::{
+    cost::CostTable,
     key::{KeyTable, KeyWord},
     schema,
 };
@@ -49,6 +51,15 @@ pub struct LimitConfig {
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub burst: Option<u32>,
+    /// Cost of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`. See [`Scope::cost_by`](crate::Scope::cost_by).
+    ///
+    /// Default: 1.
+    #[cfg_attr(test, schemars(with = "Option<schema::WordOrTable<u32, CostTable>>"))]
+    pub cost: Option<CostConfig>,
+    /// Whether a cost above the burst counts as the burst. See [`Scope::clamp_cost`](crate::Scope::clamp_cost).
+    ///
+    /// Default: no, such a request is refused.
+    pub clamp_cost: bool,
     /// Selects the requests that the limit counts together. Default: all of them.
     #[cfg_attr(test, schemars(with = "schema::WordOrTable<KeyWord, KeyTable>"))]
     pub key: KeyConfig,
@@ -127,6 +138,14 @@ impl LimitConfig {
             faults.add(format!("{path}.reuse"), "a rate has no slots to be reused");
         } else if self.reuse {
             limit = limit.reuse();
+        }
+        let burst = limit.most_at_once();
+        if let Some(cost) = &self.cost {
+            cost.check(&format!("{path}.cost"), burst, self.clamp_cost, faults);
+        }
+        if self.clamp_cost && burst.is_none() {
+            let message = "belongs to a `rate`, and there is none";
+            faults.add(format!("{path}.clamp_cost"), message);
         }
         if self.require_key && matches!(self.key, KeyConfig::Shared | KeyConfig::Route) {
             let message = "is true, and no request lacks a key of this limit";

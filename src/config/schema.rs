@@ -76,7 +76,9 @@ pub(super) fn limit_rules() -> Json {
     let of_a_rate = json!({ "additionalProperties": { "minimum": 1 } });
     json!([
         { "oneOf": [
-            { "required": ["concurrent"], "not": any(&["rate", "per", "burst"]) },
+            { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "cost"]), "properties": {
+                "clamp_cost": { "const": false },
+            } },
             { "required": ["rate", "per"], "not": any(&["concurrent"]), "properties": {
                 "reuse": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,
             } },

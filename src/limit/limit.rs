@@ -326,6 +326,12 @@ impl Limit {
         ))
     }
 
+    /// The burst, if it is a rate.
+    #[cfg(feature = "config")]
+    pub(crate) fn most_at_once(&self) -> Option<u32> {
+        Some(self.to_rate(self.max)?.burst)
+    }
+
     pub(crate) fn is_reused(&self) -> bool {
         self.reuse
     }

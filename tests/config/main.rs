@@ -1,6 +1,7 @@
 //! Limits from a file: what is wrong with one, which requests it holds to what, and what a new one changes.
 
 mod corners;
+mod costs;
 mod cuts;
 mod faults;
 mod reading;

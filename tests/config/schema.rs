@@ -71,8 +71,9 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// How long a duration is, and what another section says, no schema knows.
-const UNKNOWN_TO_IT: [(&str, &str); 16] = [
+const UNKNOWN_TO_IT: [(&str, &str); 17] = [
     ("limits.a.per", "1 ms to 86400s"),
+    ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.overrides", "not the name of a route"),
     ("limits.a.overrides", "no IP address"),

@@ -1,0 +1,95 @@
+//! The cost of a request at a rate.
+//!
+//! Tests: `tests/config/costs.rs`.
+
+use std::fmt;
+
+use http::{HeaderName, HeaderValue, request::Parts};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+
+use super::error::Faults;
+use crate::layer::Scope;
+
+/// The cost of a request at a rate: `cost = 0`, or `cost = { header = "x-prompt-tokens" }`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CostConfig {
+    /// The same for all requests.
+    Fixed(u32),
+    /// The number in this request header; 1 if there is none.
+    ///
+    /// It has to be written by something in front of the limiter that is trusted, or a caller chooses its own cost.
+    Header(String),
+}
+
+impl CostConfig {
+    pub(super) fn check(&self, path: &str, burst: Option<u32>, clamp: bool, faults: &mut Faults) {
+        let Some(burst) = burst else {
+            return faults.add(path, "belongs to a `rate`, and there is none");
+        };
+        match self {
+            Self::Fixed(cost) if *cost > burst && !clamp => {
+                let message = format!("is more than the burst of {burst}: no request is admitted");
+                faults.add(path, message);
+            }
+            Self::Header(name) if HeaderName::try_from(name).is_err() => {
+                faults.add(format!("{path}.header"), "is no name of a header");
+            }
+            Self::Fixed(_) | Self::Header(_) => {}
+        }
+    }
+
+    pub(super) fn apply(&self, scope: Scope) -> Scope {
+        match self.clone() {
+            Self::Fixed(cost) => scope.cost_by(move |_| cost),
+            Self::Header(name) => scope.cost_by(move |head: &Parts| {
+                let cost = head.headers.get(&name).map(HeaderValue::to_str);
+                let cost = cost.and_then(|text| text.ok()?.trim().parse().ok());
+                cost.unwrap_or(1)
+            }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct CostTable {
+    /// The number in this request header; 1 if there is none.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
+    header: String,
+}
+
+impl<'de> Deserialize<'de> for CostConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NumberOrTable)
+    }
+}
+
+struct NumberOrTable;
+
+impl<'de> Visitor<'de> for NumberOrTable {
+    type Value = CostConfig;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number or a table")
+    }
+
+    fn visit_u64<E: Error>(self, cost: u64) -> Result<CostConfig, E> {
+        let cost = u32::try_from(cost).map_err(|_| E::custom("a cost is at most 4294967295"))?;
+        Ok(CostConfig::Fixed(cost))
+    }
+
+    fn visit_i64<E: Error>(self, cost: i64) -> Result<CostConfig, E> {
+        let cost = u64::try_from(cost).map_err(|_| E::custom("a cost is not negative"))?;
+        self.visit_u64(cost)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CostConfig, A::Error> {
+        let table = CostTable::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(CostConfig::Header(table.header))
+    }
+}
