@@ -1,4 +1,4 @@
-//! What the paths answer.
+//! The answers of the paths.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -81,7 +81,7 @@ struct StatusAnswer<'a> {
     #[serde(flatten)]
     age: Age,
     version: &'static str,
-    /// Who may change something by requests like this one.
+    /// The author of changes by requests like this one, if they are allowed.
     author: Option<String>,
     store: StoreState,
     replicas: List<'a, ReplicaRow>,
@@ -189,7 +189,7 @@ pub(super) fn log(seen: &Seen<Vec<LogEntry>>) -> Bytes {
     })
 }
 
-/// What came of an order to end permits.
+/// The result of an order to end permits.
 pub(super) struct Revoked<'a> {
     answers: &'a Answers<PermitRow>,
     ended: usize,

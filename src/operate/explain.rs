@@ -1,4 +1,4 @@
-//! What a request of one caller would meet, worked out from the answers of replicas and the store.
+//! The prospects of one caller's next request, worked out from the answers of replicas and the store.
 
 #[cfg(feature = "redis")]
 use std::collections::HashSet;

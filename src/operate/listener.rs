@@ -314,7 +314,7 @@ impl Shared {
     }
 }
 
-/// What a listener knows from one message to the next.
+/// State of a listener from one message to the next.
 struct Listening {
     /// The store's time in milliseconds, and when it was read.
     clock: Option<(u64, Instant)>,

@@ -148,7 +148,7 @@ impl Operator {
         let mut keys = self.keys(limit, Some(key)).await?;
         let limits = self.limits().await?;
         let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
-        // What is missing of one answer would look like a slot that nobody has.
+        // A row that is missing in one answer would look like a slot that nobody has.
         if busy.iter().any(|busy| !busy.is_empty()) {
             return Err(self::busy());
         }

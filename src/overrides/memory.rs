@@ -122,7 +122,7 @@ impl MemoryRecord {
     }
 }
 
-/// What an edit leaves: empty if that has no override, or one that has ended.
+/// The field that an edit leaves: empty if that has no override, or one that has ended.
 fn text_of(change: &Change, edit: &Edit, now_ms: u64) -> String {
     let text = match &edit.to {
         New::For { length_ms, json } => {

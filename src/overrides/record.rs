@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(Record::read(&fields, NOW_MS), Err(TooLarge));
     }
 
-    /// What is in force lasts for as long as the store says, however wrong the clock of this machine is.
+    /// Overrides last for as long as the store says, however wrong the clock of this machine is.
     #[tokio::test(start_paused = true)]
     async fn ends_are_local() {
         let gold = Key::from("gold");

@@ -175,7 +175,7 @@ fn the_second_of_two_operators_is_told_and_changes_nothing() {
     let now_there = Override::read(field.as_bytes(), text.as_bytes()).unwrap();
     assert_eq!(now_there.setting, value(8));
     assert_eq!(shown(&twins.read()), shown(&before));
-    // What is about another limit, or is another setting, is not in the way.
+    // Changes of another limit, or of another setting, are not in the way.
     assert_eq!(
         twins.change(|_| set(&seen, &other, value(9), HOUR_MS)),
         Changed::Done

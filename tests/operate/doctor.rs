@@ -97,6 +97,7 @@ async fn the_right_that_is_lacking_is_named() {
     };
     for (right, check, health) in [
         ("-zmscore", Check::ServiceRights, Health::Note),
+        ("-eval", Check::ServiceRights, Health::Note),
         ("-evalsha", Check::ServiceRights, Health::Note),
         ("-zcount", Check::AskingRights, Health::Note),
         ("-hgetall", Check::ChangingRights, Health::Note),

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    Acquire, Limit, LimitLayer, Limiter, LimiterBuilder, Semaphore,
+    Limit, LimitLayer, Limiter, LimiterBuilder,
     operate::{Operator, ReplicaRow},
 };
 
@@ -72,20 +72,4 @@ pub(crate) fn open(layer: &LimitLayer, request: Request<()>) -> BoxFuture<'stati
         Box::new(response.into_body()) as Open
     }
     .boxed()
-}
-
-/// A request that waits in the queue.
-pub(crate) async fn wait_in_line(semaphore: &Semaphore) -> Acquire {
-    let mut acquire = semaphore.acquire();
-    let queued = async {
-        // Its place comes with an answer that does not wake it.
-        while acquire.position().is_none_or(|position| position == 0) {
-            let once = timeout(Duration::from_millis(1), &mut acquire).await;
-            assert!(once.is_err(), "a slot was free");
-        }
-    };
-    timeout(Duration::from_secs(20), queued)
-        .await
-        .expect("in time");
-    acquire
 }

@@ -11,8 +11,8 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{builder, replica, replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::{builder, replica, replicas},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);

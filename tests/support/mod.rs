@@ -5,6 +5,7 @@
 
 pub(crate) mod fault_proxy;
 pub(crate) mod log;
+pub(crate) mod queue;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod replica;

@@ -58,7 +58,7 @@ function problemText(problem) {
   return problem.kind === "unavailable" ? `the store does not answer: ${problem.detail}` : problem.detail;
 }
 
-// What a list leaves out.
+// The number of rows that a list leaves out.
 function moreText(list, all = null) {
   const left = all === null ? list.left_out : Math.max(0, all - list.rows.length);
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";

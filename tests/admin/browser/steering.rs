@@ -10,7 +10,7 @@ use tower_turnstile::{
     operate::{By, Target},
 };
 
-use super::{Server, open, row};
+use super::{Server, open, open_dialog, open_limit, row};
 use crate::{
     scene::{CHAT, HOUR_MS, in_memory, on_redis, used},
     support::alone,
@@ -26,12 +26,8 @@ fn a_limit_is_raised_and_the_change_taken_back() {
         let scene = on_redis(2).await;
         let (_held, waiter) = used(&scene.limiters[0], "acme").await;
         let (_server, browser) = open(&scene.admin).await;
-        browser.until(&row("limits", "chat")).await;
-        browser.click("#limits tbody a").await;
-        browser
-            .until("!document.querySelector('#limit-buttons button').hidden")
-            .await;
-        browser.click("#limit-buttons button:nth-child(1)").await;
+        open_limit(&browser, "chat").await;
+        open_dialog(&browser, 1).await;
         browser
             .until_text("#dialog-title", "Set the value of chat")
             .await;
@@ -55,7 +51,7 @@ fn a_limit_is_raised_and_the_change_taken_back() {
         browser.until_text("#limit-facts", "5 per key").await;
         browser.until_text("#limit-overrides tbody", "launch").await;
         // A lower value, which is seen with what holds now.
-        browser.click("#limit-buttons button:nth-child(1)").await;
+        open_dialog(&browser, 1).await;
         browser
             .until_text("#dialog-now", "5 per key, by ada (launch), ends in")
             .await;
@@ -160,8 +156,7 @@ fn a_permit_is_revoked() {
             drop(one);
         });
         let (_server, browser) = open(&scene.admin).await;
-        browser.until(&row("limits", "chat")).await;
-        browser.click("#limits tbody a").await;
+        open_limit(&browser, "chat").await;
         browser
             .until("document.querySelectorAll('#holders tbody button').length === 2")
             .await;
@@ -202,12 +197,8 @@ fn the_slower_of_two_operators_is_told() {
         let scene = in_memory();
         let _used = used(&scene.limiters[0], "acme").await;
         let (_server, browser) = open(&scene.admin).await;
-        browser.until(&row("limits", "chat")).await;
-        browser.click("#limits tbody a").await;
-        browser
-            .until("!document.querySelector('#limit-buttons button').hidden")
-            .await;
-        browser.click("#limit-buttons button:nth-child(1)").await;
+        open_limit(&browser, "chat").await;
+        open_dialog(&browser, 1).await;
         browser.fill("#change [name=value]", "5").await;
         browser.fill("#change [name=reason]", "launch").await;
         let (operator, bob) = (
@@ -241,8 +232,7 @@ fn a_read_only_page_has_no_buttons() {
         let admin = limiter.admin().build().unwrap();
         let (_server, browser) = open(&admin).await;
         browser.until_text("#you", "read-only").await;
-        browser.until(&row("limits", "chat")).await;
-        browser.click("#limits tbody a").await;
+        open_limit(&browser, "chat").await;
         browser
             .until("document.querySelectorAll('#holders tbody tr').length === 2")
             .await;
