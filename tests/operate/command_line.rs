@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-async fn turnstile(url: &str, arguments: &[&str]) -> Output {
+pub(crate) async fn turnstile(url: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
     command.env("TURNSTILE_STORE", url).args(arguments);
     command.output().await.expect("it runs")

@@ -3,6 +3,7 @@
 // Each test binary uses a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub(crate) mod clock;
 pub(crate) mod fault_proxy;
 pub(crate) mod log;
 pub(crate) mod queue;

@@ -142,13 +142,16 @@ impl Control {
         self.current().is_some()
     }
 
-    /// Completes when a connection has ended since this was last called.
+    /// Completes when a connection has ended since this was last called, or leads to a server that was replaced.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub(crate) async fn ended(&self) {
-        self.ended.notified().await;
+        tokio::select! {
+            () = self.ended.notified() => {}
+            () = self.dialer.switched() => {}
+        }
     }
 
     async fn in_time<T>(
