@@ -321,3 +321,58 @@ fn add(entry: EntryLook<'_>, held: &mut usize, waiting: &mut usize, oldest: &mut
         *held += weight_of(entry.lease.seq()) as usize;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Limit, Limiter};
+
+    const PERMITS: usize = 10_000;
+    const MANY: Limit = Limit::concurrent("many", PERMITS as u32);
+
+    /// The time of each look of a walk under the lock: the median and the longest.
+    fn looks(limiter: &Limiter, visitor: &mut impl Walk) -> (Duration, Duration) {
+        let keeper = &limiter.keepers().members()[0];
+        let mut times = Vec::new();
+        let mut from = Some(Cursor::default());
+        while let Some(cursor) = from {
+            let (next, time) = keeper.peek(|core| {
+                let start = Instant::now();
+                (core.look(cursor, visitor), start.elapsed())
+            });
+            from = next;
+            times.push(time);
+            visitor.rest();
+        }
+        times.sort();
+        (times[times.len() / 2], times[times.len() - 1])
+    }
+
+    /// With `cargo test --release --all-features --lib operate::walk -- --ignored --nocapture`.
+    #[tokio::test]
+    #[ignore = "measures times: alone, and in a release build"]
+    async fn a_look_takes_20_us_under_the_lock() {
+        for keys in [1, PERMITS as u64] {
+            let limiter = Limiter::in_memory();
+            let mut held = Vec::new();
+            for number in 0..PERMITS as u64 {
+                let semaphore = limiter.semaphore(&MANY, number % keys);
+                held.push(semaphore.acquire().await.expect("a free slot"));
+            }
+            let (limit, key) = ("many".to_owned(), None);
+            let of = Of { limit, key };
+            let number = limiter.keepers().members()[0].peek(|core| core.number_of("many"));
+            let number = number.expect("it is used");
+            for _ in 0..3 {
+                let counts = looks(&limiter, &mut Counts::default());
+                let by_key = looks(&limiter, &mut Keys::new(number, &of));
+                let permits = looks(&limiter, &mut Permits::new(number, &of));
+                println!(
+                    "{PERMITS} permits, {keys} keys, median and longest look: counts {counts:.1?}, keys {by_key:.1?}, permits {permits:.1?}"
+                );
+            }
+        }
+    }
+}

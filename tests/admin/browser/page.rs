@@ -156,6 +156,45 @@ fn a_limit_shows_keys_holders_waiters_and_refusals() {
     });
 }
 
+/// In the row of a key, and where the key is looked at, be it in use or not.
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_key_is_explained() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let _busy = busy(&scene).await;
+        let (_server, browser) = open(&scene.admin).await;
+        open_limit(&browser, "chat").await;
+        browser.until(&row("keys", "acme")).await;
+        let explain = format!(
+            "[...{}.querySelectorAll('button')].find((one) => one.textContent === 'Explain').click()",
+            row("keys", "acme")
+        );
+        browser.run(&explain, json!([])).await;
+        browser
+            .until_text(
+                "#why",
+                "acme: a request would queue at place 5; 2 of 2 slots in use, 4 requests waiting; refused",
+            )
+            .await;
+        browser.until_text("#why", "ago: full.").await;
+        assert_eq!(browser.heard("#why").await.0, "status");
+        browser.shoot("explained").await;
+        browser.fill("#find input", "nobody").await;
+        browser.click("#find button").await;
+        browser.until_text("#limit-key", "Only key").await;
+        browser.until_text("#keys .none", "No key is in use.").await;
+        browser.click("#limit-buttons button:nth-child(5)").await;
+        browser
+            .until_text(
+                "#why",
+                "a request would be admitted; 0 of 2 slots in use, 0 requests waiting.",
+            )
+            .await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
 /// Markup is text, and marks that cannot be seen are shown.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
