@@ -12,7 +12,7 @@ use crate::{
     status::Usage,
 };
 
-/// Queues and entries that one look passes: about 20 microseconds under the lock.
+/// Queues and entries that one look passes, in up to 20 microseconds under the lock (measured in `operate/walk.rs`).
 pub(crate) const LOOK: usize = 256;
 
 /// Where the next look begins.
