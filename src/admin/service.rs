@@ -40,7 +40,7 @@ use crate::operate::{KeyDigest, Operator, Outcome, Target};
 /// nested at. It takes requests with any body, and never fails.
 ///
 /// Replicas are asked only while somebody looks, and all open pages share the answers: at most about six questions a second,
-/// however many pages are open.
+/// however many pages are open, or eight for clients that ask for explanations all the time.
 #[derive(Clone)]
 pub struct Admin(pub(super) Arc<Shared>);
 

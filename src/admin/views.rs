@@ -22,8 +22,8 @@ use crate::operate::{
 
 /// Time for which an answer is fresh, if one page is open.
 const FRESH: Duration = Duration::from_secs(1);
-/// The same for each view that is looked at: all of them together ask about six questions a second, of the twenty that
-/// replicas answer.
+/// The same for each view that is looked at: all of them together ask about six questions a second, or eight if they are
+/// explanations, of the twenty that replicas answer.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
 /// Time after which a view counts as closed.
 const CLOSED_AFTER: Duration = Duration::from_secs(10);
