@@ -87,7 +87,7 @@ pub fn replies(bytes: &[u8]) {
     let _ = decode(&exchange, value(&mut bytes, 4));
 }
 
-/// Whatever a store can answer: the first byte of each value is its kind.
+/// Any answer of a store: the first byte of each value is its kind.
 #[cfg(feature = "redis")]
 fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     use redis::Value;
@@ -109,8 +109,8 @@ fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {
     }
 }
 
-/// Whatever replicas ask of a ledger: no more units are held than the limit says, the first waiter does not wait for units
-/// that are free, and who has released all has left nothing.
+/// Any requests of replicas to a ledger: no more units are held than the limit says, the first waiter does not wait for units
+/// that are free, and a replica that has released all has left nothing.
 pub fn ledger(bytes: &[u8]) {
     const LIMIT: u32 = 3;
     const MAX_WAITERS: u32 = 4;

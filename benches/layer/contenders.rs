@@ -31,10 +31,13 @@ pub(crate) enum Contender {
     Unlimited,
     /// The response ends if its slot is lost.
     Abort,
+    /// Operators may end the response.
+    #[cfg(feature = "operate")]
+    Operable,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: &[Self] = &[
         Self::Bare,
         Self::ConcurrencyLimit,
         Self::Shared,
@@ -42,6 +45,8 @@ impl Contender {
         Self::PolicyOfTwo,
         Self::Unlimited,
         Self::Abort,
+        #[cfg(feature = "operate")]
+        Self::Operable,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -53,6 +58,8 @@ impl Contender {
             Self::PolicyOfTwo => "policy-of-two",
             Self::Unlimited => "unlimited",
             Self::Abort => "abort",
+            #[cfg(feature = "operate")]
+            Self::Operable => "operable",
         }
     }
 
@@ -78,6 +85,12 @@ impl Contender {
             }
             Self::Abort => {
                 let layer = layer(ALL).on_lost(OnLost::Abort);
+                requests(layer.layer(handler), count).await;
+            }
+            #[cfg(feature = "operate")]
+            Self::Operable => {
+                let limiter = Limiter::builder().operable().in_memory();
+                let layer = limiter.expect("the defaults").layer(ALL);
                 requests(layer.layer(handler), count).await;
             }
         }

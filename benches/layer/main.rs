@@ -27,14 +27,14 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let named = |contender: &Contender| arguments.iter().any(|name| name == contender.name());
     let count = arguments.iter().find_map(|argument| argument.parse().ok());
-    match Contender::ALL.into_iter().find(named) {
+    match Contender::ALL.iter().copied().find(named) {
         Some(contender) => runtime.block_on(contender.run(count.unwrap_or(REQUESTS))),
         None => print_allocations(&runtime),
     }
 }
 
 fn print_allocations(runtime: &Runtime) {
-    for contender in Contender::ALL {
+    for contender in Contender::ALL.iter().copied() {
         let [one, two] = [1, 2].map(|times| {
             let region = Region::new(ALLOCATOR);
             runtime.block_on(contender.run(times * REQUESTS));

@@ -7,6 +7,7 @@
 //! cargo bench --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
 //! cargo bench --bench semaphore -- sharing   # what a second process has of slots that are used again: a few seconds
 //! cargo bench --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
+//! cargo bench --features admin --bench semaphore -- operated # what operators take from requests: about a minute
 //! ```
 //!
 //! All contenders run in this process, on one runtime, against one redis-server that the bench starts for itself. They
@@ -23,6 +24,8 @@ mod contestant;
 mod cost;
 mod growth;
 mod handoff;
+#[cfg(feature = "admin")]
+mod operated;
 #[path = "../../tests/support/redis_server.rs"]
 mod redis_server;
 mod sharing;
@@ -95,6 +98,10 @@ fn main() {
     if arguments.iter().any(|argument| argument == "sharing") {
         return sharing::report(&server, &runtime, rounds, slice);
     }
+    #[cfg(feature = "admin")]
+    if arguments.iter().any(|argument| argument == "operated") {
+        return operated::report(&server, &runtime, rounds, 10 * slice);
+    }
     if arguments.iter().any(|argument| argument == "growth") {
         return growth::report(&server, &runtime, rounds, 100_000);
     }
@@ -120,6 +127,8 @@ fn main() {
     handoff::report(&server, &runtime, rounds, slice);
     sharing::report(&server, &runtime, rounds, slice);
     if !benching {
+        #[cfg(feature = "admin")]
+        operated::report(&server, &runtime, rounds, slice);
         growth::report(&server, &runtime, rounds, 10);
     }
 }

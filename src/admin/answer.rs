@@ -1,4 +1,4 @@
-//! What the paths answer.
+//! The answers of the paths.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -11,8 +11,8 @@ use super::{
     views::{Details, Status, Subject},
 };
 use crate::operate::{
-    Answers, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind, Override, PermitRow,
-    PermitState, RefusalRow, ReplicaRow,
+    Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind, Override,
+    PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
 };
 
 /// Most rows of a list.
@@ -81,7 +81,7 @@ struct StatusAnswer<'a> {
     #[serde(flatten)]
     age: Age,
     version: &'static str,
-    /// Who may change something by requests like this one.
+    /// The author of changes by requests like this one, if they are allowed.
     author: Option<String>,
     store: StoreState,
     replicas: List<'a, ReplicaRow>,
@@ -176,6 +176,51 @@ pub(super) fn details(seen: &Seen<Details>, subject: &Subject, count: usize) -> 
 }
 
 #[derive(Serialize)]
+struct ExplanationAnswer<'a> {
+    #[serde(flatten)]
+    age: Age,
+    limit: &'a str,
+    mode: &'a str,
+    key: KeyDigest,
+    max: u32,
+    in_use: u32,
+    waiting: u32,
+    verdict: Option<&'static str>,
+    /// The place in the queue.
+    place: Option<u32>,
+    permits: List<'a, PermitRow>,
+    unclaimed: &'a [UnclaimedRow],
+    refusals: List<'a, RefusalRow>,
+}
+
+/// At most so many permits, refusals, and slots that no replica has answered for.
+pub(super) fn explanation(seen: &Seen<Explanation>, count: usize) -> Bytes {
+    let why = &*seen.data;
+    let (verdict, place) = match why.verdict {
+        Some(Verdict::Paused) => (Some("paused"), None),
+        Some(Verdict::Admitted) => (Some("admitted"), None),
+        Some(Verdict::Queued(place)) => (Some("queued"), Some(place)),
+        Some(Verdict::Full) => (Some("full"), None),
+        Some(Verdict::QueueFull) => (Some("queue-full"), None),
+        None => (None, None),
+    };
+    to_json(&ExplanationAnswer {
+        age: Age::of(seen),
+        limit: &why.limit.limit,
+        mode: &why.limit.mode,
+        key: why.key,
+        max: why.max,
+        in_use: why.in_use,
+        waiting: why.waiting,
+        verdict,
+        place,
+        permits: List::first(&why.permits, count),
+        unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],
+        refusals: List::first(&why.refusals, count),
+    })
+}
+
+#[derive(Serialize)]
 struct LogAnswer<'a> {
     #[serde(flatten)]
     age: Age,
@@ -189,7 +234,7 @@ pub(super) fn log(seen: &Seen<Vec<LogEntry>>) -> Bytes {
     })
 }
 
-/// What came of an order to end permits.
+/// The result of an order to end permits.
 pub(super) struct Revoked<'a> {
     answers: &'a Answers<PermitRow>,
     ended: usize,

@@ -48,8 +48,8 @@
 // | `guard` | which requests it takes: host, origin, header, content type |
 // | `receive`, `body` | bodies of requests, up to a size, and of responses |
 // | `views`, `view` | answers of replicas that all open pages share |
-// | `answer` | what the paths answer |
-// | `order` | what a request changes |
+// | `answer` | the answers of the paths |
+// | `order` | changes that a request may order |
 // | `problem`, `json` | errors as problem details; JSON that a terminal may show |
 // | `page` | the page: one HTML document with its style and script |
 

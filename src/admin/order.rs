@@ -1,4 +1,4 @@
-//! What a request changes.
+//! Changes that a request may order.
 //!
 //! A new kind of change is a variant of [`Order`] here, and an entry of `KINDS` in `page/change.js`.
 
@@ -60,7 +60,7 @@ pub(super) enum Order {
     },
 }
 
-/// What came of it.
+/// The result of an order.
 #[derive(Debug)]
 pub(super) enum Made {
     Changed(Outcome),

@@ -40,7 +40,7 @@ use crate::operate::{KeyDigest, Operator, Outcome, Target};
 /// nested at. It takes requests with any body, and never fails.
 ///
 /// Replicas are asked only while somebody looks, and all open pages share the answers: at most about six questions a second,
-/// however many pages are open.
+/// however many pages are open, or eight for clients that ask for explanations all the time.
 #[derive(Clone)]
 pub struct Admin(pub(super) Arc<Shared>);
 
@@ -103,10 +103,11 @@ impl Shared {
             "" if is_read => Ok(page_response()),
             "api/status" if is_read => self.status(head).await,
             "api/limit" if is_read => self.limit(head).await,
+            "api/explain" if is_read => self.explain(head).await,
             "api/changes" if is_read => self.log(head).await,
             "api/changes" if is_post => self.change(head, body).await,
             "api/digest" if is_post => self.digest(head, body).await,
-            "" | "api/status" | "api/limit" => Err(no_method("GET, HEAD")),
+            "" | "api/status" | "api/limit" | "api/explain" => Err(no_method("GET, HEAD")),
             "api/changes" => Err(no_method(match self.authors {
                 Some(_) => "GET, HEAD, POST",
                 None => "GET, HEAD",
@@ -128,6 +129,14 @@ impl Shared {
         let (subject, count) = subject(head.uri.query().unwrap_or_default())?;
         let seen = self.views.details_of(&self.operator, &subject).await?;
         Ok(json(answer::details(&seen, &subject, count)))
+    }
+
+    async fn explain(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
+        self.origins.check(head)?;
+        let ((limit, key), count) = subject(head.uri.query().unwrap_or_default())?;
+        let key = key.ok_or_else(|| Problem::malformed("`key` must be the digest of a key"))?;
+        let seen = self.views.explanation_of(&self.operator, limit, key);
+        Ok(json(answer::explanation(&seen.await?, count)))
     }
 
     async fn log(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {

@@ -15,7 +15,7 @@ use crate::operate::OperateError;
 /// One question, and the last answer to it.
 #[derive(Debug)]
 pub(super) struct View<T> {
-    /// Whoever asks holds it meanwhile.
+    /// A request that asks the replicas holds it meanwhile.
     asking: sync::Mutex<()>,
     state: Mutex<State<T>>,
 }
@@ -23,7 +23,7 @@ pub(super) struct View<T> {
 #[derive(Debug)]
 struct State<T> {
     tried: Option<Tried>,
-    /// What replicas have answered last, and when they were asked.
+    /// The latest answers of replicas, and when they were asked.
     last: Option<(Arc<T>, Instant)>,
 }
 
@@ -35,7 +35,7 @@ struct Tried {
     failed: Option<OperateError>,
 }
 
-/// What is known.
+/// The latest answers, and how old they are.
 #[derive(Debug)]
 pub(super) struct Seen<T> {
     pub(super) data: Arc<T>,
@@ -57,8 +57,8 @@ impl<T> Default for View<T> {
 }
 
 impl<T> View<T> {
-    /// What is known, asked for again unless it is as fresh as this, or another request is about it. After a change of a
-    /// higher number it is asked for again in any case.
+    /// Returns the latest answers. They are asked for again unless they are as fresh as this, or another request is about
+    /// it; after a change of a higher number, in any case.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! All that open pages look at: the overview, the log, and limits, of which each is a question of its own.
+//! All that open pages look at: the overview, the log, limits, and explanations, of which each is a question of its own.
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -16,14 +16,14 @@ use super::{
     view::{Seen, View},
 };
 use crate::operate::{
-    Answers, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError, OperateErrorKind, Operator,
-    Overrides, PermitRow, RefusalRow, ReplicaRow,
+    Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError, OperateErrorKind,
+    Operator, Overrides, PermitRow, RefusalRow, ReplicaRow,
 };
 
 /// Time for which an answer is fresh, if one page is open.
 const FRESH: Duration = Duration::from_secs(1);
-/// The same for each view that is looked at: all of them together ask about six questions a second, of the twenty that
-/// replicas answer.
+/// The same for each view that is looked at: all of them together ask about six questions a second, or eight if they are
+/// explanations, of the twenty that replicas answer.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
 /// Time after which a view counts as closed.
 const CLOSED_AFTER: Duration = Duration::from_secs(10);
@@ -55,15 +55,20 @@ pub(super) type Subject = (String, Option<KeyDigest>);
 pub(super) struct Views {
     status: View<Status>,
     log: View<Vec<LogEntry>>,
-    details: Mutex<HashMap<Subject, Looked>>,
+    details: Subjects<Details>,
+    explanations: Subjects<Explanation>,
     /// How many changes were made here.
     changes: AtomicU64,
 }
 
+/// Views of limits and keys, those that are looked at.
 #[derive(Debug)]
-struct Looked {
+struct Subjects<T>(Mutex<HashMap<Subject, Looked<T>>>);
+
+#[derive(Debug)]
+struct Looked<T> {
     at: Instant,
-    view: Arc<View<Details>>,
+    view: Arc<View<T>>,
 }
 
 impl Views {
@@ -73,7 +78,6 @@ impl Views {
     }
 
     pub(super) async fn status(&self, operator: &Operator) -> Result<Seen<Status>, Problem> {
-        let open = self.details().len();
         let ask = async {
             Ok(Status {
                 replicas: operator.replicas().await?,
@@ -86,7 +90,7 @@ impl Views {
                 },
             })
         };
-        self.get(&self.status, open, ask).await
+        self.get(&self.status, self.open(), ask).await
     }
 
     pub(super) async fn log(&self, operator: &Operator) -> Result<Seen<Vec<LogEntry>>, Problem> {
@@ -98,7 +102,7 @@ impl Views {
         operator: &Operator,
         subject: &Subject,
     ) -> Result<Seen<Details>, Problem> {
-        let (view, open) = self.look_at(subject)?;
+        let view = self.details.look_at(subject)?;
         let (limit, key) = (&subject.0, subject.1);
         let ask = async {
             Ok(Details {
@@ -107,7 +111,24 @@ impl Views {
                 refusals: operator.refusals(limit, key).await?,
             })
         };
-        self.get(&view, open, ask).await
+        self.get(&view, self.open(), ask).await
+    }
+
+    pub(super) async fn explanation_of(
+        &self,
+        operator: &Operator,
+        limit: String,
+        key: KeyDigest,
+    ) -> Result<Seen<Explanation>, Problem> {
+        let subject = (limit, Some(key));
+        let view = self.explanations.look_at(&subject)?;
+        let ask = operator.explain(&subject.0, key);
+        self.get(&view, self.open(), ask).await
+    }
+
+    /// How many limits and keys are looked at.
+    fn open(&self) -> usize {
+        self.details.looked_at().len() + self.explanations.looked_at().len()
     }
 
     async fn get<T>(
@@ -123,29 +144,35 @@ impl Views {
             Err(_) => Err(Problem::busy("the replicas did not answer in time")),
         }
     }
+}
 
-    /// The view of a limit, and how many there are.
-    fn look_at(&self, subject: &Subject) -> Result<(Arc<View<Details>>, usize), Problem> {
-        let mut details = self.details();
-        if !details.contains_key(subject) && details.len() >= MAX_VIEWS {
+impl<T> Subjects<T> {
+    /// The view of a limit or key.
+    fn look_at(&self, subject: &Subject) -> Result<Arc<View<T>>, Problem> {
+        let mut subjects = self.looked_at();
+        if !subjects.contains_key(subject) && subjects.len() >= MAX_VIEWS {
             return Err(Problem::busy(format!(
                 "{MAX_VIEWS} limits and keys are looked at: close some pages"
             )));
         }
-        let looked = details.entry(subject.clone());
+        let looked = subjects.entry(subject.clone());
         let looked = looked.or_insert_with(|| Looked {
             at: Instant::now(),
             view: Arc::default(),
         });
         looked.at = Instant::now();
-        let view = Arc::clone(&looked.view);
-        Ok((view, details.len()))
+        Ok(Arc::clone(&looked.view))
     }
 
-    /// Those that are looked at.
-    fn details(&self) -> std::sync::MutexGuard<'_, HashMap<Subject, Looked>> {
-        let mut details = self.details.lock().unwrap_or_else(PoisonError::into_inner);
-        details.retain(|_, looked| looked.at.elapsed() < CLOSED_AFTER);
-        details
+    fn looked_at(&self) -> MutexGuard<'_, HashMap<Subject, Looked<T>>> {
+        let mut subjects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        subjects.retain(|_, looked| looked.at.elapsed() < CLOSED_AFTER);
+        subjects
+    }
+}
+
+impl<T> Default for Subjects<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
 }

@@ -482,7 +482,7 @@ mod tests {
             prop_assert_eq!(matches, found == Routed::One(Some(0)), "{:?}", taken);
         }
 
-        /// Whatever is made of a path on its way to the service, it does not lead past a limit.
+        /// A path does not lead past a limit, whatever is made of it on its way to the service.
         #[test]
         fn no_rewriting_leads_past_a_limit(path in dressed_up(), steps in "[desktr]{0,4}") {
             let routes = valid(&[&["/chat"], &["/a/{x}"], &["/b/{*rest}"], &["/a/b/chat"], &["/{x}"]]);

@@ -48,7 +48,7 @@ pub struct StoreConfig {
     pub waiter_ttl: Option<Duration>,
     /// Whether operators may ask this replica and change its limits. Needs the feature `operate`. Default: no.
     pub operable: bool,
-    /// What operators see this replica as. Default: the host's name.
+    /// Label by which operators see this replica. Default: the host's name.
     #[cfg_attr(test, schemars(length(min = 1, max = 64)))]
     pub replica_label: Option<String>,
     /// Whether operators see callers' keys, and not their digests only. Default: no.

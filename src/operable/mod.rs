@@ -1,4 +1,4 @@
-//! What a keeper carries so that operators can ask and steer: `operate` is built on it.
+//! The keeper's hooks for operators who ask and steer: `operate` is built on them.
 //!
 //! | file | what |
 //! | --- | --- |

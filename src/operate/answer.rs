@@ -1,4 +1,4 @@
-//! What operators are told: rows, and how many replicas they come from.
+//! Answers for operators: rows, and how many replicas they come from.
 
 use serde::{Deserialize, Serialize};
 
@@ -127,7 +127,7 @@ pub struct PermitRow {
     /// Of a waiter: the place at which it joined the queue; 0 if that is not known.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub place: u32,
-    /// What it is for: by default the method and the route.
+    /// Its label: by default the method and the route.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The id of its replica.
@@ -203,7 +203,7 @@ pub struct RefusalRow {
     pub waiting: u32,
     /// How long it had waited, in milliseconds.
     pub waited_ms: u64,
-    /// What it was for.
+    /// Its label, as that of a permit.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// The id of its replica.
@@ -214,7 +214,7 @@ pub struct RefusalRow {
     pub replica_label: String,
 }
 
-/// What would happen to a request of one caller now, and why.
+/// The prospects of one caller's next request, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -228,7 +228,7 @@ pub struct Explanation {
     pub in_use: u32,
     /// Requests that are queued, by the store.
     pub waiting: u32,
-    /// What a request would meet. `None` for a rate, whose state is not looked at.
+    /// The outcome of a request now. `None` for a rate, whose state is not looked at.
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.
     pub permits: Answers<PermitRow>,
@@ -238,7 +238,7 @@ pub struct Explanation {
     pub refusals: Answers<RefusalRow>,
 }
 
-/// What a request would meet now.
+/// The outcome of a request now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

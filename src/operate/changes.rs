@@ -1,4 +1,4 @@
-//! What operators say with a change, and what they are told of it.
+//! The author and reason of a change, and its outcome.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::{
 /// Longest name of a limit, in bytes.
 const MAX_NAME: usize = 128;
 
-/// Who makes a change, and why. Both are kept with it, and are shown to all operators.
+/// The author of a change, and the reason for it. Both are kept with it, and are shown to all operators.
 ///
 /// They are claims: the store knows only the user that an operator is logged in as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,13 +57,13 @@ pub struct LogEntry {
     pub id: String,
     /// When it was made, in milliseconds since 1970 by the store's clock.
     pub at_ms: u64,
-    /// Who has made it, as they said.
+    /// Its author, as they said.
     pub author: String,
-    /// Why, as they said.
+    /// The reason for it, as they said.
     pub reason: String,
-    /// What was done.
+    /// The kind of change.
     pub what: What,
-    /// What was changed, in each case before and after.
+    /// Each override that was changed, before and after.
     pub edits: Vec<Edited>,
     #[serde(skip)]
     pub(super) logged: Logged,
@@ -73,7 +73,7 @@ pub struct LogEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Edited {
-    /// What it is about.
+    /// The limit or key.
     #[serde(flatten)]
     pub target: Target,
     /// `None`: there was no override.
@@ -82,7 +82,7 @@ pub struct Edited {
     pub after: Option<Setting>,
 }
 
-/// What to revoke.
+/// Permits to revoke.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

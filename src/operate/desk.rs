@@ -1,4 +1,4 @@
-//! What this process answers operators.
+//! Answers of this process to operators.
 
 use std::{
     cmp::Reverse,
@@ -40,7 +40,7 @@ pub(super) struct Desk {
     label: String,
     shows_keys: bool,
     since: Instant,
-    /// What the operators have decided, as far as it is read here.
+    /// The record of overrides, as it was last read here.
     pub(super) record: OnceLock<Arc<dyn Hook>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a request of one caller would meet, worked out from the answers of replicas and the store.
+//! The prospects of one caller's next request, worked out from the answers of replicas and the store.
 
 #[cfg(feature = "redis")]
 use std::collections::HashSet;
@@ -7,16 +7,74 @@ use std::collections::HashSet;
 use super::ledger::LedgerLook;
 use super::{
     answer::{
-        Answers, Explanation, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, UnclaimedRow,
-        Verdict,
+        Answers, Explanation, LimitRow, PermitRow, PermitState, RefusalRow, UnclaimedRow, Verdict,
     },
     digest::KeyDigest,
+    error::{OperateError, OperateErrorKind},
+    operator::{Operator, Place, unknown},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
+use crate::overrides::{Setting, Target};
+
+impl Operator {
+    /// Explains what a request of one caller would meet now, from the replicas and from the store.
+    ///
+    /// It asks four questions in turn, so the parts may be of different moments. A value that is declared for this caller alone
+    /// is known only while the caller is in use.
+    ///
+    /// # Errors
+    ///
+    /// As [`permits`](Self::permits), and [`OperateErrorKind::Busy`] if the replicas are asked too often.
+    pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
+        let permits = self.permits(limit, Some(key)).await?;
+        let refusals = self.refusals(limit, Some(key)).await?;
+        let mut keys = self.keys(limit, Some(key)).await?;
+        let limits = self.limits().await?;
+        let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
+        // A row that is missing in one answer would look like a slot that nobody has.
+        if busy.iter().any(|busy| !busy.is_empty()) {
+            let fault = "the replicas are asked too often";
+            return Err(OperateError::new(OperateErrorKind::Busy, fault));
+        }
+        let row = limits.rows.into_iter().find(|row| row.limit == limit);
+        let row = row.ok_or_else(|| unknown(limit))?;
+        let max = match keys.rows.pop() {
+            Some(own) => own.max,
+            None => self.overridden(limit, key).await.unwrap_or(row.max),
+        };
+        let standing = self.standing(key, &permits).await?;
+        Ok(explain(row, key, max, standing, permits, refusals))
+    }
+
+    /// The value that operators have set for a key, which replicas tell only if it is in use. `None` also if this operator may
+    /// not read the record.
+    async fn overridden(&self, limit: &str, key: KeyDigest) -> Option<u32> {
+        let overrides = self.overrides().await.ok()?;
+        let target = Target::digest(limit, key);
+        let values = overrides.of(&target).map(|one| match one.setting {
+            Setting::Value(value) => Some(value),
+            Setting::Mode(_) | Setting::Pause => None,
+        });
+        values.flatten().next()
+    }
+
+    /// How a key stands: by the store, or in memory by the permits.
+    async fn standing(
+        &self,
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
+        permits: &Answers<PermitRow>,
+    ) -> Result<Standing, OperateError> {
+        match self.place() {
+            Place::Here(_) => Ok(Standing::of(permits)),
+            #[cfg(feature = "redis")]
+            Place::Store(remote) => Ok(Standing::in_store(remote.ledger(key).await?, permits)),
+        }
+    }
+}
 
 /// How a key stands.
-pub(super) struct Standing {
+struct Standing {
     in_use: u32,
     waiting: u32,
     unclaimed: Vec<UnclaimedRow>,
@@ -24,7 +82,7 @@ pub(super) struct Standing {
 
 impl Standing {
     /// In memory: by the permits.
-    pub(super) fn of(permits: &Answers<PermitRow>) -> Self {
+    fn of(permits: &Answers<PermitRow>) -> Self {
         let of = |state| permits.rows.iter().filter(move |row| row.state == state);
         Self {
             in_use: of(PermitState::Held).map(|row| row.weight).sum(),
@@ -34,7 +92,7 @@ impl Standing {
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn in_store(ledger: LedgerLook, permits: &Answers<PermitRow>) -> Self {
+    fn in_store(ledger: LedgerLook, permits: &Answers<PermitRow>) -> Self {
         let known = permits.rows.iter().map(|row| row.id.member().text());
         let known: HashSet<String> = known.collect();
         let unclaimed = ledger.holders.into_iter().filter_map(|(id, until_ms)| {
@@ -55,10 +113,10 @@ impl Standing {
     }
 }
 
-pub(super) fn explain(
+fn explain(
     limit: LimitRow,
     key: KeyDigest,
-    own: Option<KeyRow>,
+    max: u32,
     standing: Standing,
     permits: Answers<PermitRow>,
     refusals: Answers<RefusalRow>,
@@ -68,7 +126,6 @@ pub(super) fn explain(
         waiting,
         unclaimed,
     } = standing;
-    let max = own.map_or(limit.max, |own| own.max);
     let verdict = match limit.period_ms {
         _ if limit.paused => Some(Verdict::Paused),
         Some(_) => None,

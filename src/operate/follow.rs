@@ -25,7 +25,7 @@ pub(super) struct Follower(Mutex<Followed>);
 struct Followed {
     /// That of the record in force.
     token: Option<Token>,
-    /// What was reported last, so that it is not reported each minute.
+    /// The fault that was reported last, so that it is not reported each minute.
     reported: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a replica does about the record of what operators decided.
+//! A replica's side of the record of overrides.
 
 use futures_util::future::BoxFuture;
 

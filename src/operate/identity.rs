@@ -1,4 +1,4 @@
-//! What operators see a replica as.
+//! The label by which operators see a replica.
 
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// What is wrong with it.
+    /// Describes a label that cannot be used.
     pub(crate) fn fault(&self) -> Option<String> {
         let label = self.label.as_ref()?;
         let is_good = (1..=MAX_LABEL).contains(&label.chars().count())

@@ -48,8 +48,12 @@ const MAX_KNOWN: usize = 64;
 const MAX_VALID_MS: u64 = 60_000;
 /// Longest delay of an answer. It grows by a millisecond with each replica.
 const MAX_JITTER_MS: u32 = 1_000;
+/// First and longest pause between attempts to reach a store that is down. Until one succeeds, changes of the record are
+/// missed.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Pause after the store has refused: rights are seldom given meanwhile.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// Shortest time between two looks at the store's clock because of a message that seems too old.
 const CLOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -176,7 +180,7 @@ impl Shared {
                 End::Failed(error) if error.is_outage() => pause,
                 End::Failed(error) => {
                     self.warn(&error);
-                    LONGEST_PAUSE
+                    REFUSED_PAUSE
                 }
             };
             // Replicas do not come back all at once.
@@ -314,7 +318,7 @@ impl Shared {
     }
 }
 
-/// What a listener knows from one message to the next.
+/// State of a listener from one message to the next.
 struct Listening {
     /// The store's time in milliseconds, and when it was read.
     clock: Option<(u64, Instant)>,

@@ -20,7 +20,7 @@
 //! # }
 //! ```
 //!
-//! What operators decide about limits for a time, [overrides](Override), is one record in the store, which every operable
+//! Decisions of operators about limits for a time, [overrides](Override), are one record in the store, which every operable
 //! replica reads:
 //!
 //! ```no_run

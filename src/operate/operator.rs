@@ -5,12 +5,11 @@ use std::fmt;
 #[cfg(feature = "redis")]
 use super::remote::Remote;
 use super::{
-    answer::{Answers, Explanation, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
+    answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     changes::{By, Revocation},
     desk::Desk,
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
-    explain::{self, Standing},
     merge::Collected,
     wire::{Ask, Of, Order},
 };
@@ -135,43 +134,6 @@ impl Operator {
         Ok(collected.refusals(limit))
     }
 
-    /// Explains what a request of one caller would meet now, from the replicas and from the store.
-    ///
-    /// It asks four questions in turn, so the parts may be of different moments.
-    ///
-    /// # Errors
-    ///
-    /// As [`permits`](Self::permits), and [`OperateErrorKind::Busy`] if the replicas are asked too often.
-    pub async fn explain(&self, limit: &str, key: KeyDigest) -> Result<Explanation, OperateError> {
-        let permits = self.permits(limit, Some(key)).await?;
-        let refusals = self.refusals(limit, Some(key)).await?;
-        let mut keys = self.keys(limit, Some(key)).await?;
-        let limits = self.limits().await?;
-        let busy = [&permits.busy, &refusals.busy, &keys.busy, &limits.busy];
-        // What is missing of one answer would look like a slot that nobody has.
-        if busy.iter().any(|busy| !busy.is_empty()) {
-            return Err(self::busy());
-        }
-        let own = keys.rows.pop();
-        let row = limits.rows.into_iter().find(|row| row.limit == limit);
-        let row = row.ok_or_else(|| unknown(limit))?;
-        let standing = self.standing(key, &permits).await?;
-        Ok(explain::explain(row, key, own, standing, permits, refusals))
-    }
-
-    /// How a key stands: by the store, or in memory by the permits.
-    async fn standing(
-        &self,
-        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
-        permits: &Answers<PermitRow>,
-    ) -> Result<Standing, OperateError> {
-        match &self.0 {
-            Place::Here(_) => Ok(Standing::of(permits)),
-            #[cfg(feature = "redis")]
-            Place::Store(remote) => Ok(Standing::in_store(remote.ledger(key).await?, permits)),
-        }
-    }
-
     async fn ask_of(
         &self,
         limit: &str,
@@ -255,7 +217,7 @@ impl Operator {
 /// Longest name of a limit that is asked for, in bytes: a question has 4 KiB, and a byte may take six there.
 const MAX_LIMIT_NAME: usize = 512;
 
-fn unknown(limit: &str) -> OperateError {
+pub(super) fn unknown(limit: &str) -> OperateError {
     let limit: String = limit
         .chars()
         .take(64)
@@ -265,10 +227,6 @@ fn unknown(limit: &str) -> OperateError {
         OperateErrorKind::UnknownLimit,
         format!("no replica has a limit `{limit}`"),
     )
-}
-
-fn busy() -> OperateError {
-    OperateError::new(OperateErrorKind::Busy, "the replicas are asked too often")
 }
 
 pub(super) fn gone() -> OperateError {

@@ -26,7 +26,7 @@ const PAGE: usize = 2 * MAX_OVERRIDES;
 /// The record, and when it was asked for. `None`: there is none.
 pub(super) struct Reading {
     pub(super) record: Option<Record>,
-    /// What it says of times counts from here.
+    /// The moment from which its times count.
     pub(super) since: Instant,
 }
 
@@ -93,7 +93,7 @@ fn read_again() -> String {
     serde_json::to_string(&message).expect("texts and numbers")
 }
 
-/// The latest changes, newest first. What cannot be read is left out.
+/// The latest changes, newest first. Entries that cannot be read are left out.
 pub(super) async fn log(control: &Control, names: &Names) -> Result<Vec<Logged>, StoreError> {
     let mut range = cmd("LRANGE");
     range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);

@@ -78,7 +78,7 @@ async fn holders(keepers: &Keepers, whose: Whose) -> Vec<Held> {
     holders.held
 }
 
-/// Whose permits are meant, in this process.
+/// The permits that an order means, in this process.
 pub(super) enum Whose {
     Among(HashSet<PermitId>),
     OfKey(Which),

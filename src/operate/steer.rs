@@ -1,4 +1,4 @@
-//! What operators change: values, modes and pauses, for a time.
+//! Changes by operators: values, modes and pauses, for a time.
 //!
 //! Tests: `tests/operate/changes.rs`, `steering.rs`.
 

@@ -1,7 +1,9 @@
 //! Walks over all queues of a process, and what is seen on the way.
 //!
-//! A walk takes looks of 256 queues and entries, about 20 microseconds under the lock each, and yields between them:
+//! A walk takes looks of 256 queues and entries, 4 to 20 microseconds under the lock each, and yields between them:
 //! requests go on meanwhile.
+//!
+//! Tests: below; `tests/operate/questions.rs`.
 
 use std::{cmp::Reverse, mem};
 
@@ -319,5 +321,108 @@ fn add(entry: EntryLook<'_>, held: &mut usize, waiting: &mut usize, oldest: &mut
         *oldest = Some(oldest.map_or(entry.since, |oldest| oldest.min(entry.since)));
     } else {
         *held += weight_of(entry.lease.seq()) as usize;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Limit, Limiter, Permit as Held, operable::LOOK};
+
+    const PERMITS: u64 = 10_000;
+    const MANY: Limit = Limit::concurrent("many", PERMITS as u32);
+
+    async fn held(limiter: &Limiter, keys: u64) -> Vec<Held> {
+        let mut held = Vec::new();
+        for number in 0..PERMITS {
+            let semaphore = limiter.semaphore(&MANY, number % keys);
+            held.push(semaphore.acquire().await.expect("a free slot"));
+        }
+        held
+    }
+
+    /// Counts what one look passes.
+    #[derive(Default)]
+    struct Passed(usize);
+
+    impl Visitor for Passed {
+        fn queue(&mut self, _: LimitId, _: &Key, _: &str, _: &dyn Fn() -> Usage) -> bool {
+            self.0 += 1;
+            true
+        }
+
+        fn entry(&mut self, _: EntryLook<'_>) {
+            self.0 += 1;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_is_bounded() {
+        for keys in [1, PERMITS] {
+            let limiter = Limiter::in_memory();
+            let _held = held(&limiter, keys).await;
+            let keeper = &limiter.keepers().members()[0];
+            let (mut from, mut entries) = (Some(Cursor::default()), 0);
+            while let Some(cursor) = from {
+                let mut passed = Passed::default();
+                from = keeper.peek(|core| core.look(cursor, &mut passed));
+                assert!(passed.0 <= LOOK + 1, "and the queue that it is in");
+                entries += passed.0;
+            }
+            assert!(entries as u64 >= PERMITS + keys, "{entries}");
+        }
+    }
+
+    /// The time of a look under the lock: the median of a walk.
+    fn look_time(limiter: &Limiter, visitor: &mut impl Walk) -> Duration {
+        let keeper = &limiter.keepers().members()[0];
+        let (mut from, mut times) = (Some(Cursor::default()), Vec::new());
+        while let Some(cursor) = from {
+            let start = Instant::now();
+            from = keeper.peek(|core| core.look(cursor, visitor));
+            times.push(start.elapsed());
+            visitor.rest();
+        }
+        times.sort();
+        times[times.len() / 2]
+    }
+
+    /// `cargo test --release --all-features --lib operate::walk -- --ignored --nocapture`
+    #[tokio::test]
+    #[ignore = "measures times: of a release build, with nothing else running"]
+    async fn a_look_takes_20_microseconds() {
+        for keys in [1, PERMITS] {
+            let limiter = Limiter::in_memory();
+            let _held = held(&limiter, keys).await;
+            let (limit, key) = ("many".to_owned(), None);
+            let of = Of { limit, key };
+            let number = number_of(&limiter);
+            let best = |time: &dyn Fn() -> Duration| (0..9).map(|_| time()).min();
+            for (name, time) in [
+                (
+                    "limits",
+                    best(&|| look_time(&limiter, &mut Counts::default())),
+                ),
+                (
+                    "keys",
+                    best(&|| look_time(&limiter, &mut Keys::new(number, &of))),
+                ),
+                (
+                    "permits",
+                    best(&|| look_time(&limiter, &mut Permits::new(number, &of))),
+                ),
+            ] {
+                let time = time.expect("some");
+                println!("{PERMITS} permits, {keys} keys: a look for {name} takes {time:.1?}");
+                assert!(time < Duration::from_micros(20));
+            }
+        }
+    }
+
+    fn number_of(limiter: &Limiter) -> LimitId {
+        let keeper = &limiter.keepers().members()[0];
+        keeper.peek(|core| core.number_of("many").expect("it is in use"))
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct Message {
     pub ask: Ask,
 }
 
-/// What a message asks for.
+/// The question or order of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Ask {

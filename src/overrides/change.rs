@@ -40,7 +40,7 @@ pub(crate) enum New {
     Nothing,
 }
 
-/// What the log keeps of a change besides its edits.
+/// The log's note of a change, besides its edits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     pub(crate) author: String,
@@ -61,7 +61,7 @@ pub enum What {
     Undo,
 }
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     Done,

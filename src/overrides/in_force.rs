@@ -55,7 +55,7 @@ pub(crate) enum Decision {
     Pause,
 }
 
-/// What the overrides say about one key of a limit.
+/// The overrides of one key of a limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Steered {
     value: SteeredValue,
@@ -150,7 +150,7 @@ impl InForce {
         })
     }
 
-    /// What they say about a key of this limit.
+    /// Returns those that concern a key of this limit.
     pub(crate) fn for_key(&self, limit: &Limit, key: &Key) -> Steered {
         let Some(of_limit) = self.by_limit.get(limit.name()) else {
             return Steered::default();

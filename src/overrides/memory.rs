@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     change::{Change, Changed, Edit, Logged, MAX_LOGGED, New, token_in},
-    record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
+    record::{MAX_OVERRIDES, MAX_REST_MS, Record},
 };
 
 /// The record of a process without a store.
@@ -78,7 +78,7 @@ impl MemoryRecord {
     pub(super) fn change(&mut self, change: &Change, now_ms: u64) -> Changed {
         let lasts = |text: &[u8]| {
             let end_ms = end_in(&String::from_utf8_lossy(text));
-            end_ms > now_ms && end_ms <= now_ms + MAX_LENGTH_MS
+            end_ms > now_ms && end_ms <= now_ms + MAX_REST_MS
         };
         let mut fields = self.fields.clone();
         fields.retain(|field, text| field == b"token" || lasts(text));
@@ -122,7 +122,7 @@ impl MemoryRecord {
     }
 }
 
-/// What an edit leaves: empty if that has no override, or one that has ended.
+/// The field that an edit leaves: empty if that has no override, or one that has ended.
 fn text_of(change: &Change, edit: &Edit, now_ms: u64) -> String {
     let text = match &edit.to {
         New::For { length_ms, json } => {

@@ -18,7 +18,7 @@
 --   1, 2     token of this change; a note about it for the log
 --   3, 4     channel and message to be published after it, in which '"not_after_ms":0' gets a time
 --   5, 6     most overrides, most changes in the log
---   7, 8     in ms: longest time of an override, time for which the log is kept
+--   7, 8     in ms: furthest end that counts, time for which the log is kept
 --   9        how many edits
 --   then for each edit
 --            field
@@ -39,7 +39,7 @@
 local record, log = KEYS[1], KEYS[2]
 local token, note, channel, message = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most, most_logged = tonumber(ARGV[5]), tonumber(ARGV[6])
-local longest_ms, log_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
+local furthest_ms, log_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
 local edits = tonumber(ARGV[9])
 
 local time = redis.call('TIME')
@@ -51,7 +51,7 @@ for i = 1, #all, 2 do
   local field, text = all[i], all[i + 1]
   if field ~= 'token' then
     local end_ms = tonumber(string.match(text, '^%d+ (%d+) %x+ ') or 0)
-    if end_ms > now_ms and end_ms <= now_ms + longest_ms then
+    if end_ms > now_ms and end_ms <= now_ms + furthest_ms then
       texts[field] = text
       count = count + 1
     elseif #ended < most then
@@ -107,7 +107,7 @@ for _, change in ipairs(changes) do
 end
 redis.call('HSET', record, 'token', token)
 if ttl_ms == -1 then
-  last_ms = now_ms + longest_ms -- it was not made here
+  last_ms = now_ms + furthest_ms -- it was not made here
 end
 if last_ms - now_ms > ttl_ms then
   redis.call('PEXPIRE', record, string.format('%.0f', math.max(last_ms - now_ms, 1000)))

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     change::{Change, Changed, LOG_MS, Logged, MAX_LOGGED, New, Note},
-    record::{MAX_LENGTH_MS, MAX_OVERRIDES},
+    record::{MAX_OVERRIDES, MAX_REST_MS},
 };
 
 /// `record.lua` describes the format.
@@ -22,7 +22,7 @@ pub(crate) fn arguments(change: &Change, channel: &str, message: &str) -> Vec<St
         message.to_owned(),
         MAX_OVERRIDES.to_string(),
         MAX_LOGGED.to_string(),
-        MAX_LENGTH_MS.to_string(),
+        MAX_REST_MS.to_string(),
         LOG_MS.to_string(),
         change.edits.len().to_string(),
     ];

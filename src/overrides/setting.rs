@@ -22,7 +22,7 @@ pub(crate) const MAX_REASON: usize = 256;
 /// Most bytes of an override's text in the store. JSON may need six for one.
 const MAX_TEXT: usize = 6 * (MAX_AUTHOR + MAX_REASON) + 256;
 
-/// What an override is about: a limit, or one of its keys.
+/// The subject of an override: a limit, or one of its keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Target {
     limit: String,
@@ -30,7 +30,7 @@ pub struct Target {
     key: Option<String>,
 }
 
-/// What an operator sets, for a time.
+/// A decision of an operator, for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "setting", content = "to", rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -50,15 +50,15 @@ pub enum Setting {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Override {
-    /// What it is about.
+    /// The limit or key.
     #[serde(flatten)]
     pub target: Target,
-    /// What was set.
+    /// The decision.
     #[serde(flatten)]
     pub setting: Setting,
-    /// Who has set it, as they said.
+    /// Its author, as they said.
     pub author: String,
-    /// Why, as they said.
+    /// The reason for it, as they said.
     pub reason: String,
     /// When it was set, in milliseconds since 1970 by the store's clock.
     pub since_ms: u64,
@@ -156,7 +156,7 @@ impl Target {
         }
     }
 
-    /// What a field is about.
+    /// The subject of a field.
     fn of_field(field: &str) -> Option<Self> {
         let (kind, rest) = field.split_once(':')?;
         let target = match kind {
@@ -247,7 +247,7 @@ impl Override {
         }
     }
 
-    /// What the text has from behind the token on.
+    /// The text from behind the token on.
     pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
         let (author, reason) = (author.to_owned(), reason.to_owned());
         let signed = Signed {

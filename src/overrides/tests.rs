@@ -175,7 +175,7 @@ fn the_second_of_two_operators_is_told_and_changes_nothing() {
     let now_there = Override::read(field.as_bytes(), text.as_bytes()).unwrap();
     assert_eq!(now_there.setting, value(8));
     assert_eq!(shown(&twins.read()), shown(&before));
-    // What is about another limit, or is another setting, is not in the way.
+    // Changes of another limit, or of another setting, are not in the way.
     assert_eq!(
         twins.change(|_| set(&seen, &other, value(9), HOUR_MS)),
         Changed::Done
@@ -259,7 +259,7 @@ fn the_record_expires_with_the_last_end_that_it_had() {
     let _: () = cmd("PERSIST").arg(KEYS[0]).query(&mut twins.redis).unwrap();
     let seen = twins.read();
     twins.run(&Change::unset(&seen, &chat, signed(What::Unset)));
-    near(ttl(&mut twins), MAX_LENGTH_MS);
+    near(ttl(&mut twins), MAX_REST_MS);
 }
 
 #[test]
@@ -286,6 +286,33 @@ fn what_has_ended_and_what_cannot_be_read_is_removed() {
     twins.set(&Target::limit("chat"), value(8));
     let fields: Vec<String> = cmd("HKEYS").arg(KEYS[0]).query(&mut twins.redis).unwrap();
     assert_eq!(fields.len(), 2, "{fields:?}");
+}
+
+/// After a failover the clock may be behind that of the server that wrote the end.
+#[test]
+fn an_end_counts_up_to_a_day_further_away_than_it_was_set() {
+    let mut twins = Twins::new(RedisServer::start());
+    let (ahead, chat) = (Target::limit("ahead"), Target::limit("chat"));
+    let now_ms = twins.now_ms();
+    let longest = set(&Record::default(), &ahead, value(8), MAX_LENGTH_MS);
+    twins.memory.change(&longest, now_ms + 23 * HOUR_MS);
+    let there = twins.memory.read(now_ms).overrides.remove(0);
+    let text = format!(
+        "{now_ms} {} {} {}",
+        there.until_ms,
+        longest.token.as_str(),
+        Override::json(value(8), &there.author, &there.reason)
+    );
+    let mut hset = cmd("HSET");
+    hset.arg(KEYS[0]).arg("value:ahead").arg(text);
+    hset.arg("token").arg(longest.token.as_str());
+    let _: () = hset.query(&mut twins.redis).unwrap();
+    let second = set(&Record::default(), &chat, value(9), HOUR_MS);
+    assert_eq!(twins.run(&second), Changed::Done);
+    assert_eq!(twins.memory.change(&second, now_ms), Changed::Done);
+    let (there, here) = (twins.read(), twins.memory.read(now_ms));
+    assert_eq!(there.overrides.len(), 2, "{there:?}");
+    assert_eq!(shown(&there), shown(&here));
 }
 
 #[test]

@@ -130,7 +130,7 @@ const COMMANDS: &[&str] = &[
 ];
 
 impl StoreError {
-    /// Reads the words of a Redis server. What is not known is no outage: that would open the gate.
+    /// Reads the words of a Redis server. An unknown error is no outage: that would open the gate.
     ///
     /// Idempotent: the message reads as the same error.
     pub(crate) fn of_server(words: &str) -> Self {

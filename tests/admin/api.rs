@@ -11,7 +11,7 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, call, get, in_memory, json_of, on_redis, problem, scenes, text, used},
+    scene::{CHAT, Scene, call, get, in_memory, json_of, on_redis, problem, scenes, text, used},
     support::redis_server::RedisServer,
 };
 
@@ -88,6 +88,58 @@ async fn a_limit_has_its_keys_holders_waiters_and_refusals() {
             .collect();
         let id = one["permits"]["rows"][0]["id"].as_str().unwrap();
         assert!(ids.iter().any(|other| other == id));
+    }
+}
+
+/// Also a caller whose slots are those of a replica that cannot be asked.
+#[tokio::test]
+async fn a_key_is_explained() {
+    let explain = async |scene: &Scene, key: &str, more: &str| {
+        let digest = KeyDigest::of("chat", key);
+        let path = format!("/api/explain?limit=chat&key={digest}{more}");
+        scene.get(&path).await
+    };
+    for scene in scenes().await {
+        let limiter = &scene.limiters[0];
+        let _used = used(limiter, "acme").await;
+        let acme = limiter.semaphore(CHAT, "acme");
+        acme.try_acquire().await.unwrap_err();
+        let why = explain(&scene, "acme", "").await;
+        assert_eq!(
+            (&why["verdict"], &why["place"]),
+            (&"queued".into(), &2.into())
+        );
+        let numbers = [&why["max"], &why["in_use"], &why["waiting"]];
+        assert_eq!(numbers, [2, 2, 1]);
+        assert_eq!((len(&why["permits"]), len(&why["refusals"])), (3, 1));
+        assert_eq!(
+            (&why["mode"], &why["unclaimed"]),
+            (&"enforce".into(), &json!([]))
+        );
+        assert_eq!(why["problem"], Value::Null);
+        let one = explain(&scene, "acme", "&count=1").await;
+        assert_eq!(
+            (len(&one["permits"]), &one["permits"]["left_out"]),
+            (1, &2.into())
+        );
+        let free = explain(&scene, "nobody", "").await;
+        assert_eq!(
+            (&free["verdict"], &free["place"]),
+            (&"admitted".into(), &Value::Null)
+        );
+        if let Some(server) = &scene.server {
+            let other = Limiter::connect(&server.url()).await.unwrap();
+            let _held = other.semaphore(CHAT, "globex").acquire().await.unwrap();
+            let why = explain(&scene, "globex", "").await;
+            assert_eq!((&why["in_use"], len(&why["permits"])), (&1.into(), 0));
+            let unclaimed = &why["unclaimed"][0];
+            assert!(unclaimed["ends_in_ms"].as_u64() > Some(0), "{unclaimed}");
+        }
+        let without = call(&scene.admin, get("/api/explain?limit=chat"), "").await;
+        assert_eq!(problem(without).await, (400, "malformed".to_owned()));
+        let path = format!("/api/explain?limit=x&key={}", KeyDigest::of("x", "acme"));
+        let unknown = call(&scene.admin, get(&path), "").await;
+        assert_eq!(problem(unknown).await, (404, "unknown-limit".to_owned()));
     }
 }
 

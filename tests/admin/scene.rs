@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 use tower_turnstile::{
-    Acquire, Limit, Limiter, Permit, Semaphore,
+    Acquire, Limit, Limiter, Permit,
     admin::{Admin, AdminBody},
     operate::Operator,
 };
 
-use crate::support::redis_server::RedisServer;
+use crate::support::{queue::wait_in_line, redis_server::RedisServer};
 
 /// Two slots for each tenant.
 pub(crate) const CHAT: Limit = Limit::concurrent("chat", 2).wait_up_to(Duration::from_secs(60));
@@ -80,21 +80,7 @@ pub(crate) async fn used(limiter: &Limiter, key: &str) -> (Vec<Permit>, Acquire)
     for _ in 0..2 {
         held.push(semaphore.acquire().await.unwrap());
     }
-    (held, waiting(&semaphore).await)
-}
-
-async fn waiting(semaphore: &Semaphore) -> Acquire {
-    let mut acquire = semaphore.acquire();
-    let queued = async {
-        while acquire.position().is_none_or(|position| position == 0) {
-            let once = timeout(Duration::from_millis(1), &mut acquire).await;
-            assert!(once.is_err(), "a slot was free");
-        }
-    };
-    timeout(Duration::from_secs(20), queued)
-        .await
-        .expect("in time");
-    acquire
+    (held, wait_in_line(&semaphore).await)
 }
 
 pub(crate) fn get(path: &str) -> Builder {

@@ -4,23 +4,27 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
+use tower_turnstile::operate::KeyDigest;
 
-use crate::scene::{call, get, in_memory, on_redis, problem, used};
+use crate::scene::{Scene, call, get, in_memory, on_redis, problem, used};
+
+/// Questions and answers so far.
+fn published(scene: &Scene) -> u32 {
+    let server = scene.server.as_ref().unwrap();
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats
+        .lines()
+        .find(|line| line.starts_with("cmdstat_publish:calls="));
+    let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
+    calls.map_or(0, |calls| calls.parse().expect("a number"))
+}
 
 /// A hundred pages that look at the overview and at a limit cost what one costs.
 #[tokio::test]
 async fn replicas_are_asked_as_often_for_many_pages_as_for_one() {
     let scene = on_redis(1).await;
     let _used = used(&scene.limiters[0], "acme").await;
-    let server = scene.server.as_ref().unwrap();
-    let published = || -> u32 {
-        let stats = server.cli(&["INFO", "commandstats"]);
-        let line = stats
-            .lines()
-            .find(|line| line.starts_with("cmdstat_publish:calls="));
-        let calls = line.and_then(|line| line.split(['=', ',']).nth(1));
-        calls.map_or(0, |calls| calls.parse().expect("a number"))
-    };
+    let published = || published(&scene);
     let before = published();
     let began = Instant::now();
     let page = async || {
@@ -44,6 +48,20 @@ async fn replicas_are_asked_as_often_for_many_pages_as_for_one() {
     let before = published();
     sleep(Duration::from_millis(1_500)).await;
     assert_eq!(published(), before);
+}
+
+/// It is four questions.
+#[tokio::test]
+async fn an_explanation_is_shared() {
+    let scene = on_redis(1).await;
+    let _used = used(&scene.limiters[0], "acme").await;
+    let path = format!(
+        "/api/explain?limit=chat&key={}",
+        KeyDigest::of("chat", "acme")
+    );
+    let before = published(&scene);
+    join_all((0..100).map(|_| scene.get(&path))).await;
+    assert_eq!((published(&scene) - before) / 2, 4);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,11 +10,14 @@ use tokio::{
 use tower_turnstile::operate::{KeyDigest, Operator};
 
 use crate::{
-    scene::{CHAT, await_replicas, builder, replicas, wait_in_line},
-    support::redis_server::{RedisServer, free_port},
+    scene::{CHAT, await_replicas, builder, replicas},
+    support::{
+        queue::wait_in_line,
+        redis_server::{RedisServer, free_port},
+    },
 };
 
-async fn turnstile(url: &str, arguments: &[&str]) -> Output {
+pub(crate) async fn turnstile(url: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
     command.env("TURNSTILE_STORE", url).args(arguments);
     command.output().await.expect("it runs")

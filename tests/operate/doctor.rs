@@ -10,6 +10,7 @@ use tower_turnstile::{
 use crate::{
     scene::{CHAT, builder, replicas},
     support::{
+        clock::Clock,
         fault_proxy::{FaultProxy, Way},
         redis_server::RedisServer,
     },
@@ -72,15 +73,38 @@ async fn a_server_that_evicts_and_ends_connections() {
     assert_eq!(of(&findings, Check::Buffers).health, Health::Warning);
 }
 
+/// 100 ms for a round trip, most of it on the way there.
 #[tokio::test]
 async fn a_server_that_is_far_away() {
     let server = RedisServer::start();
     let proxy = FaultProxy::start(server.port());
-    proxy.delay(Way::Requests, Duration::from_millis(50));
+    proxy.delay(Way::Requests, Duration::from_millis(70));
+    proxy.delay(Way::Replies, Duration::from_millis(30));
     let findings = diagnose(&proxy.url()).await;
     let latency = of(&findings, Check::Latency);
     assert_eq!(latency.health, Health::Warning, "{}", latency.text);
+    assert!(
+        latency.text.starts_with("a round trip takes 1"),
+        "{}",
+        latency.text
+    );
     // The way is no difference of the clocks.
+    assert_eq!(of(&findings, Check::Clock).health, Health::Good);
+}
+
+#[tokio::test]
+async fn a_server_whose_clock_is_off() {
+    let clock = Clock::new();
+    let server = clock.server();
+    for (seconds, text) in [(3_600, "ahead of"), (-3_600, "behind")] {
+        clock.step(&server, seconds).await;
+        let findings = diagnose(&server.url()).await;
+        let found = of(&findings, Check::Clock);
+        assert_eq!(found.health, Health::Warning, "{}", found.text);
+        assert!(found.text.contains(text), "{}", found.text);
+    }
+    clock.step(&server, 0).await;
+    let findings = diagnose(&server.url()).await;
     assert_eq!(of(&findings, Check::Clock).health, Health::Good);
 }
 
@@ -97,6 +121,7 @@ async fn the_right_that_is_lacking_is_named() {
     };
     for (right, check, health) in [
         ("-zmscore", Check::ServiceRights, Health::Note),
+        ("-eval", Check::ServiceRights, Health::Note),
         ("-evalsha", Check::ServiceRights, Health::Note),
         ("-zcount", Check::AskingRights, Health::Note),
         ("-hgetall", Check::ChangingRights, Health::Note),

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_turnstile::{
-    Limit, Mode,
-    operate::{KeyDigest, OperateErrorKind, Verdict},
+    Limit, Limiter, Mode,
+    operate::{KeyDigest, OperateErrorKind, Target, Verdict},
 };
 
 use crate::{
-    scene::{replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::{HOUR, ada, replicas},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 /// Replicas answer 20 questions a second.
@@ -96,4 +96,21 @@ async fn a_slot_that_nobody_answers_for_is_unclaimed() {
     assert_eq!(why.unclaimed[0].id, crashed);
     assert!((15_000..=20_000).contains(&why.unclaimed[0].ends_in_ms));
     drop(held);
+}
+
+/// No replica has anything of a caller whom an operator has blocked: the value is in the record.
+#[tokio::test]
+async fn a_caller_that_is_blocked_would_be_refused() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let in_memory = Limiter::in_memory();
+    for (limiter, operator) in [(&limiters[0], operator), (&in_memory, in_memory.operator())] {
+        drop(limiter.semaphore(JOBS, "other").acquire().await.unwrap());
+        let seen = operator.overrides().await.unwrap();
+        let acme = Target::key("jobs", "acme");
+        operator.set(&seen, &acme, 0, HOUR, &ada()).await.unwrap();
+        let acme = KeyDigest::of("jobs", "acme");
+        let why = operator.explain("jobs", acme).await.unwrap();
+        assert_eq!((why.verdict, why.max), (Some(Verdict::Full), 0));
+    }
 }

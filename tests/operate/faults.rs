@@ -11,8 +11,8 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, await_replicas, replica, replicas, wait_in_line},
-    support::{log::log, redis_server::RedisServer},
+    scene::{CHAT, await_replicas, replica, replicas},
+    support::{log::log, queue::wait_in_line, redis_server::RedisServer},
 };
 
 const CONTROL: &str = "turnstile:control:0";

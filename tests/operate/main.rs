@@ -12,8 +12,11 @@ mod explaining;
 mod faults;
 mod ids;
 mod labels;
+mod lasting;
 mod memory;
 mod questions;
+#[cfg(feature = "cli")]
+mod raising;
 mod revoking;
 mod rights;
 mod scene;

@@ -9,8 +9,8 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::replicas,
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));

@@ -11,8 +11,8 @@ use tokio::{runtime, sync::oneshot};
 use tower_turnstile::operate::{KeyDigest, OperateErrorKind, Operator, PermitState};
 
 use crate::{
-    scene::{CHAT, await_replicas, builder, open, replica, replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::{CHAT, await_replicas, builder, open, replica, replicas},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 /// Of an answer over the loopback interface.

@@ -17,8 +17,8 @@ use tower_turnstile::{
 };
 
 use crate::{
-    scene::{CHAT, await_replicas, builder, replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::{CHAT, await_replicas, builder, replicas},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
 
 const SOON: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Replicas of a service on one server, and what their clients know.
+//! Replicas of a service on one server, what their clients know, and how operators steer them.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -8,14 +8,19 @@ use http_body_util::Full;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_turnstile::{
-    Acquire, Limit, LimitLayer, Limiter, LimiterBuilder, Semaphore,
-    operate::{Operator, ReplicaRow},
+    Limit, LimitLayer, Limiter, LimiterBuilder, Semaphore,
+    operate::{By, Operator, Outcome, Overrides, ReplicaRow, Target},
 };
 
 use crate::support::redis_server::RedisServer;
 
 /// Ten slots for each tenant.
 pub(crate) const CHAT: Limit = Limit::concurrent("chat", 10).wait_up_to(Duration::from_secs(60));
+
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Two slots for each key.
+pub(crate) const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
 
 pub(crate) fn builder(label: &str) -> LimiterBuilder {
     Limiter::builder().operable().replica_label(label)
@@ -74,18 +79,34 @@ pub(crate) fn open(layer: &LimitLayer, request: Request<()>) -> BoxFuture<'stati
     .boxed()
 }
 
-/// A request that waits in the queue.
-pub(crate) async fn wait_in_line(semaphore: &Semaphore) -> Acquire {
-    let mut acquire = semaphore.acquire();
-    let queued = async {
-        // Its place comes with an answer that does not wake it.
-        while acquire.position().is_none_or(|position| position == 0) {
-            let once = timeout(Duration::from_millis(1), &mut acquire).await;
-            assert!(once.is_err(), "a slot was free");
+pub(crate) fn ada() -> By {
+    By::new("ada", "Black Friday").unwrap()
+}
+
+pub(crate) fn jobs() -> Target {
+    Target::limit("jobs")
+}
+
+pub(crate) fn acme(limiter: &Limiter) -> Semaphore {
+    limiter.semaphore(&JOBS, "acme")
+}
+
+pub(crate) async fn seen(operator: &Operator) -> Overrides {
+    operator.overrides().await.unwrap()
+}
+
+/// Sets the value of the limit, which is to be in force in this many replicas.
+pub(crate) async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
+    let seen = seen(operator).await;
+    let outcome = operator.set(&seen, &jobs(), value, length, &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
+}
+
+pub(crate) async fn until_max(semaphore: &Semaphore, max: u32) {
+    let all = async {
+        while semaphore.usage().await.unwrap().max != max {
+            sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(20), queued)
-        .await
-        .expect("in time");
-    acquire
+    timeout(SOON, all).await.expect("in time");
 }

@@ -6,42 +6,14 @@ use http::{Request, StatusCode};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    Acquire, AcquireErrorKind, Limit, Limiter, Mode, Permit, Refusal, RefusalKind, Semaphore,
-    operate::{By, KeyDigest, Operator, Outcome, Overrides, Setting, Target, Verdict},
+    Acquire, AcquireErrorKind, Limiter, Mode, Permit, Refusal, RefusalKind, Semaphore,
+    operate::{KeyDigest, Operator, Outcome, Overrides, Setting, Target, Verdict},
 };
 
 use crate::{
-    scene::{builder, replica, replicas, wait_in_line},
-    support::redis_server::RedisServer,
+    scene::{HOUR, JOBS, SOON, acme, ada, builder, jobs, replica, replicas, seen, set, until_max},
+    support::{queue::wait_in_line, redis_server::RedisServer},
 };
-
-const HOUR: Duration = Duration::from_secs(3_600);
-const SOON: Duration = Duration::from_secs(20);
-/// For each key.
-const JOBS: Limit = Limit::concurrent("jobs", 2).wait_up_to(Duration::from_secs(60));
-
-fn ada() -> By {
-    By::new("ada", "Black Friday").unwrap()
-}
-
-fn jobs() -> Target {
-    Target::limit("jobs")
-}
-
-fn acme(limiter: &Limiter) -> Semaphore {
-    limiter.semaphore(&JOBS, "acme")
-}
-
-async fn seen(operator: &Operator) -> Overrides {
-    operator.overrides().await.unwrap()
-}
-
-/// Sets the value of the limit, which is to be in force in this many replicas.
-async fn set(operator: &Operator, value: u32, length: Duration, replicas: usize) {
-    let seen = seen(operator).await;
-    let outcome = operator.set(&seen, &jobs(), value, length, &ada()).await;
-    assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
-}
 
 async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
     let mut held = Vec::new();
@@ -49,15 +21,6 @@ async fn hold(semaphore: &Semaphore, count: usize) -> Vec<Permit> {
         held.push(semaphore.acquire().await.unwrap());
     }
     held
-}
-
-async fn until_max(semaphore: &Semaphore, max: u32) {
-    let all = async {
-        while semaphore.usage().await.unwrap().max != max {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(SOON, all).await.expect("in time");
 }
 
 /// Admits as many of the waiters as there are new slots.
@@ -112,19 +75,6 @@ async fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
     drop(semaphores[1].try_acquire().await.unwrap());
 }
 
-#[tokio::test]
-async fn at_its_end_all_replicas_have_the_declared_value_unaided() {
-    let server = RedisServer::start();
-    let (limiters, operator) = replicas(&server, 2).await;
-    let semaphores: Vec<_> = limiters.iter().map(acme).collect();
-    set(&operator, 5, Duration::from_secs(1), 2).await;
-    drop(operator);
-    for semaphore in &semaphores {
-        until_max(semaphore, 2).await;
-    }
-    assert_eq!(server.cli(&["EXISTS", "turnstile:control"]), "0");
-}
-
 /// A replica that starts has read the record before its first request.
 #[tokio::test]
 async fn a_replica_that_starts_knows_what_is_in_force() {
@@ -135,68 +85,6 @@ async fn a_replica_that_starts_knows_what_is_in_force() {
     let limiter = replica(&server, "late").await;
     let error = acme(&limiter).acquire().await.unwrap_err();
     assert_eq!(error.kind(), AcquireErrorKind::Paused);
-}
-
-/// The store restarts without its data: what is in force stays, and a later change is seen.
-#[tokio::test]
-async fn what_is_in_force_outlives_the_stores_data() {
-    let mut server = RedisServer::start();
-    let (limiters, operator) = replicas(&server, 1).await;
-    set(&operator, 5, HOUR, 1).await;
-    server.restart();
-    until_max_if_up(&acme(&limiters[0]), 5).await;
-    assert!(seen_when_up(&operator).await.all().is_empty());
-    crate::scene::await_replicas(&operator, 1).await;
-    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
-    set(&operator, 4, HOUR, 1).await;
-    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 4);
-}
-
-async fn until_max_if_up(semaphore: &Semaphore, max: u32) {
-    let all = async {
-        loop {
-            match semaphore.usage().await {
-                Ok(usage) => return assert_eq!(usage.max, max),
-                Err(_) => sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    timeout(SOON, all).await.expect("in time");
-}
-
-async fn seen_when_up(operator: &Operator) -> Overrides {
-    let all = async {
-        loop {
-            match operator.overrides().await {
-                Ok(seen) => return seen,
-                Err(_) => sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    timeout(SOON, all).await.expect("in time")
-}
-
-#[cfg(feature = "config")]
-#[tokio::test]
-async fn a_reload_changes_what_is_declared_only() {
-    use tower_turnstile::config::{Config, LiveConfig};
-
-    let server = RedisServer::start();
-    let limiter = replica(&server, "web-0").await;
-    let operator = Operator::connect(&server.url()).await.unwrap();
-    crate::scene::await_replicas(&operator, 1).await;
-    let text = "
-        limits.jobs = { concurrent = 2, key = { header = 'x-api-key' } }
-        routes = [{ match = ['/jobs'], limits = ['jobs'] }]
-    ";
-    let live = LiveConfig::new(&Config::from_toml(text).unwrap(), &limiter).unwrap();
-    let semaphore = limiter.semaphore(live.limit("jobs").unwrap(), "acme");
-    set(&operator, 5, Duration::from_secs(2), 1).await;
-    let text = text.replace("concurrent = 2", "concurrent = 7");
-    live.reload(&Config::from_toml(&text).unwrap()).unwrap();
-    assert_eq!(semaphore.usage().await.unwrap().max, 5);
-    assert_eq!(live.limit("jobs").unwrap().max(), 7);
-    until_max(&semaphore, 7).await;
 }
 
 #[tokio::test]

@@ -3,8 +3,10 @@
 // Each test binary uses a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub(crate) mod clock;
 pub(crate) mod fault_proxy;
 pub(crate) mod log;
+pub(crate) mod queue;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod replica;

@@ -1,7 +1,7 @@
 
 "use strict";
 
-// What the page is about, and what it knows.
+// The page's subject, and the latest answers about it.
 let route = { limit: null, key: null, count: 100 };
 const known = {
   status: null,
@@ -69,7 +69,7 @@ function putFacts(list, facts) {
   });
 }
 
-// What has happened, for eyes and ears.
+// Announces an event, for eyes and ears.
 function say(text) {
   put(byId("said"), text);
 }

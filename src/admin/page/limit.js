@@ -23,6 +23,7 @@ const showKeys = makeTable(
     buttonColumn(caller, [
       ["Set value", (row) => openChange("set", aboutKey(row)), mayChange],
       ["Revoke", revokeKey, (row) => mayChange() && row.held > 0],
+      ["Explain", explain],
     ]),
   ],
   (row) => row.key,
@@ -78,11 +79,12 @@ const showRefusals = makeTable(
 );
 
 const limitButtons = [
-  ["Set value", () => openChange("set", aboutRoute())],
-  ["Set mode", () => openChange("mode", aboutRoute()), () => !route.key],
-  ["Pause", () => openChange("pause", aboutRoute()), () => !route.key],
-  ["Remove overrides", () => openChange("unset", aboutRoute()), () => overridesOf(route).length > 0],
-].map(([label, act, has = () => true]) => ({ node: button(label, act), has }));
+  ["Set value", () => openChange("set", aboutRoute()), mayChange],
+  ["Set mode", () => openChange("mode", aboutRoute()), () => mayChange() && !route.key],
+  ["Pause", () => openChange("pause", aboutRoute()), () => mayChange() && !route.key],
+  ["Remove overrides", () => openChange("unset", aboutRoute()), () => mayChange() && overridesOf(route).length > 0],
+  ["Explain", () => explain(ownKey()), () => route.key !== null],
+].map(([label, act, has]) => ({ node: button(label, act), has }));
 byId("limit-buttons").append(...limitButtons.map(({ node }) => node));
 
 function revokePermit(row) {
@@ -99,6 +101,19 @@ function revokeKey(row) {
   openRevoke(`all permits of ${caller(row)}`, { key: { limit: route.limit, key: row.key } }, facts);
 }
 
+// Why a request of this caller would wait now, or be refused.
+async function explain(row) {
+  const now = route;
+  const parameters = new URLSearchParams({ limit: route.limit, key: row.key });
+  const why = await answer(`api/explain?${parameters}`).then(explanationText, (problem) => problem.message);
+  if (now === route) put(byId("why"), `${caller(row)}: ${why}`);
+}
+
+// The key that is looked at, which may not be in use.
+function ownKey() {
+  return known.details?.keys.rows.find(({ key }) => key === route.key) ?? { key: route.key };
+}
+
 function aboutKey(row) {
   const target = { limit: route.limit, key: row.key };
   return aboutTarget(target, targetText(target, [row]), limitOf(route.limit), row);
@@ -107,10 +122,9 @@ function aboutKey(row) {
 // The limit or key that is looked at.
 function aboutRoute() {
   if (!route.key) return aboutRow({ limit: route.limit });
-  const row = known.details?.keys.rows.find(({ key }) => key === route.key);
   const value = overridesOf(route).find(({ setting }) => setting === "value")?.to;
   const max = value ?? limitOf(route.limit)?.max ?? 1;
-  return aboutKey(row ?? { key: route.key, max });
+  return aboutKey({ max, ...ownKey() });
 }
 
 function limitFacts(limit) {
@@ -134,7 +148,7 @@ function showLimit() {
   byId("limit-key").hidden = !route.key;
   byId("limit-all-keys").setAttribute("href", limitHref(route.limit));
   putFacts(byId("limit-facts"), limit ? limitFacts(limit) : []);
-  limitButtons.forEach(({ node, has }) => (node.hidden = !mayChange() || !has()));
+  limitButtons.forEach(({ node, has }) => (node.hidden = !has()));
   const ofLimit = (known.status?.overrides?.rows ?? []).filter((row) => row.limit === route.limit);
   showLimitOverrides(route.key ? ofLimit.filter((row) => !row.key || row.key === route.key) : ofLimit);
   showDetails(limit);
@@ -145,7 +159,7 @@ function showDetails(limit) {
   const rows = details?.permits.rows ?? [];
   const [holders, waiters] = ["held", "waiting"].map((state) => rows.filter((row) => row.state === state));
   const own = details?.keys.rows.find(({ key }) => key === route.key);
-  put(byId("limit-key-name"), route.key ? `Only key ${caller(own ?? { key: route.key })}.` : "");
+  put(byId("limit-key-name"), route.key ? `Only key ${caller(ownKey())}.` : "");
   const all = route.key ? own : limit;
   showKeys(details?.keys.rows ?? [], details ? moreText(details.keys, route.key ? null : limit?.keys) : "");
   showHolders(holders, details ? moreText({ rows: holders, left_out: 0 }, all?.held ?? null) : "");

@@ -34,6 +34,7 @@ function go() {
   known.details = null;
   known.detailsProblem = null;
   say("");
+  put(byId("why"), "");
   show();
   const heading = route.limit === null ? document.querySelector("#limits h2") : byId("limit-name");
   heading.focus();

@@ -58,10 +58,29 @@ function problemText(problem) {
   return problem.kind === "unavailable" ? `the store does not answer: ${problem.detail}` : problem.detail;
 }
 
-// What a list leaves out.
+// The number of rows that a list leaves out.
 function moreText(list, all = null) {
   const left = all === null ? list.left_out : Math.max(0, all - list.rows.length);
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
+}
+
+const VERDICTS = {
+  admitted: "a request would be admitted",
+  queued: "a request would queue",
+  full: "a request would be refused: all slots are in use",
+  "queue-full": "a request would be refused: all slots are in use, and the queue is full",
+  paused: "a request would be refused: the limit is paused",
+};
+
+function explanationText(why) {
+  const parts = [VERDICTS[why.verdict] ?? "a rate: see its last refusals"];
+  if (why.place !== null) parts[0] += ` at place ${why.place}`;
+  if (why.verdict === "admitted" && why.mode !== "enforce") parts[0] += `, as the limit is ${why.mode}`;
+  if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
+  if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
+  const [last] = why.refusals.rows;
+  if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${last.reason.replaceAll("_", " ")}`);
+  return `${parts.join("; ")}.`;
 }
 
 function revokedText({ ended, running, permits }) {

@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Status,
     /// Limits, with what is held and waits under them.
     Limits,
-    /// Who holds slots of a limit, and who waits for them.
+    /// Holders of a limit's slots, and requests that wait for them.
     Permits {
         /// Name of the limit.
         limit: String,
@@ -60,7 +60,7 @@ pub(crate) enum Command {
     },
     /// Replicas, and their settings.
     Replicas,
-    /// What a request of one caller would meet now, and why.
+    /// The outcome of a caller's request now, and why.
     Explain {
         /// Name of the limit.
         limit: String,
@@ -74,16 +74,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         caller: Caller,
     },
-    /// What is wrong with the store or the replicas. Takes any user's rights, and changes nothing.
+    /// Faults of the store and of the replicas. Takes any user's rights, and changes nothing.
     Doctor,
     #[command(flatten)]
     Change(Change),
 }
 
-/// What was changed for a time, and commands that do.
+/// Changes for a time, and commands that make them.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Change {
-    /// What operators have changed, and is in force.
+    /// Changes by operators that are in force.
     Overrides,
     /// The latest changes.
     Log,
@@ -141,7 +141,7 @@ pub(crate) enum Change {
     },
 }
 
-/// Whose permits: one, those of a caller under a limit, or those of a replica.
+/// Permits to revoke: one, those of a caller under a limit, or those of a replica.
 #[derive(Debug, Group)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Whose {
@@ -205,7 +205,7 @@ pub(crate) struct Signature {
     /// Why.
     #[arg(long)]
     pub reason: String,
-    /// Who changes it.
+    /// Author of the change.
     #[arg(long, env = "USER")]
     pub author: String,
 }

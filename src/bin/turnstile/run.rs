@@ -1,4 +1,4 @@
-//! What each command asks and prints.
+//! The questions of each command, and its output.
 
 use std::process::ExitCode;
 

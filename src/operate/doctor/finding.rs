@@ -1,4 +1,4 @@
-//! What was looked at, and how it is.
+//! A finding: the subject of a check, and its health.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at.
+    /// The subject of the check.
     pub check: Check,
     /// How it is.
     pub health: Health,
-    /// What was seen, and what to do about it.
+    /// The observation, and the remedy if one is needed.
     pub text: String,
 }
 
-/// What is looked at.
+/// The subject of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! What is wrong with a store or with the replicas, as far as it can be seen without a change.
+//! Faults of a store and of the replicas, as far as they can be seen without a change.
 //!
 //! Tests: `tests/operate/doctor.rs`.
 

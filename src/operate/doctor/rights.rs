@@ -1,4 +1,4 @@
-//! What the user may do, tried by commands that change nothing.
+//! The user's rights, tried by commands that change nothing.
 //!
 //! Some rights cannot be tried so: those to write overrides and their log.
 
@@ -124,7 +124,8 @@ async fn lacking(
     for (name, command) in commands {
         match control.run(command).await {
             Err(error) if error.kind == StoreErrorKind::Permission => lacking.push(*name),
-            Err(error) if error.is_outage() && *name != "EVALSHA" => return Err(error),
+            Err(error) if error.is_outage() => return Err(error),
+            // The right is there: a user without EVAL, say, is told that the server does not know the script (NOSCRIPT).
             _ => {}
         }
     }

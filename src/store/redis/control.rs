@@ -48,7 +48,7 @@ pub(crate) struct Control {
     ended: Arc<Notify>,
 }
 
-/// Where messages are put. What does not fit is dropped before anything is read of it.
+/// Where messages are put. A message that does not fit is dropped before anything is read of it.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     messages: mpsc::Sender<Vec<u8>>,
@@ -142,13 +142,16 @@ impl Control {
         self.current().is_some()
     }
 
-    /// Completes when a connection has ended since this was last called.
+    /// Completes when a connection has ended since this was last called, or leads to a server that was replaced.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub(crate) async fn ended(&self) {
-        self.ended.notified().await;
+        tokio::select! {
+            () = self.ended.notified() => {}
+            () = self.dialer.switched() => {}
+        }
     }
 
     async fn in_time<T>(
@@ -336,7 +339,7 @@ mod tests {
         assert_eq!(next(&mut received).await, b"hello");
     }
 
-    /// What is too long or too much is dropped before anything reads it.
+    /// Messages that are too long or too many are dropped before anything reads them.
     #[tokio::test]
     async fn messages_are_bounded_in_size_and_number() {
         let server = RedisServer::start();

@@ -109,7 +109,7 @@ impl Exchanger {
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
         if reply.is_err() {
-            // Whatever is wrong with this server, the next connection may lead to another.
+            // The next connection may lead to another server, whatever is wrong with this one.
             self.connector.forget(link);
         }
         reply

@@ -38,7 +38,7 @@ use redis::{
     PushInfo, RedisConnectionInfo, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd,
     from_redis_value,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{error::store_error, locked::locked, socket};
 
@@ -64,6 +64,7 @@ pub(crate) struct Sentinels {
 pub(super) struct PrimaryDialer {
     sentinels: Arc<Sentinels>,
     notice: Mutex<Option<Notice>>,
+    switched: Arc<Notify>,
 }
 
 /// Set by the sentinel that named the primary, when it names another one.
@@ -77,6 +78,7 @@ impl PrimaryDialer {
         Self {
             sentinels,
             notice: Mutex::default(),
+            switched: Arc::default(),
         }
     }
 
@@ -86,7 +88,7 @@ impl PrimaryDialer {
         let mut answers: FuturesUnordered<_> = sentinels
             .sentinels
             .iter()
-            .map(|each| sentinels.ask(each))
+            .map(|each| sentinels.ask(each, &self.switched))
             .collect();
         let mut fault: Option<RedisError> = None;
         while let Some(answer) = answers.next().await {
@@ -108,6 +110,16 @@ impl PrimaryDialer {
         self.notice()
             .as_ref()
             .is_some_and(|notice| notice.came.load(Relaxed))
+    }
+
+    /// Completes when another server has become the primary since this was last called.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    #[cfg(feature = "operate")]
+    pub(super) async fn switched(&self) {
+        self.switched.notified().await;
     }
 
     /// Ends the connection to the sentinel that is listened to.
@@ -164,14 +176,20 @@ impl Sentinels {
     }
 
     /// The primary that one sentinel names, if that server confirms it.
-    async fn ask(&self, sentinel: &Client) -> RedisResult<(Client, Notice)> {
+    async fn ask(
+        &self,
+        sentinel: &Client,
+        switched: &Arc<Notify>,
+    ) -> RedisResult<(Client, Notice)> {
         let came = Arc::new(AtomicBool::new(false));
         let (service, notified, replaced) =
             (self.service.clone(), came.clone(), self.replaced.clone());
+        let switched = switched.clone();
         let config = socket::config().set_push_sender(move |push: PushInfo| {
             if let Some((host, port)) = replaced_by(&push, &service) {
                 *locked(&replaced) = Some((host, port, Instant::now()));
                 notified.store(true, Relaxed);
+                switched.notify_one();
             }
             Ok::<(), ()>(())
         });

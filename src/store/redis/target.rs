@@ -2,6 +2,8 @@
 //!
 //! Tests: `tests.rs`.
 
+#[cfg(feature = "operate")]
+use std::future::pending;
 use std::sync::{Arc, atomic::AtomicBool};
 
 use redis::{Client, RedisResult};
@@ -164,6 +166,20 @@ impl Dialer {
             #[cfg(feature = "sentinel")]
             Self::Sentinel(dialer) => dialer.has_switched(),
             _ => false,
+        }
+    }
+
+    /// Completes at such a notice.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    #[cfg(feature = "operate")]
+    pub(super) async fn switched(&self) {
+        match self {
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(dialer) => dialer.switched().await,
+            _ => pending().await,
         }
     }
 

@@ -9,6 +9,7 @@ mod steering;
 use std::net::SocketAddr;
 
 use axum::Router;
+use serde_json::json;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tower_turnstile::admin::Admin;
 
@@ -54,4 +55,30 @@ fn row(section: &str, first: &str) -> String {
     format!(
         "[...document.querySelectorAll('#{section} tbody tr')].find((row) => row.innerText.startsWith('{first}'))"
     )
+}
+
+/// Follows the link from the overview to a limit.
+async fn open_limit(browser: &Browser, limit: &str) {
+    browser.until(&row("limits", limit)).await;
+    browser.click("#limits tbody a").await;
+}
+
+/// Clicks on this button of a limit's page, from 1 on.
+async fn open_dialog(browser: &Browser, button: u32) {
+    browser
+        .until("!document.querySelector('#limit-buttons button').hidden")
+        .await;
+    let button = format!("#limit-buttons button:nth-child({button})");
+    browser.click(&button).await;
+}
+
+/// Nothing is wider than the screen, at each size and in each scheme of colours. Leaves a picture of each.
+async fn assert_fits(browser: &Browser, screens: &[(u32, u32, &str, &str)]) {
+    for (width, height, scheme, name) in screens {
+        browser.look(*width, *height, scheme).await;
+        browser.shoot(name).await;
+        let script = "return document.documentElement.scrollWidth";
+        let wide = browser.run(script, json!([])).await;
+        assert!(wide.as_u64() <= Some((*width).into()), "{wide} of {width}");
+    }
 }

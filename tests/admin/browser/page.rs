@@ -9,7 +9,7 @@ use tower_turnstile::{
     operate::{By, Target},
 };
 
-use super::{open, row};
+use super::{assert_fits, open, open_limit, row};
 use crate::{
     hostile::HOSTILE,
     scene::{CHAT, HOUR_MS, Scene, in_memory, on_redis, used},
@@ -85,21 +85,15 @@ fn the_overview_shows_limits_overrides_replicas_and_changes() {
             heard("#overrides tbody button").await,
             ("button".into(), "Remove: exports".into())
         );
-        for (width, height, scheme, name) in [
+        let screens = [
             (1_060, 870, "light", "overview-light"),
             (1_280, 1_000, "dark", "overview-dark"),
             (360, 800, "light", "overview-narrow"),
             (360, 800, "dark", "overview-narrow-dark"),
-        ] {
-            browser.look(width, height, scheme).await;
-            browser.shoot(name).await;
-            let wide = browser
-                .run("return document.documentElement.scrollWidth", json!([]))
-                .await;
-            assert!(wide.as_u64() <= Some(width.into()), "{wide} of {width}");
-            // The tables are cards now.
-            assert_eq!(heard("#limits tbody td").await.0, "cell");
-        }
+        ];
+        assert_fits(&browser, &screens).await;
+        // The tables are cards now.
+        assert_eq!(heard("#limits tbody td").await.0, "cell");
         assert_eq!(
             browser.errors().await,
             [""; 0],
@@ -136,18 +130,12 @@ fn a_limit_shows_keys_holders_waiters_and_refusals() {
         let title = browser.run("return document.title", json!([])).await;
         assert_eq!(title, "chat - Limits");
         browser.until_text("#keys tbody tr", "2 of 2").await;
-        for (width, height, scheme, name) in [
+        let screens = [
             (1_280, 1_400, "light", "limit-light"),
             (1_280, 1_400, "dark", "limit-dark"),
             (360, 1_600, "light", "limit-narrow"),
-        ] {
-            browser.look(width, height, scheme).await;
-            browser.shoot(name).await;
-            let wide = browser
-                .run("return document.documentElement.scrollWidth", json!([]))
-                .await;
-            assert!(wide.as_u64() <= Some(width.into()), "{wide} of {width}");
-        }
+        ];
+        assert_fits(&browser, &screens).await;
         browser.look(1_280, 1_000, "light").await;
         browser.fill("#find input", "acme").await;
         browser.click("#find button").await;
@@ -164,6 +152,45 @@ fn a_limit_shows_keys_holders_waiters_and_refusals() {
             .await;
         browser.run("history.back()", json!([])).await;
         browser.until_text("#limit-key", "Only key acme.").await;
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+/// In the row of a key, and where the key is looked at, be it in use or not.
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_key_is_explained() {
+    alone(async {
+        let scene = on_redis(2).await;
+        let _busy = busy(&scene).await;
+        let (_server, browser) = open(&scene.admin).await;
+        open_limit(&browser, "chat").await;
+        browser.until(&row("keys", "acme")).await;
+        let explain = format!(
+            "[...{}.querySelectorAll('button')].find((one) => one.textContent === 'Explain').click()",
+            row("keys", "acme")
+        );
+        browser.run(&explain, json!([])).await;
+        browser
+            .until_text(
+                "#why",
+                "acme: a request would queue at place 5; 2 of 2 slots in use, 4 requests waiting; refused",
+            )
+            .await;
+        browser.until_text("#why", "ago: full.").await;
+        assert_eq!(browser.heard("#why").await.0, "status");
+        browser.shoot("explained").await;
+        browser.fill("#find input", "nobody").await;
+        browser.click("#find button").await;
+        browser.until_text("#limit-key", "Only key").await;
+        browser.until_text("#keys .none", "No key is in use.").await;
+        browser.click("#limit-buttons button:nth-child(5)").await;
+        browser
+            .until_text(
+                "#why",
+                "a request would be admitted; 0 of 2 slots in use, 0 requests waiting.",
+            )
+            .await;
         assert_eq!(browser.errors().await, [""; 0]);
     });
 }
@@ -235,7 +262,7 @@ fn ten_thousand_permits_are_cut() {
         let (_server, browser) = open(&scene.admin).await;
         browser.until(&row("limits", "many")).await;
         let began = Instant::now();
-        browser.click("#limits tbody a").await;
+        open_limit(&browser, "many").await;
         browser.until_text("#holders .more", "more").await;
         assert!(began.elapsed() < Duration::from_secs(5));
         let rows = browser

@@ -1,0 +1,203 @@
+//! Requests to a limiter that operators cannot ask, to one that they can, and to that one while a page for operators is
+//! open: how many a second, and how long one takes that comes alone.
+//!
+//! The page is of the same process, and so are the other replicas: what they take from the requests is an upper bound.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Empty, Full};
+use tokio::{
+    runtime::Runtime,
+    task::{JoinHandle, JoinSet},
+    time::{interval, sleep},
+};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_turnstile::{
+    Limit, Limiter, Permit, admin::Admin, layer::ResponseBody, operate::Operator,
+};
+
+use crate::{HOT, redis_server::RedisServer, spread::Spread};
+
+const HELD: Limit = Limit::concurrent("held", 1_000);
+const REPLICAS: usize = 3;
+/// Held by all replicas together, under ten keys.
+const PERMITS: usize = 1_000;
+const TASKS: usize = 64;
+/// Requests that come alone, in a turn.
+const ALONE: usize = 200;
+/// How often pages ask. Replicas are asked once a second.
+const POLL: Duration = Duration::from_millis(100);
+
+type Ask = Request<Empty<Bytes>>;
+type Limited = BoxCloneSyncService<Ask, Response<ResponseBody<Full<Bytes>>>, Infallible>;
+
+struct Contender {
+    name: &'static str,
+    service: Limited,
+    is_watched: bool,
+    /// Requests a second, in each round.
+    rates: Vec<f64>,
+    /// The median of those that come alone, in each round, and the slowest hundredth.
+    medians_us: Vec<f64>,
+    tails_us: Vec<f64>,
+}
+
+pub(crate) fn report(server: &RedisServer, runtime: &Runtime, rounds: usize, turn: Duration) {
+    let (mut contenders, admin, _held) = runtime.block_on(scene(server));
+    for round in 0..rounds {
+        for number in 0..contenders.len() {
+            let at = (number + round) % contenders.len();
+            runtime.block_on(contenders[at].take_turn(&admin, turn));
+        }
+    }
+    println!();
+    println!(
+        "{:<28}{:>20}{:>16}{:>24}{:>16}{:>12}",
+        "64 tasks, and one alone", "requests/s", "to the first", "alone", "to the first", "99 %"
+    );
+    for contender in &contenders {
+        let first = &contenders[0];
+        let of = |values: &[f64]| Spread::of(values.iter().copied());
+        let to = |first: &[f64], values: &[f64]| {
+            Spread::of(values.iter().zip(first).map(|(its, first)| its / first))
+        };
+        let (rate, alone) = (of(&contender.rates), of(&contender.medians_us));
+        let faster = to(&first.rates, &contender.rates);
+        let longer = to(&first.medians_us, &contender.medians_us);
+        println!(
+            "  {:<26}{:>12.0} ± {:>3.0} %{:>9.3}x ± {:.3}{:>15.1} us ± {:>2.0} %{:>9.3}x ± {:.3}{:>9.0} us",
+            contender.name,
+            rate.median,
+            100.0 * rate.around / rate.median,
+            faster.median,
+            faster.around,
+            alone.median,
+            100.0 * alone.around / alone.median,
+            longer.median,
+            longer.around,
+            of(&contender.tails_us).median,
+        );
+    }
+}
+
+/// Two limiters that hold as much, the page, and what they hold.
+async fn scene(server: &RedisServer) -> (Vec<Contender>, Admin, Vec<Permit>) {
+    let url = server.url();
+    let plain = Limiter::connect(&url).await.expect("up");
+    let mut replicas = Vec::new();
+    for number in 0..REPLICAS {
+        let builder = Limiter::builder().replica_label(format!("web-{number}"));
+        replicas.push(builder.operable().connect(&url).await.expect("up"));
+    }
+    let mut held = Vec::new();
+    for number in 0..PERMITS {
+        let replica = &replicas[number % REPLICAS];
+        let key = (number % 10) as u64;
+        held.push(replica.semaphore(HELD, key).acquire().await.expect("free"));
+        if number % REPLICAS == 0 {
+            let alike = plain.semaphore(HELD, key);
+            held.push(alike.acquire().await.expect("free"));
+        }
+    }
+    let operator = Operator::connect(&url).await.expect("up");
+    while operator.replicas().await.expect("up").answered < REPLICAS {
+        sleep(POLL).await;
+    }
+    let admin = Admin::builder(operator).build().expect("no origins");
+    // The task of a limiter ends with it, and a layer keeps it alive.
+    let contender = |name, limiter: &Limiter, is_watched| Contender {
+        name,
+        service: BoxCloneSyncService::new(limiter.layer(HOT).layer(service_fn(handler))),
+        is_watched,
+        rates: Vec::new(),
+        medians_us: Vec::new(),
+        tails_us: Vec::new(),
+    };
+    let contenders = vec![
+        contender("not operable", &plain, false),
+        contender("operable", &replicas[0], false),
+        contender("operable, a page is open", &replicas[0], true),
+    ];
+    (contenders, admin, held)
+}
+
+fn handler(_: Ask) -> Ready<Result<Response<Full<Bytes>>, Infallible>> {
+    ready(Ok(Response::new(Full::from("done"))))
+}
+
+/// Looks at the overview and at a limit until it is stopped.
+fn open_page(admin: &Admin) -> JoinHandle<()> {
+    let admin = admin.clone();
+    tokio::spawn(async move {
+        let mut ticks = interval(POLL);
+        loop {
+            ticks.tick().await;
+            for path in ["/api/status", "/api/limit?limit=held"] {
+                let request = Request::get(path).header("host", "localhost");
+                let request = request.body(Empty::<Bytes>::new()).expect("a request");
+                let answer = admin.clone().oneshot(request).await.expect("infallible");
+                assert!(answer.status().is_success(), "{path}: {}", answer.status());
+            }
+        }
+    })
+}
+
+impl Contender {
+    async fn take_turn(&mut self, admin: &Admin, turn: Duration) {
+        let page = self.is_watched.then(|| open_page(admin));
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for _ in 0..TASKS {
+            let service = self.service.clone();
+            tasks.spawn(async move {
+                let mut count = 0;
+                while start.elapsed() < turn {
+                    request(&service).await;
+                    count += 1;
+                }
+                count
+            });
+        }
+        let count: u64 = tasks.join_all().await.into_iter().sum();
+        self.rates
+            .push(count as f64 / start.elapsed().as_secs_f64());
+        let service = self.service.clone();
+        let times = tokio::spawn(async move { alone(&service).await }).await;
+        let times = times.expect("no panic");
+        let us = |at: usize| 1e6 * times[at].as_secs_f64();
+        self.medians_us.push(us(ALONE / 2));
+        self.tails_us.push(us(ALONE * 99 / 100));
+        if let Some(page) = page {
+            assert!(!page.is_finished(), "the page is open");
+            page.abort();
+        }
+    }
+}
+
+/// In order.
+async fn alone(service: &Limited) -> Vec<Duration> {
+    let mut times = Vec::new();
+    for _ in 0..ALONE {
+        sleep(Duration::from_millis(1)).await;
+        let start = Instant::now();
+        request(service).await;
+        times.push(start.elapsed());
+    }
+    times.sort();
+    times
+}
+
+/// Until the end of its response.
+async fn request(service: &Limited) {
+    let request = Request::new(Empty::new());
+    let response = service.clone().oneshot(request).await.expect("infallible");
+    assert!(response.status().is_success(), "no limit is in the way");
+    let body = response.into_body().collect().await;
+    body.expect("no limit is in the way");
+}

@@ -1,0 +1,277 @@
+//! How long overrides last: until their end, whatever restarts, reloads, fails over or has a wrong clock meanwhile.
+
+use std::time::Duration;
+
+use tokio::{
+    task::block_in_place,
+    time::{sleep, timeout},
+};
+use tower_turnstile::{
+    AcquireErrorKind, Limiter, Semaphore,
+    operate::{Operator, Outcome, Overrides},
+};
+
+use crate::{
+    scene::{
+        HOUR, SOON, acme, ada, await_replicas, builder, jobs, replica, replicas, seen, set,
+        until_max,
+    },
+    support::{clock::Clock, fault_proxy::FaultProxy, redis_server::RedisServer},
+};
+
+#[tokio::test]
+async fn at_its_end_all_replicas_have_the_declared_value_unaided() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let semaphores: Vec<_> = limiters.iter().map(acme).collect();
+    set(&operator, 5, Duration::from_secs(1), 2).await;
+    drop(operator);
+    for semaphore in &semaphores {
+        until_max(semaphore, 2).await;
+    }
+    assert_eq!(server.cli(&["EXISTS", "turnstile:control"]), "0");
+}
+
+/// The store restarts without its data: what is in force stays, and a later change is seen.
+#[tokio::test]
+async fn what_is_in_force_outlives_the_stores_data() {
+    let mut server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 1).await;
+    set(&operator, 5, HOUR, 1).await;
+    server.restart();
+    until_max_if_up(&acme(&limiters[0]), 5).await;
+    assert!(seen_when_up(&operator).await.all().is_empty());
+    await_replicas(&operator, 1).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 5);
+    set(&operator, 4, HOUR, 1).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 4);
+}
+
+async fn until_max_if_up(semaphore: &Semaphore, max: u32) {
+    let all = async {
+        loop {
+            match semaphore.usage().await {
+                Ok(usage) => return assert_eq!(usage.max, max),
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(SOON, all).await.expect("in time");
+}
+
+async fn seen_when_up(operator: &Operator) -> Overrides {
+    let all = async {
+        loop {
+            match operator.overrides().await {
+                Ok(seen) => return seen,
+                Err(_) => sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    timeout(SOON, all).await.expect("in time")
+}
+
+#[cfg(feature = "config")]
+#[tokio::test]
+async fn a_reload_changes_what_is_declared_only() {
+    use tower_turnstile::config::{Config, LiveConfig};
+
+    let server = RedisServer::start();
+    let limiter = replica(&server, "web-0").await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let text = "
+        limits.jobs = { concurrent = 2, key = { header = 'x-api-key' } }
+        routes = [{ match = ['/jobs'], limits = ['jobs'] }]
+    ";
+    let live = LiveConfig::new(&Config::from_toml(text).unwrap(), &limiter).unwrap();
+    let semaphore = limiter.semaphore(live.limit("jobs").unwrap(), "acme");
+    set(&operator, 5, Duration::from_secs(2), 1).await;
+    let text = text.replace("concurrent = 2", "concurrent = 7");
+    live.reload(&Config::from_toml(&text).unwrap()).unwrap();
+    assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    assert_eq!(live.limit("jobs").unwrap().max(), 7);
+    until_max(&semaphore, 7).await;
+}
+
+/// The server restarts with its data, then a replica, then each reads its file anew.
+#[cfg(feature = "config")]
+#[tokio::test]
+async fn across_restarts_and_reloads_an_override_holds_until_its_end() {
+    use tower_turnstile::config::{Config, LiveConfig};
+
+    let text = "
+        limits.jobs = { concurrent = 2, key = { header = 'x-api-key' } }
+        routes = [{ match = ['/jobs'], limits = ['jobs'] }]
+    ";
+    let (old, new) = (
+        text.to_owned(),
+        text.replace("concurrent = 2", "concurrent = 7"),
+    );
+    let load = |text: &str, limiter: &Limiter| {
+        let live = LiveConfig::new(&Config::from_toml(text).unwrap(), limiter).unwrap();
+        let semaphore = limiter.semaphore(live.limit("jobs").unwrap(), "acme");
+        (live, semaphore)
+    };
+    let log = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut server = RedisServer::start_with(&log);
+    let (limiters, operator) = replicas(&server, 2).await;
+    let [stays, restarts] = <[Limiter; 2]>::try_from(limiters).unwrap();
+    let (live, semaphore) = load(&old, &stays);
+    let length = Duration::from_secs(8);
+    set(&operator, 5, length, 2).await;
+
+    server.restart();
+    until_max_if_up(&semaphore, 5).await;
+    assert_eq!(seen_when_up(&operator).await.all().len(), 1);
+
+    restarts.shutdown(Duration::ZERO).await;
+    drop(restarts);
+    let restarted = replica(&server, "web-1").await;
+    let (_restarted_live, of_restarted) = load(&new, &restarted);
+    assert_eq!(of_restarted.usage().await.unwrap().max, 5);
+
+    live.reload(&Config::from_toml(&new).unwrap()).unwrap();
+    assert_eq!(live.limit("jobs").unwrap().max(), 7);
+    assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    for semaphore in [&semaphore, &of_restarted] {
+        until_max(semaphore, 7).await;
+    }
+    assert!(seen(&operator).await.all().is_empty());
+}
+
+/// The next primary has the record, and takes changes of it.
+#[cfg(feature = "sentinel")]
+#[test]
+fn an_override_holds_across_a_failover() {
+    use crate::support::{alone, sentinel::Watched};
+
+    alone(async {
+        let watched = block_in_place(Watched::start);
+        let limiter = builder("web").connect(&watched.url()).await.unwrap();
+        let operator = Operator::connect(&watched.url()).await.unwrap();
+        await_replicas(&operator, 1).await;
+        let semaphore = acme(&limiter);
+        set(&operator, 5, HOUR, 1).await;
+        let old = block_in_place(|| watched.primary()).expect("a primary");
+        let copies = watched.servers[old].cli(&["WAIT", "2", "5000"]);
+        assert_eq!(copies, "2", "the replicas of the server have it");
+        block_in_place(|| {
+            watched.servers[old].pause();
+            watched.until_replaced(old)
+        });
+        until_max_if_up(&semaphore, 5).await;
+        assert_eq!(seen_when_up(&operator).await.all().len(), 1);
+        await_replicas(&operator, 1).await;
+        let late = builder("late").connect(&watched.url()).await.unwrap();
+        assert_eq!(acme(&late).usage().await.unwrap().max, 5);
+        await_replicas(&operator, 2).await;
+        let now = seen(&operator).await;
+        let outcome = operator.unset(&now, &jobs(), &ada()).await.unwrap();
+        assert_eq!(outcome, Outcome::Done { replicas: 2 });
+        assert_eq!(semaphore.usage().await.unwrap().max, 2);
+        watched.servers[old].resume();
+    });
+}
+
+/// Ends are by the server's clock, and a replica counts the time that is left by its monotonic clock.
+#[tokio::test]
+async fn replicas_and_the_server_may_be_a_day_apart() {
+    for day in [1, -1] {
+        let clock = Clock::new();
+        clock.step_to(day * 24 * 3_600);
+        let server = clock.server();
+        let (limiters, operator) = replicas(&server, 1).await;
+        set(&operator, 5, Duration::from_secs(2), 1).await;
+        let late = replica(&server, "late").await;
+        for limiter in [&limiters[0], &late] {
+            assert_eq!(acme(limiter).usage().await.unwrap().max, 5);
+        }
+        for limiter in [&limiters[0], &late] {
+            until_max(&acme(limiter), 2).await;
+        }
+    }
+}
+
+/// It moves the ends that are read from then on. Those that were read before stay.
+#[tokio::test]
+async fn a_step_of_the_servers_clock_moves_the_ends() {
+    let clock = Clock::new();
+    let server = clock.server();
+    let (limiters, operator) = replicas(&server, 1).await;
+    let semaphore = acme(&limiters[0]);
+    set(&operator, 5, HOUR, 1).await;
+    clock.step(&server, 1_800).await;
+    let late = replica(&server, "late").await;
+    assert_eq!(acme(&late).usage().await.unwrap().max, 5);
+    await_replicas(&operator, 2).await;
+
+    // It is ahead by more than the hour: the record has nothing any more.
+    clock.step(&server, 3 * 3_600).await;
+    assert!(seen(&operator).await.all().is_empty());
+    assert_eq!(semaphore.usage().await.unwrap().max, 5);
+    // Nobody has refreshed the roster since, until somebody asks.
+    await_replicas(&operator, 2).await;
+    set(&operator, 4, Duration::from_secs(1), 2).await;
+    until_max(&semaphore, 2).await;
+
+    // It is behind: an end is late by as much, and no override lasts for longer than it may.
+    set(&operator, 6, HOUR, 2).await;
+    clock.step(&server, 0).await;
+    let now = seen(&operator).await;
+    let rest_ms = now.all()[0].until_ms - now.read_at_ms();
+    assert!(
+        (3 * 3_600_000..=4 * 3_600_000).contains(&rest_ms),
+        "{rest_ms}"
+    );
+    let outcome = operator.unset(&now, &jobs(), &ada()).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 2 });
+    assert_eq!(semaphore.usage().await.unwrap().max, 2);
+}
+
+/// It keeps what it knows, and newcomers do not wait. Once the store is back it reads what it has missed.
+#[tokio::test]
+async fn a_replica_that_was_cut_off_keeps_what_it_knows_and_catches_up() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let limiter = builder("far").connect(&proxy.url()).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let semaphore = acme(&limiter);
+    set(&operator, 5, HOUR, 1).await;
+    assert_eq!(semaphore.usage().await.unwrap().max, 5);
+
+    proxy.refuse(true);
+    proxy.cut_all();
+    let now = seen(&operator).await;
+    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await.unwrap();
+    let missing = vec!["far".to_owned()];
+    let expected = Outcome::Recorded {
+        confirmed: 0,
+        of: 1,
+        missing,
+    };
+    assert_eq!(outcome, expected);
+    let here = limiter.operator();
+    let max = async || here.limits().await.unwrap().rows[0].max;
+    assert_eq!(max().await, 5);
+    // Long enough for a few attempts.
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(max().await, 5);
+
+    proxy.refuse(false);
+    let is_paused = async || {
+        let error = semaphore.acquire().await.err();
+        error.is_some_and(|error| error.kind() == AcquireErrorKind::Paused)
+    };
+    let caught_up = async {
+        while !is_paused().await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // The longest pause between its attempts, and some more.
+    timeout(Duration::from_secs(8), caught_up)
+        .await
+        .expect("in time");
+    assert_eq!(max().await, 5, "both are in force");
+}
