@@ -14,7 +14,8 @@ use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
         EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, Wake, Want, ledgers::Content, weighing,
+        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
+        weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -342,8 +343,8 @@ struct Step {
     stale: bool,
     batches: Vec<Batch>,
     claims: Vec<Claim>,
-    /// Which charges to refund, counted from the latest.
-    refunds: Vec<usize>,
+    /// Which charges to refund, counted from the latest, and how much of each: all, or a part.
+    refunds: Vec<(usize, u32)>,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -376,7 +377,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         _ => vec![one],
     });
     let claims = prop::collection::vec(claim(), 0..4);
-    let refunds = prop::collection::vec(0..6usize, 0..3);
+    let refunds = prop::collection::vec((0..6usize, prop_oneof![2 => Just(u32::MAX), 1 => 1..5u32]), 0..3);
     let stale = prop::bool::weighted(0.1);
     let some = || subsequence(vec![A, B, C], 0..=3);
     let absent = prop_oneof![2 => Just(Vec::new()), 1 => some()];
@@ -442,12 +443,16 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     let rates = rates.map(|(weight, rate)| (weight, Just(rate)));
     let rate = proptest::strategy::Union::new_weighted(rates.to_vec());
     let cost = prop_oneof![4 => Just(1), 2 => 1..5u32, 1 => Just(u32::MAX)];
-    let wait_us = prop_oneof![2 => Just(0), 2 => 0..5_000_000u64, 1 => Just(86_400_000_000)];
+    let wait_us = prop_oneof![2 => Just(0), 2 => 0..5_000_000u64, 1 => Just(86_400_000_000), 2 => Just(WAIT_FOREVER_US)];
     let charge = (rate, cost, wait_us, prop::bool::weighted(0.2));
     charge.prop_map(move |(rate, cost, wait_us, shadow)| Charge {
         key: Arc::from(key),
         rate,
-        cost: cost.min(rate.burst),
+        // What was spent is charged in any case, and may be more than the burst.
+        cost: match wait_us {
+            WAIT_FOREVER_US => cost.min(rate.most_at_once()),
+            _ => cost.min(rate.burst),
+        },
         wait_us,
         shadow,
     })
@@ -523,7 +528,11 @@ fn random_runs(twins: Twins) {
             twins.lease_ms = step.lease_ms;
             (twins.absent, twins.polls) = (step.absent, step.polls);
             twins.not_after_us = twins.now_us.saturating_sub(u64::from(step.stale));
-            let nth_latest = |back: &usize| charged.iter().rev().nth(*back).cloned();
+            let nth_latest = |(back, most): &(usize, u32)| {
+                let refund = charged.iter().rev().nth(*back)?.clone();
+                let cost = refund.cost.min(*most);
+                Some(Refund { cost, ..refund })
+            };
             let exchange = Exchange {
                 claims: step.claims,
                 refunds: step.refunds.iter().filter_map(nth_latest).collect(),
