@@ -56,6 +56,7 @@
 //! | | |
 //! | --- | --- |
 //! | [Keys and policies](guide::keys) | the tenant from authentication, several limits, rates, values, refusals |
+//! | [Token budgets](guide::tokens) | costs that are known only in the end, such as the tokens of a language model |
 //! | [Streams, WebSockets and gRPC](guide::streams) | when a slot is released; clients that leave, or stop reading |
 //! | [Clients](guide::clients) | limits on outgoing calls |
 //! | [Shutting down](guide::shutdown) | ending a process without leaving slots behind |

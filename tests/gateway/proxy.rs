@@ -23,7 +23,11 @@ use crate::{
 };
 
 /// Over HTTP/1 or HTTP/2, on a connection of its own.
-async fn send<B>(replica: &Replica, version: Version, request: Request<B>) -> Response<Incoming>
+pub(crate) async fn send<B>(
+    replica: &Replica,
+    version: Version,
+    request: Request<B>,
+) -> Response<Incoming>
 where
     B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,
 {
@@ -110,7 +114,7 @@ fn heads_are_passed_on_but_for_what_belongs_to_a_connection() {
 }
 
 /// Frames as they are sent into a channel.
-fn body_of(
+pub(crate) fn body_of(
     frames: UnboundedReceiver<Bytes>,
 ) -> impl Body<Data = Bytes, Error = Infallible> + Send + Unpin {
     let frames = stream::unfold(frames, async |mut frames| {

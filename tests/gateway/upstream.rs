@@ -8,15 +8,24 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::{Stream, future::pending, stream};
-use http::{Request, Response, request::Parts};
+use futures_util::{
+    Stream, StreamExt,
+    future::{pending, ready},
+    stream,
+};
+use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, watch},
+};
 
-/// A request to it is
+use crate::answers::{Answer, End, named};
+
+/// A request to it with `x-answer` gets the answer of that name, or none if that is `silent`. Others are
 ///
 /// - at `/v1/chat/stream` and `/v1/free/stream` an event, and more as the test says, without end;
 /// - at `/v1/chat/short` answered at once;
@@ -33,17 +42,20 @@ struct Shared {
     story: watch::Sender<Story>,
     /// Of the latest call.
     head: Mutex<Option<Parts>>,
+    /// Of the latest call with `x-answer`.
+    body: Mutex<Bytes>,
+    cut: Notify,
 }
 
 /// State that all streams report.
 #[derive(Clone, Copy)]
 struct Story {
     events: usize,
-    end: Option<End>,
+    end: Option<StoryEnd>,
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum StoryEnd {
     Whole,
     Broken,
 }
@@ -61,6 +73,8 @@ impl Upstream {
                 end: None,
             }),
             head: Mutex::default(),
+            body: Mutex::default(),
+            cut: Notify::new(),
         });
         tokio::spawn(accept(listener, shared.clone()));
         Self { address, shared }
@@ -83,20 +97,34 @@ impl Upstream {
 
     /// Ends all streams.
     pub(crate) fn end(&self) {
-        let end = Some(End::Whole);
+        let end = Some(StoryEnd::Whole);
         self.shared.story.send_modify(|story| story.end = end);
     }
 
     /// Breaks all streams in the middle.
     pub(crate) fn fail(&self) {
-        let end = Some(End::Broken);
+        let end = Some(StoryEnd::Broken);
         self.shared.story.send_modify(|story| story.end = end);
+    }
+
+    /// Breaks the answer that is to be cut, once.
+    pub(crate) fn cut(&self) {
+        self.shared.cut.notify_one();
     }
 
     /// What came with the latest call.
     pub(crate) fn head(&self) -> Parts {
         let head = self.shared.head.lock().expect("no panic").take();
         head.expect("a call")
+    }
+
+    pub(crate) fn has_no_head(&self) -> bool {
+        self.shared.head.lock().expect("no panic").is_none()
+    }
+
+    /// Body of the latest call with `x-answer`.
+    pub(crate) fn body(&self) -> Bytes {
+        self.shared.body.lock().expect("no panic").clone()
     }
 }
 
@@ -120,7 +148,17 @@ async fn answer(
     let call = Call::begin(&shared);
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
+    let name = head.headers.get("x-answer");
+    let name = name.map(|name| name.to_str().expect("text").to_owned());
     *shared.head.lock().expect("no panic") = Some(head);
+    if let Some(name) = name {
+        let body = body.collect().await.expect("whole").to_bytes();
+        *shared.body.lock().expect("no panic") = body;
+        if name == "silent" {
+            return pending().await;
+        }
+        return Ok(scripted(named(&name), call));
+    }
     let body = match path.as_str() {
         "/v1/chat/stream" | "/v1/free/stream" => StreamBody::new(events(call)).boxed_in(),
         "/v1/chat/silent" => pending().await,
@@ -140,6 +178,34 @@ async fn answer(
     Ok(response)
 }
 
+fn scripted(answer: Answer, call: Call) -> Response<Body> {
+    let shared = call.0.clone();
+    let pieces = answer
+        .pieces
+        .into_iter()
+        .map(|piece| Ok(Frame::data(piece)));
+    let end = async move {
+        let _open = call;
+        match answer.end {
+            End::Whole => None,
+            End::Cut => {
+                shared.cut.notified().await;
+                Some(Err(io::Error::other("cut")))
+            }
+            End::Open => pending().await,
+        }
+    };
+    let end = stream::once(end).filter_map(ready);
+    let mut response = Response::new(StreamBody::new(stream::iter(pieces).chain(end)).boxed_in());
+    *response.status_mut() = StatusCode::from_u16(answer.status).expect("a status");
+    for (name, value) in answer.headers {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
 /// `data: 1`, `data: 2` and so on, as far as the story goes.
 fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
     let story = call.0.story.subscribe();
@@ -151,7 +217,7 @@ fn events(call: Call) -> impl Stream<Item = io::Result<Frame<Bytes>>> {
             return Some((Ok(event), (sent + 1, story, call)));
         }
         match now.end {
-            Some(End::Broken) => Some((Err(io::Error::other("broken")), (sent, story, call))),
+            Some(StoryEnd::Broken) => Some((Err(io::Error::other("broken")), (sent, story, call))),
             _ => None,
         }
     })

@@ -1,4 +1,4 @@
-//! A streaming reverse proxy for a service such as a language model, whose limits stand in a file.
+//! A streaming reverse proxy for language models, whose limits stand in a file: streams, starts and tokens of each key.
 //!
 //! ```sh
 //! cargo run --example llm_gateway --features config -- \
@@ -11,28 +11,42 @@
 //!
 //! A slot is taken until the last frame of the upstream's response has been passed on. It is given back at once when
 //! the client leaves, which drops the call to the upstream too, or when the upstream fails.
+//!
+//! Bodies pass as they come, and unchanged but for one thing: a request for a stream in the style of OpenAI asks for
+//! `stream_options.include_usage` if it says nothing about it, so the stream ends with a chunk that has the usage and no
+//! choices.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `main` | options, connections, signals |
+//! | `proxy` | the way to the upstream and back |
+//! | `prompt` | reads a request, to charge its prompt before the upstream is called |
+//! | `meter` | charges an answer while it passes, and settles it |
+//! | `usage` | counts the tokens of an answer |
+//! | `sse` | finds events in a stream |
+
+mod meter;
+mod prompt;
+mod proxy;
+mod sse;
+mod usage;
 
 use std::{
-    convert::Infallible,
-    error::Error,
     io::IsTerminal,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
 
-use bytes::Bytes;
 use clap::Parser;
 use futures_util::{FutureExt, future::join};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
+    Request, Uri,
     uri::{Authority, Scheme},
 };
-use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
@@ -46,13 +60,14 @@ use tower::ServiceBuilder;
 use tower_turnstile::{
     PeerAddress,
     config::{Config, ConfigFileError, LiveConfig},
-    layer::{ReadAheadBody, ReadAheadLayer},
+    layer::ReadAheadLayer,
 };
 use tracing_subscriber::EnvFilter;
 
+use crate::proxy::Proxy;
+
 /// How long connections may take to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// HTTP/2 clients are asked so often whether they are still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// After a connection could not be accepted, for want of file descriptors most likely.
@@ -70,7 +85,7 @@ struct Options {
     /// File with the limits, in TOML; SIGHUP reads it again
     #[arg(long)]
     config: PathBuf,
-    /// How long the upstream may take to begin its response
+    /// How long the upstream may take to begin its response, and a client to send a prompt
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     head_timeout: Duration,
     /// How long what is open may go on after SIGTERM
@@ -196,111 +211,6 @@ fn serve(
             tracing::debug!(error, "a connection broke");
         }
     });
-}
-
-/// The way to the upstream. Cheap to clone; clones share connections.
-#[derive(Clone)]
-struct Proxy {
-    client: Client<HttpConnector, ReadAheadBody<Incoming>>,
-    upstream: Authority,
-    head_timeout: Duration,
-}
-
-type Body = Either<Incoming, Full<Bytes>>;
-
-impl Proxy {
-    fn new(upstream: Authority, head_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        Self {
-            client,
-            upstream,
-            head_timeout,
-        }
-    }
-
-    /// Asks the upstream. Bodies go both ways as they come. Dropping this, or the response, drops the upstream's call.
-    async fn forward(
-        self,
-        request: Request<ReadAheadBody<Incoming>>,
-        peer: IpAddr,
-    ) -> Result<Response<Body>, Infallible> {
-        let Some(request) = self.rewritten(request, peer) else {
-            return Ok(own(StatusCode::BAD_REQUEST));
-        };
-        let response = match timeout(self.head_timeout, self.client.request(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
-                let error: &(dyn Error + 'static) = &error;
-                tracing::warn!(error, "the upstream failed");
-                return Ok(own(StatusCode::BAD_GATEWAY));
-            }
-            Err(_) => {
-                tracing::warn!("the upstream took too long");
-                return Ok(own(StatusCode::GATEWAY_TIMEOUT));
-            }
-        };
-        let (mut head, body) = response.into_parts();
-        remove_hop_by_hop(&mut head.headers);
-        head.version = Version::default();
-        Ok(Response::from_parts(head, Either::Left(body)))
-    }
-
-    /// The request as the upstream gets it; `None` if there is no path in it.
-    fn rewritten<B>(&self, request: Request<B>, peer: IpAddr) -> Option<Request<B>> {
-        let (mut head, body) = request.into_parts();
-        head.uri = Uri::builder()
-            .scheme(Scheme::HTTP)
-            .authority(self.upstream.clone())
-            .path_and_query(head.uri.path_and_query()?.clone())
-            .build()
-            .ok()?;
-        head.version = Version::default();
-        remove_hop_by_hop(&mut head.headers);
-        // The client puts in that of the URI.
-        head.headers.remove(header::HOST);
-        let peer = HeaderValue::try_from(peer.to_canonical().to_string()).ok()?;
-        head.headers.append(X_FORWARDED_FOR, peer);
-        Some(Request::from_parts(head, body))
-    }
-}
-
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What belongs to one connection (RFC 9110, 7.6.1), beside what the field `Connection` names.
-const HOP_BY_HOP: [HeaderName; 8] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
-
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<_> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|names| names.split(','))
-        .filter_map(|name| HeaderName::try_from(name.trim()).ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
-}
-
-/// A response of the gateway itself.
-fn own(status: StatusCode) -> Response<Body> {
-    let reason = status.canonical_reason().unwrap_or_default();
-    let mut response = Response::new(Either::Right(Full::from(reason)));
-    *response.status_mut() = status;
-    response
 }
 
 fn upstream(text: &str) -> Result<Authority, String> {

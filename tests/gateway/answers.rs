@@ -1,0 +1,352 @@
+//! Answers of language models in two dialects, with their quirks, and what each of them costs.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::sse::MAX_EVENT;
+
+/// Text of the prompt before each of them. The gateway takes it for [`ESTIMATE`] tokens.
+pub(crate) const PROMPT_BYTES: usize = 4_000;
+pub(crate) const ESTIMATE: u64 = 1_000;
+/// As the upstream reports it.
+const PROMPT: u64 = 1_200;
+const OPENAI: &str = "/v1/chat/completions";
+const ANTHROPIC: &str = "/v1/messages";
+
+/// An answer, which the upstream gives to requests with its name in `x-answer`.
+pub(crate) struct Answer {
+    pub(crate) name: &'static str,
+    pub(crate) path: &'static str,
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(&'static str, &'static str)>,
+    /// Each is a chunk of HTTP/1.
+    pub(crate) pieces: Vec<Bytes>,
+    pub(crate) end: End,
+    /// What is settled for it, with its prompt.
+    pub(crate) tokens: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Whole,
+    /// The connection breaks when the test says so.
+    Cut,
+    /// Nothing more comes, and no end.
+    Open,
+}
+
+impl Answer {
+    fn new(name: &'static str, path: &'static str, pieces: Vec<Bytes>, tokens: u64) -> Self {
+        Self {
+            name,
+            path,
+            status: 200,
+            headers: vec![("content-type", "text/event-stream; charset=utf-8")],
+            pieces,
+            end: End::Whole,
+            tokens,
+        }
+    }
+
+    fn document(name: &'static str, path: &'static str, document: Value, tokens: u64) -> Self {
+        let pieces = cut(&document.to_string(), 100);
+        Self {
+            headers: vec![("content-type", "application/json")],
+            ..Self::new(name, path, pieces, tokens)
+        }
+    }
+
+    fn ending(self, end: End) -> Self {
+        Self { end, ..self }
+    }
+
+    fn with_status(self, status: u16) -> Self {
+        Self { status, ..self }
+    }
+
+    fn with_header(mut self, name: &'static str, value: &'static str) -> Self {
+        self.headers.retain(|(other, _)| *other != name);
+        self.headers.push((name, value));
+        self
+    }
+
+    pub(crate) fn body(&self) -> Vec<u8> {
+        self.pieces.concat()
+    }
+}
+
+pub(crate) fn named(name: &str) -> Answer {
+    let mut all = all().into_iter();
+    let answer = all.find(|answer| answer.name == name);
+    answer.unwrap_or_else(|| panic!("no answer {name}"))
+}
+
+pub(crate) fn all() -> Vec<Answer> {
+    let answers = [openai(), openai_failing(), anthropic(), unread()];
+    answers.into_iter().flatten().collect()
+}
+
+/// Text of five deltas, with characters of one to four bytes.
+const DELTAS: [&str; 5] = ["Gr", "üß", " €", " 𝄞", "!"];
+
+fn openai() -> Vec<Answer> {
+    let text = openai_stream("\n");
+    let used = PROMPT + 7;
+    let of = |name, pieces, tokens| Answer::new(name, OPENAI, pieces, tokens);
+    let long_document =
+        json!({ "text": "a".repeat(1024 * 1024), "usage": openai_usage()["usage"] });
+    let pretty = |data: Value| {
+        let text = format!("{data:#}").replace('\n', "\ndata: ");
+        Bytes::from(format!("data: {text}\n\n"))
+    };
+    vec![
+        of("openai", events(&text), used),
+        of("openai-crlf", events(&openai_stream("\r\n")), used),
+        of("openai-cr", events(&openai_stream("\r")), used),
+        of("openai-split", cut(&text, 1), used),
+        of("openai-split-crlf", cut(&openai_stream("\r\n"), 1), used),
+        of("openai-merged", vec![text.clone().into()], used),
+        of(
+            "openai-comments",
+            [
+                vec![": PROCESSING\n\n:\n\n".into()],
+                events(&text.replace("data: ", ": keep-alive\ndata: ")),
+            ]
+            .concat(),
+            used,
+        ),
+        of(
+            "openai-lines",
+            vec![
+                pretty(chunk(&json!({ "content": "a" }))),
+                pretty(openai_usage()),
+            ],
+            used,
+        ),
+        of(
+            "openai-usage-in-the-last-chunk",
+            deltas(5)
+                .chain([usage_beside_a_choice()])
+                .map(event)
+                .chain([DONE.into()])
+                .collect(),
+            used,
+        ),
+        of(
+            "openai-without-usage",
+            deltas(5).map(event).chain([DONE.into()]).collect(),
+            ESTIMATE + 5,
+        ),
+        of(
+            "openai-long-event",
+            vec![
+                event(chunk(&json!({ "content": "a".repeat(MAX_EVENT) }))),
+                event(openai_usage()),
+            ],
+            used,
+        ),
+        of("openai-open", deltas(3).map(event).collect(), ESTIMATE + 3).ending(End::Open),
+        Answer::document("openai-document", OPENAI, openai_document(), used),
+        Answer::document(
+            "openai-document-without-usage",
+            OPENAI,
+            Value::from("a".repeat(398)),
+            ESTIMATE + 100,
+        ),
+        Answer::document(
+            "openai-document-too-long",
+            OPENAI,
+            long_document.clone(),
+            ESTIMATE + long_document.to_string().len() as u64 / 4,
+        ),
+    ]
+}
+
+fn openai_failing() -> Vec<Answer> {
+    let of = |name, pieces, tokens| Answer::new(name, OPENAI, pieces, tokens);
+    let error = || json!({ "error": { "message": "The engine is overloaded", "code": 503 } });
+    let half = event(chunk(&json!({ "content": "never seen" })));
+    let half = half.slice(..half.len() / 2);
+    vec![
+        of("openai-error-first", vec![event(error())], 0),
+        of(
+            "openai-error-later",
+            deltas(2).chain([error()]).map(event).collect(),
+            ESTIMATE + 2,
+        ),
+        of(
+            "openai-cut-in-an-event",
+            deltas(3).map(event).chain([half]).collect(),
+            ESTIMATE + 3,
+        )
+        .ending(End::Cut),
+        of("openai-cut-before-the-first-event", vec![], 0).ending(End::Cut),
+        Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
+        Answer::document("openai-429", OPENAI, error(), 0).with_status(429),
+        of("openai-503", vec!["no server".into()], 0)
+            .with_header("content-type", "text/plain")
+            .with_status(503),
+        of("openai-empty", vec![], ESTIMATE),
+    ]
+}
+
+fn anthropic() -> Vec<Answer> {
+    let text = anthropic_stream("\n");
+    let used = PROMPT + 30;
+    let of = |name, pieces, tokens| Answer::new(name, ANTHROPIC, pieces, tokens);
+    let begun = |deltas: usize| {
+        // The start of the message and of a block, a ping, and deltas.
+        let events: Vec<_> = events(&text).into_iter().take(3 + deltas).collect();
+        assert!(events.last().expect("one").ends_with(b"\n\n"));
+        events
+    };
+    let error = json!({ "type": "error", "error": { "type": "overloaded_error" } });
+    let failing = |deltas| [begun(deltas), vec![named_event("\n", &error).into()]].concat();
+    let usage = json!({
+        "input_tokens": 1_000, "cache_creation_input_tokens": 50, "cache_read_input_tokens": 150,
+        "output_tokens": 30,
+    });
+    let document = json!({ "type": "message", "content": [], "usage": usage });
+    vec![
+        of("anthropic", events(&text), used),
+        of("anthropic-crlf", cut(&anthropic_stream("\r\n"), 7), used),
+        of("anthropic-merged", vec![text.clone().into()], used),
+        of("anthropic-open", begun(3), PROMPT + 3).ending(End::Open),
+        of("anthropic-cut", begun(2), PROMPT + 2).ending(End::Cut),
+        of("anthropic-error-later", failing(2), PROMPT + 2),
+        of(
+            "anthropic-error-first",
+            vec![named_event("\n", &error).into()],
+            0,
+        ),
+        Answer::document("anthropic-document", ANTHROPIC, document, used),
+        Answer::document("anthropic-529", ANTHROPIC, error.clone(), 0).with_status(529),
+    ]
+}
+
+/// The estimate of the prompt stands.
+fn unread() -> Vec<Answer> {
+    let gzip = |text: String| vec![stored(&text)];
+    vec![
+        Answer::new("openai-gzip", OPENAI, gzip(openai_stream("\n")), ESTIMATE)
+            .with_header("content-encoding", "gzip"),
+        Answer::new(
+            "anthropic-gzip",
+            ANTHROPIC,
+            gzip(anthropic_stream("\n")),
+            ESTIMATE,
+        )
+        .with_header("content-encoding", "gzip"),
+        Answer::new("openai-text", OPENAI, vec!["hello".into()], ESTIMATE)
+            .with_header("content-type", "text/plain"),
+    ]
+}
+
+/// A gzip file (RFC 1952) of one block that is not compressed, and without its checksum: its text could be read.
+fn stored(text: &str) -> Bytes {
+    let text = format!("\n{text}");
+    let length = u16::try_from(text.len()).expect("one block");
+    let head = b"\x1f\x8b\x08\0\0\0\0\0\0\xff\x01";
+    let lengths = [length.to_le_bytes(), (!length).to_le_bytes()].concat();
+    [head, lengths.as_slice(), text.as_bytes()].concat().into()
+}
+
+const DONE: &str = "data: [DONE]\n\n";
+
+fn event(data: Value) -> Bytes {
+    format!("data: {data}\n\n").into()
+}
+
+fn named_event(line_end: &str, data: &Value) -> String {
+    let name = data["type"].as_str().expect("a type");
+    format!("event: {name}{line_end}data: {data}{line_end}{line_end}")
+}
+
+/// A chunk for each event.
+fn events(stream: &str) -> Vec<Bytes> {
+    let blank = ["\r\n\r\n", "\n\n", "\r\r"];
+    let blank = blank.into_iter().find(|blank| stream.contains(blank));
+    let events = stream.split_inclusive(blank.expect("events"));
+    events.map(|event| Bytes::from(event.to_owned())).collect()
+}
+
+/// Chunks of this length, wherever that cuts characters.
+fn cut(text: &str, length: usize) -> Vec<Bytes> {
+    let pieces = text.as_bytes().chunks(length.max(text.len() / 10_000));
+    pieces.map(Bytes::copy_from_slice).collect()
+}
+
+fn chunk(delta: &Value) -> Value {
+    json!({
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "usage": null,
+        "choices": [{ "index": 0, "delta": delta, "finish_reason": null }],
+    })
+}
+
+/// The first so many, behind the chunk that begins each stream.
+fn deltas(count: usize) -> impl Iterator<Item = Value> {
+    let role = json!({ "role": "assistant", "content": "" });
+    let texts = DELTAS.into_iter().take(count);
+    let texts = texts.map(|text| json!({ "content": text }));
+    [role].into_iter().chain(texts).map(|delta| chunk(&delta))
+}
+
+fn openai_usage() -> Value {
+    let usage = json!({
+        "prompt_tokens": PROMPT, "completion_tokens": 7, "total_tokens": PROMPT + 7,
+        "prompt_tokens_details": { "cached_tokens": 200 },
+    });
+    json!({ "object": "chat.completion.chunk", "choices": [], "usage": usage })
+}
+
+fn usage_beside_a_choice() -> Value {
+    let mut last = chunk(&json!({}));
+    last["choices"][0]["finish_reason"] = "stop".into();
+    last["usage"] = openai_usage()["usage"].clone();
+    last
+}
+
+fn openai_stream(line_end: &str) -> String {
+    let mut finish = chunk(&json!({}));
+    finish["choices"][0]["finish_reason"] = "stop".into();
+    let events = deltas(5).chain([finish, openai_usage()]);
+    let data = events.map(|event| event.to_string());
+    let data = data.chain(["[DONE]".to_owned()]);
+    data.map(|data| format!("data: {data}{line_end}{line_end}"))
+        .collect()
+}
+
+fn openai_document() -> Value {
+    let message = json!({ "role": "assistant", "content": DELTAS.concat() });
+    json!({
+        "object": "chat.completion", "usage": openai_usage()["usage"],
+        "choices": [{ "index": 0, "message": message, "finish_reason": "stop" }],
+    })
+}
+
+fn anthropic_stream(line_end: &str) -> String {
+    let usage = json!({
+        "input_tokens": 1_000, "cache_creation_input_tokens": 50, "cache_read_input_tokens": 150,
+        "output_tokens": 2,
+    });
+    let text = |text: &str| {
+        let delta = json!({ "type": "text_delta", "text": text });
+        json!({ "type": "content_block_delta", "index": 0, "delta": delta })
+    };
+    let block = json!({ "type": "text", "text": "" });
+    let begin = [
+        json!({ "type": "message_start", "message": { "content": [], "usage": usage } }),
+        json!({ "type": "content_block_start", "index": 0, "content_block": block }),
+        json!({ "type": "ping" }),
+    ];
+    let end = [
+        json!({ "type": "content_block_stop", "index": 0 }),
+        json!({
+            "type": "message_delta", "delta": { "stop_reason": "end_turn" },
+            "usage": { "output_tokens": 30 },
+        }),
+        json!({ "type": "message_stop" }),
+    ];
+    let events = begin.into_iter().chain(DELTAS.map(text)).chain(end);
+    events.map(|event| named_event(line_end, &event)).collect()
+}

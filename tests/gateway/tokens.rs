@@ -1,0 +1,373 @@
+//! Answers of language models pass unchanged, and are charged to the token.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, Version};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use serde_json::json;
+use tokio::{
+    sync::mpsc::unbounded_channel,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    answers::{self, Answer, ESTIMATE, End, PROMPT_BYTES, named},
+    proxy::{body_of, send},
+    stage::{SECOND, Stage, changed},
+    support::{alone, redis_server::free_port},
+};
+
+/// The time that a token takes to drain: what a test uses stays.
+const SPACING_US: u64 = 86_400;
+
+fn slow(policy: String) -> String {
+    let policy = changed(&policy, "rate = 60_000", "rate = 1_000_000");
+    let policy = changed(
+        &policy,
+        "per = \"1m\"\nburst = 20_000",
+        "per = \"24h\"\nburst = 20_000",
+    );
+    changed(&policy, "gold = 600_000", "gold = 1_000_000")
+}
+
+async fn stage() -> Stage {
+    Stage::with(&[], slow).await
+}
+
+/// A body whose prompt has this much text.
+fn body(prompt_bytes: usize) -> String {
+    let text = "a".repeat(prompt_bytes);
+    json!({ "model": "small", "stream": true, "messages": [{ "content": text }] }).to_string()
+}
+
+fn request(path: &str, answer: &str, key: &str, body: String) -> Request<Full<Bytes>> {
+    Request::post(path)
+        .header("host", "gateway")
+        .header("content-type", "application/json")
+        .header("accept-encoding", "gzip")
+        .header("x-api-key", key)
+        .header("x-answer", answer)
+        .body(Full::from(body))
+        .expect("a request")
+}
+
+/// The request as this version needs it.
+fn over<B>(version: Version, mut request: Request<B>) -> Request<B> {
+    if version == Version::HTTP_2 {
+        let host = request.headers_mut().remove("host").expect("a host");
+        let host = host.to_str().expect("text");
+        let uri = format!("http://{host}{}", request.uri());
+        *request.uri_mut() = uri.parse().expect("a URI");
+    }
+    request
+}
+
+async fn ask(stage: &Stage, answer: &Answer, key: &str) -> Response<Incoming> {
+    let request = request(answer.path, answer.name, key, body(PROMPT_BYTES));
+    let asked = send(&stage.replicas[0], Version::HTTP_11, request);
+    timeout(SECOND, asked)
+        .await
+        .expect("it is answered at once")
+}
+
+/// Reads the answer as far as it goes. An answer that has no end is dropped then.
+async fn read(stage: &Stage, answer: &Answer, mut response: Response<Incoming>) -> (Vec<u8>, End) {
+    let (mut body, whole) = (Vec::new(), answer.body());
+    loop {
+        match answer.end {
+            End::Open if body == whole => return (body, End::Open),
+            End::Cut if body == whole => stage.upstream.cut(),
+            _ => {}
+        }
+        let frame = timeout(SECOND, response.frame()).await;
+        match frame.unwrap_or_else(|_| panic!("{}: more to come", answer.name)) {
+            Some(Ok(frame)) => body.extend(frame.into_data().expect("data")),
+            Some(Err(_)) => return (body, End::Cut),
+            None => return (body, End::Whole),
+        }
+    }
+}
+
+impl Stage {
+    /// Tokens that all keys have used.
+    fn tokens(&self) -> u64 {
+        let of = |state: &str| {
+            let parts: Vec<&str> = state.split(' ').collect();
+            let is_of_tokens = parts.get(2)?.ends_with("/20000");
+            let [until_us, since_us] =
+                [0, 4].map(|part| parts[part].parse::<u64>().expect("a number"));
+            is_of_tokens.then(|| (until_us - since_us) / SPACING_US)
+        };
+        let states = self.contents();
+        states.values().filter_map(|state| of(state)).sum()
+    }
+
+    async fn until_tokens(&self, tokens: u64, what: &str) {
+        let now = async {
+            while self.tokens() != tokens {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if timeout(3 * SECOND, now).await.is_err() {
+            panic!(
+                "{what}: {}, not {tokens}: {:?}",
+                self.tokens(),
+                self.contents()
+            );
+        }
+    }
+}
+
+#[test]
+fn answers_pass_unchanged_and_cost_what_they_report() {
+    alone(async {
+        let stage = stage().await;
+        let mut tokens = 0;
+        for answer in answers::all() {
+            let name = answer.name;
+            let response = ask(&stage, &answer, name).await;
+            assert_eq!(response.status(), answer.status, "{name}");
+            for (header, value) in &answer.headers {
+                assert_eq!(response.headers()[*header], value, "{name}");
+            }
+            let (body, end) = read(&stage, &answer, response).await;
+            assert!(
+                body == answer.body(),
+                "{name}: {}",
+                String::from_utf8_lossy(&body)
+            );
+            assert!(end == answer.end, "{name}");
+            tokens += answer.tokens;
+            stage.until_tokens(tokens, name).await;
+        }
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        assert_eq!(stage.tokens(), tokens, "and nothing twice");
+    });
+}
+
+#[test]
+fn a_client_that_leaves_is_charged_for_what_was_delivered() {
+    alone(async {
+        let stage = stage().await;
+        let mut tokens = 0;
+        for (name, version) in [
+            ("openai-open", Version::HTTP_11),
+            ("anthropic-open", Version::HTTP_11),
+            ("openai-open", Version::HTTP_2),
+        ] {
+            let answer = named(name);
+            let request = request(answer.path, name, "me", body(PROMPT_BYTES));
+            let mut response = send(&stage.replicas[0], version, over(version, request)).await;
+            let mut body = Vec::new();
+            while body != answer.body() {
+                let frame = response.frame().await.expect("more to come");
+                body.extend(frame.expect("no error").into_data().expect("data"));
+            }
+            stage.upstream.until_calls(1).await;
+            stage.until_held(1).await;
+            drop(response);
+            let gone = async {
+                stage.upstream.until_calls(0).await;
+                stage.until_held(0).await;
+            };
+            timeout(SECOND, gone)
+                .await
+                .expect("G5: and the upstream knows");
+            tokens += answer.tokens;
+            stage.until_tokens(tokens, name).await;
+        }
+    });
+}
+
+#[test]
+fn a_client_that_leaves_before_the_answer_is_charged_for_its_prompt() {
+    alone(async {
+        let stage = stage().await;
+        let request = request("/v1/messages", "silent", "me", body(PROMPT_BYTES));
+        let asked = send(&stage.replicas[0], Version::HTTP_11, request);
+        tokio::select! {
+            _ = asked => panic!("it is not answered"),
+            () = stage.upstream.until_calls(1) => {}
+        }
+        let gone = async {
+            stage.upstream.until_calls(0).await;
+            stage.until_held(0).await;
+        };
+        timeout(SECOND, gone)
+            .await
+            .expect("G5: and the upstream knows");
+        stage.until_tokens(ESTIMATE, "the prompt").await;
+    });
+}
+
+#[test]
+fn an_answer_is_spent_while_it_passes() {
+    alone(async {
+        let stage = stage().await;
+        let answer = named("openai-open");
+        let response = ask(&stage, &answer, "me").await;
+        stage.until_tokens(answer.tokens, "three deltas").await;
+        stage.upstream.until_calls(1).await;
+        drop(response);
+    });
+}
+
+#[test]
+fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
+    alone(async {
+        let stage = stage().await;
+        let answer = named("openai");
+        let long = |answer: &str| request("/v1/chat/completions", answer, "me", body(4 * 19_000));
+        let response = send(
+            &stage.replicas[0],
+            Version::HTTP_11,
+            long("openai-without-usage"),
+        )
+        .await;
+        let used = 19_005;
+        read(&stage, &named("openai-without-usage"), response).await;
+        stage.until_tokens(used, "the first one").await;
+        drop(stage.upstream.head());
+
+        let mut refused = send(&stage.replicas[1], Version::HTTP_11, long("openai")).await;
+        assert_eq!(refused.status(), 429);
+        let retry_after = refused.headers()["retry-after"].to_str().expect("text");
+        let retry_after: u64 = retry_after.parse().expect("whole seconds");
+        // 18,005 tokens have to drain.
+        let exact = 18_005 * SPACING_US / 1_000_000;
+        assert!(
+            (exact - 5..=exact + 1).contains(&retry_after),
+            "{retry_after}"
+        );
+        let problem = refused
+            .body_mut()
+            .collect()
+            .await
+            .expect("whole")
+            .to_bytes();
+        let problem: serde_json::Value = serde_json::from_slice(&problem).expect("JSON");
+        assert_eq!(problem["violated-policies"], json!(["tokens"]));
+        assert!(stage.upstream.has_no_head(), "it was not called");
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        assert_eq!(stage.tokens(), used);
+
+        // Another key has a budget of its own.
+        let response = ask(&stage, &answer, "other").await;
+        assert_eq!(response.status(), 200);
+        read(&stage, &answer, response).await;
+        stage
+            .until_tokens(used + answer.tokens, "the other key")
+            .await;
+    });
+}
+
+#[test]
+fn a_prompt_longer_than_the_burst_is_admitted_and_settled_in_full() {
+    alone(async {
+        let stage = stage().await;
+        let answer = named("openai-open");
+        let long = request(answer.path, answer.name, "me", body(4 * 30_000));
+        let response = send(&stage.replicas[0], Version::HTTP_11, long).await;
+        assert_eq!(response.status(), 200);
+        read(&stage, &answer, response).await;
+        stage.until_tokens(30_003, "what was delivered").await;
+    });
+}
+
+#[test]
+fn an_upstream_that_does_not_answer_costs_nothing() {
+    alone(async {
+        let stage = Stage::with(&["--head-timeout", "200ms"], slow).await;
+        let nowhere = format!("http://127.0.0.1:{}", free_port());
+        let unreachable = stage.replica(&nowhere, &[]).await;
+        for (replica, status) in [(&unreachable, 502), (&stage.replicas[0], 504)] {
+            let request = request("/v1/chat/completions", "silent", "me", body(PROMPT_BYTES));
+            let response = send(replica, Version::HTTP_11, request).await;
+            assert_eq!(response.status(), status);
+            timeout(SECOND, stage.until_held(0)).await.expect("G5");
+            stage.until_tokens(0, "nothing").await;
+        }
+    });
+}
+
+#[test]
+fn a_request_that_is_too_long_is_refused_and_costs_nothing() {
+    alone(async {
+        let stage = stage().await;
+        let request = request(
+            "/v1/chat/completions",
+            "openai",
+            "me",
+            body(4 * 1024 * 1024),
+        );
+        let response = send(&stage.replicas[0], Version::HTTP_11, request).await;
+        assert_eq!(response.status(), 413);
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        assert_eq!(stage.tokens(), 0);
+    });
+}
+
+#[test]
+fn a_prompt_that_does_not_come_is_a_408() {
+    alone(async {
+        let stage = Stage::with(&["--head-timeout", "200ms"], slow).await;
+        let (parts, frames) = unbounded_channel();
+        parts.send(Bytes::from("{")).expect("it is read");
+        let request = request("/v1/messages", "anthropic", "me", String::new());
+        let request = request.map(|_| body_of(frames));
+        let response = send(&stage.replicas[0], Version::HTTP_11, request);
+        let response = timeout(SECOND, response).await.expect("in time");
+        assert_eq!(response.status(), 408);
+        timeout(SECOND, stage.until_held(0)).await.expect("G5");
+        assert_eq!(stage.tokens(), 0);
+    });
+}
+
+/// But for the wish to see the usage of a stream, and for encodings.
+#[test]
+fn requests_pass_unchanged() {
+    alone(async {
+        let stage = stage().await;
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            for (path, answer) in [
+                ("/v1/chat/completions", "openai"),
+                ("/v1/messages", "anthropic"),
+            ] {
+                let sent = body(10);
+                let request = over(version, request(path, answer, "me", sent.clone()));
+                let response = send(&stage.replicas[0], version, request).await;
+                assert_eq!(response.status(), 200);
+                let received = stage.upstream.body();
+                let wish = r#""stream_options":{"include_usage":true},"#;
+                let expected = match answer {
+                    "openai" => format!("{{{wish}{}", &sent[1..]),
+                    _ => sent,
+                };
+                assert_eq!(received, expected);
+                let head = stage.upstream.head();
+                assert_eq!(head.headers["content-length"], expected.len().to_string());
+                assert!(!head.headers.contains_key("accept-encoding"));
+                assert_eq!(head.headers["content-type"], "application/json");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_large_model_takes_four_slots() {
+    alone(async {
+        let stage = stage().await;
+        let open = async |model: &str| {
+            let path = format!("/openai/deployments/{model}/chat/completions");
+            let request = request(&path, "openai-open", "me", body(10));
+            send(&stage.replicas[0], Version::HTTP_11, request).await
+        };
+        let _large = open("large").await;
+        assert_eq!(open("large").await.status(), 429);
+        let _small = open("small").await;
+        assert_eq!(open("small").await.status(), 429);
+        stage.until_held(5).await;
+    });
+}
