@@ -13,8 +13,9 @@ use crate::{
 /// Converts into the refusal of a layer, for handlers that acquire by themselves.
 ///
 /// Its status is 429, or 503 if the limit is not the caller's own ([`Key::SHARED`](crate::Key::SHARED)), or if it was not
-/// reached: the store is down, the limiter is shutting down. Its [`limit`](Refusal::limit) has the name and the value of the
-/// one that refused, and no other settings. With the feature `axum` the error is a response by itself.
+/// reached: the store is down, the limiter is shutting down. It is 400 for a weight or a cost that could
+/// never be admitted. Its [`limit`](Refusal::limit) has the name and the value of the one that refused, and no other settings.
+/// With the feature `axum` the error is a response by itself.
 ///
 /// ```
 /// use http::StatusCode;
@@ -36,9 +37,10 @@ use crate::{
 impl From<&AcquireError> for Refusal {
     fn from(error: &AcquireError) -> Self {
         let kind = RefusalKind::from(error.kind());
-        let status = match kind.is_limited() {
-            true => RefusalKind::limited_status(error.details.is_shared),
-            false => StatusCode::SERVICE_UNAVAILABLE,
+        let status = match kind {
+            _ if kind.is_invalid() => StatusCode::BAD_REQUEST,
+            _ if kind.is_limited() => RefusalKind::limited_status(error.details.is_shared),
+            _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self::new(&limit(error), !error.details.is_shared, kind, status).because(error)
     }

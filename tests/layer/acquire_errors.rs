@@ -100,6 +100,25 @@ async fn an_error_without_a_limit_at_fault_is_503() {
     assert_eq!(problem["violated-policies"], serde_json::json!([]));
 }
 
+#[tokio::test]
+async fn an_error_of_a_request_that_could_never_be_admitted_is_400() {
+    const OPENS: Limit = Limit::rate("opens", 5, Duration::from_secs(3_600));
+    let limiter = Limiter::in_memory();
+    let heavy = limiter.semaphore(&ONE, "me").acquire_many(2).await;
+    let costly = limiter.semaphore(&OPENS, "me").acquire().await.unwrap();
+    let costly = costly.charge(&OPENS, 6).await;
+    for (error, kind) in [
+        (heavy.unwrap_err(), RefusalKind::InvalidWeight),
+        (costly.unwrap_err(), RefusalKind::InvalidCost),
+    ] {
+        let refusal = Refusal::from(&error);
+        assert_eq!(refusal.kind(), kind);
+        let response = refusal.to_response();
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+        assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    }
+}
+
 #[cfg(feature = "axum")]
 #[tokio::test]
 async fn an_axum_handler_returns_the_error() {
