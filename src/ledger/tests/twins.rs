@@ -377,7 +377,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         _ => vec![one],
     });
     let claims = prop::collection::vec(claim(), 0..4);
-    let refunds = prop::collection::vec((0..6usize, prop_oneof![2 => Just(u32::MAX), 1 => 1..5u32]), 0..3);
+    let refunds = prop::collection::vec(
+        (0..6usize, prop_oneof![2 => Just(u32::MAX), 1 => 1..5u32]),
+        0..3,
+    );
     let stale = prop::bool::weighted(0.1);
     let some = || subsequence(vec![A, B, C], 0..=3);
     let absent = prop_oneof![2 => Just(Vec::new()), 1 => some()];
