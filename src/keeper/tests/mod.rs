@@ -1,5 +1,6 @@
 //! Single promises of the keeper, step by step. The simulation checks them in every order.
 
+mod accounts;
 mod bounds;
 mod chains;
 mod claims;
