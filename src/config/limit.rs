@@ -54,7 +54,7 @@ pub struct LimitConfig {
     /// Cost of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`. See [`Scope::cost_by`](crate::Scope::cost_by).
     ///
     /// Default: 1.
-    #[cfg_attr(test, schemars(with = "Option<schema::WordOrTable<u32, CostTable>>"))]
+    #[cfg_attr(test, schemars(with = "schema::WordOrTable<schema::Cost, CostTable>"))]
     pub cost: Option<CostConfig>,
     /// Whether a cost above the burst counts as the burst. See [`Scope::clamp_cost`](crate::Scope::clamp_cost).
     ///

@@ -35,6 +35,12 @@ const DURATION: &str = r"^(0|\s*(\d+(\.\d+)?\s*(nanos|nsec|ns|usec|us|µs|millis
 #[allow(dead_code, reason = "only its schema is used")]
 pub(super) struct Value(#[schemars(range(max = MAX_LIMIT))] u32);
 
+/// The cost of a request.
+#[derive(JsonSchema)]
+#[schemars(inline)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(super) struct Cost(#[schemars(range(max = u32::MAX))] u32);
+
 /// The URL of a store.
 #[derive(JsonSchema)]
 #[schemars(inline)]
