@@ -71,15 +71,21 @@ impl World {
 #[test]
 fn a_sum_is_told_with_others_after_a_second_and_at_the_end() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| { account.spend(4); });
+    world.change(&fee, |account| {
+        account.spend(4);
+    });
     assert!(!world.may_send(0));
     world.pass(Duration::from_millis(600));
-    world.change(&fee, |account| { account.spend(5); });
+    world.change(&fee, |account| {
+        account.spend(5);
+    });
     assert!(!world.may_send(0));
     world.pass(Duration::from_millis(400));
     world.settle();
     assert_eq!(world.charged(), 10);
-    world.change(&fee, |account| { account.spend(6); });
+    world.change(&fee, |account| {
+        account.spend(6);
+    });
     world.end(&fee);
     assert_eq!(world.charged(), 16);
 }
@@ -89,13 +95,17 @@ fn a_sum_is_told_with_others_after_a_second_and_at_the_end() {
 fn a_sum_without_an_answer_is_not_told_again() {
     for runs in [true, false] {
         let (mut world, fee) = world();
-        world.change(&fee, |account| { account.spend(10); });
+        world.change(&fee, |account| {
+            account.spend(10);
+        });
         let sent = world.tell();
         if runs {
             world.run(&sent);
         }
         world.fail(0, &sent, false);
-        world.change(&fee, |account| { account.spend(3); });
+        world.change(&fee, |account| {
+            account.spend(3);
+        });
         world.end(&fee);
         assert_eq!(world.charged(), if runs { 14 } else { 4 });
     }
@@ -104,7 +114,9 @@ fn a_sum_without_an_answer_is_not_told_again() {
 #[test]
 fn a_sum_that_came_too_late_is_told_again() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| { account.spend(10); });
+    world.change(&fee, |account| {
+        account.spend(10);
+    });
     let sent = world.tell();
     world.now += 2 * STORE_TIMEOUT;
     world.complete(0, &sent);
@@ -119,9 +131,13 @@ fn a_sum_that_came_too_late_is_told_again() {
 fn a_settlement_waits_for_the_sum_that_is_being_told() {
     for is_in_time in [true, false] {
         let (mut world, fee) = world();
-        world.change(&fee, |account| { account.spend(10); });
+        world.change(&fee, |account| {
+            account.spend(10);
+        });
         let sent = world.tell();
-        world.change(&fee, |account| { account.settle(5); });
+        world.change(&fee, |account| {
+            account.settle(5);
+        });
         assert!(!world.may_send(0));
         if !is_in_time {
             world.now += 2 * STORE_TIMEOUT;
@@ -137,9 +153,13 @@ fn a_settlement_waits_for_the_sum_that_is_being_told() {
 #[test]
 fn a_settlement_does_not_refund_a_sum_without_an_answer() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| { account.spend(10); });
+    world.change(&fee, |account| {
+        account.spend(10);
+    });
     let sent = world.tell();
-    world.change(&fee, |account| { account.settle(5); });
+    world.change(&fee, |account| {
+        account.settle(5);
+    });
     world.run(&sent);
     world.fail(0, &sent, false);
     world.end(&fee);
@@ -150,11 +170,15 @@ fn a_settlement_does_not_refund_a_sum_without_an_answer() {
 #[test]
 fn without_the_store_sums_are_told_here() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| { account.spend(10); });
+    world.change(&fee, |account| {
+        account.spend(10);
+    });
     let now = world.local();
     world.keepers[0].fail(now);
     world.keepers[0].fail(now);
-    world.change(&fee, |account| { account.spend(5); });
+    world.change(&fee, |account| {
+        account.spend(5);
+    });
     let quota = world.keepers[0]
         .account_quota(&fee)
         .expect("it was charged");
