@@ -411,9 +411,7 @@ fn writes_that_a_failover_loses_are_adopted() {
         let kept = here.acquire().await.expect("up");
         block_in_place(|| {
             // Replicas that may not come back to their primary.
-            until("all is replicated", || {
-                watched.servers[0].cli(&["WAIT", "2", "100"]) == "2"
-            });
+            watched.until_copied();
             for replica in &watched.servers[1..] {
                 replica.cli(&["CONFIG", "SET", "masteruser", "nobody"]);
                 replica.cli(&["CONFIG", "SET", "masterauth", "nothing"]);

@@ -8,7 +8,7 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -115,6 +115,31 @@ impl RedisServer {
     /// The same, for a command that may fail.
     pub(crate) fn try_cli(&self, arguments: &[&str]) -> Result<String, String> {
         command(self.port, arguments).unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// Waits until these replicas of it have all that is written so far.
+    ///
+    /// A new replica has the primary's data up to a second before the stream of changes begins. `WAIT` would not tell: it
+    /// speaks of the writes of its own connection.
+    pub(crate) fn until_copied<'a>(&self, replicas: impl IntoIterator<Item = &'a Self>) {
+        let written = self.offset("master_repl_offset");
+        let mut replicas = replicas.into_iter();
+        let began = Instant::now();
+        let mut next = replicas.next();
+        while let Some(replica) = next {
+            if replica.offset("slave_repl_offset") >= written {
+                next = replicas.next();
+                continue;
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "{written}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn offset(&self, name: &str) -> u64 {
+        let about = self.cli(&["INFO", "replication"]);
+        let line = about.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or(0, |line| line[1..].parse().expect("an offset"))
     }
 
     fn signal(&self, signal: Signal) {

@@ -59,6 +59,7 @@ impl Watched {
             servers,
         };
         watched.until_ready();
+        watched.until_copied();
         watched
     }
 
@@ -73,6 +74,11 @@ impl Watched {
                 replicas.matches("master-link-status\nok").count() == 2
             });
         }
+    }
+
+    /// Waits until the replicas have all that the first primary has.
+    pub(crate) fn until_copied(&self) {
+        self.servers[0].until_copied(&self.servers[1..]);
     }
 
     /// The URL with all sentinels.
