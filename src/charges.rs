@@ -1,7 +1,7 @@
 //! Charges of a permit at a rate while it is held: more of them before the work, what the work spends, and the truth in
 //! the end.
 //!
-//! Tests: `tests/semaphore/charges.rs`, `tests/layer/charges.rs`.
+//! Tests: `tests/semaphore/charges.rs`.
 
 use std::{
     fmt,
@@ -75,12 +75,13 @@ impl Permit {
         self.share().spend(limit.as_ref(), cost);
     }
 
-    /// Sets what the permit has cost in all, at its acquisition, by charges and by spending. Only the first call counts.
+    /// Sets what the permit has cost in all, at its acquisition, by charges and by spending. Only the first call counts:
+    /// what is spent after it does not, and what is charged after it is refunded.
     ///
-    /// What is missing is charged like something that was [spent](Self::spend), and what was too much is refunded, the
-    /// latest charges first: as far as it has not drained, since time that has passed cannot be given back.
+    /// A cost above that is charged like something that was [spent](Self::spend); below it the rest is refunded, the latest
+    /// charges first: as far as it has not drained, since time that has passed cannot be given back.
     ///
-    /// Without it what was charged and spent stands.
+    /// Without it, all that was charged and spent stands.
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
         self.share().settle(limit.as_ref(), actual);
     }
@@ -99,13 +100,9 @@ impl Share {
         let charges = taken.notes.map(|notes| notes.fees).unwrap_or_default();
         self.change(fee, |account| {
             let charges = charges.iter();
-            charges.for_each(|charge| account.add(charge.paid_cost(), charge.paid));
-            None
+            let excess = charges.map(|charge| account.charge(charge.paid_cost(), charge.paid));
+            Some((Cost::SettledDown, excess.sum()))
         });
-    }
-
-    fn fee(&self, limit: &str) -> Option<&Fee> {
-        fee_of(self.leases.fees(), limit)
     }
 
     /// Something happens to its account at this rate.
@@ -116,11 +113,11 @@ impl Share {
 
     /// Whether the limit is among the rates of the permit.
     pub(crate) fn is_charged_by(&self, limit: &str) -> bool {
-        self.fee(limit).is_some()
+        self.leases.fee(limit).is_some()
     }
 
     pub(crate) fn spend(&self, limit: &str, cost: u32) {
-        if let Some(fee) = self.fee(limit) {
+        if let Some(fee) = self.leases.fee(limit) {
             let spend = |account: &mut Account| {
                 let counts = account.spend(cost);
                 counts.then_some((Cost::Spent, cost.into()))
@@ -130,7 +127,7 @@ impl Share {
     }
 
     pub(crate) fn settle(&self, limit: &str, actual: u32) {
-        if let Some(fee) = self.fee(limit) {
+        if let Some(fee) = self.leases.fee(limit) {
             let settle = |account: &mut Account| match account.settle(actual)? {
                 Settled::Up(more) => Some((Cost::SettledUp, more)),
                 Settled::Down(less) => Some((Cost::SettledDown, less)),
@@ -140,24 +137,24 @@ impl Share {
     }
 
     pub(crate) fn remaining(&self, limit: &str) -> Option<u32> {
-        let quota = self.keepers.quota_of(self.fee(limit)?);
+        let quota = self.keepers.quota_of(self.leases.fee(limit)?);
         quota.map(|quota| quota.remaining)
     }
 
-    /// How its rates stand, as this permit knows them.
+    /// How its rates stand, of which it knows more than when it was admitted.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
-        let fees = self.leases.fees().iter();
+        let fees = self.leases.open_accounts().iter();
         fees.filter_map(|fee| self.keepers.quota_of(fee))
     }
 }
 
 impl WeakShare {
     pub(crate) fn is_charged_by(&self, limit: &str) -> bool {
-        fee_of(self.leases.fees(), limit).is_some()
+        self.leases.fee(limit).is_some()
     }
 
     pub(crate) fn charge(&self, limit: &str, cost: u32) -> Charging {
-        let fee = fee_of(self.leases.fees(), limit).cloned();
+        let fee = self.leases.fee(limit).cloned();
         let asked = self.upgrade().zip(fee).map(|(share, fee)| {
             let demand = Demand::One(leg(&fee, cost));
             let request = Request::new(share.keepers.clone(), demand);
@@ -208,10 +205,6 @@ impl fmt::Debug for Charging {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Charging").finish_non_exhaustive()
     }
-}
-
-fn fee_of<'a>(fees: &'a [Fee], limit: &str) -> Option<&'a Fee> {
-    fees.iter().find(|fee| fee.limit.name() == limit)
 }
 
 fn leg(fee: &Fee, cost: u32) -> Leg {

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use http::{HeaderName, HeaderValue, request::Parts};
+use http::{HeaderName, request::Parts};
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -43,14 +43,20 @@ impl CostConfig {
     }
 
     pub(super) fn apply(&self, scope: Scope) -> Scope {
-        match self.clone() {
-            Self::Fixed(cost) => scope.cost_by(move |_| cost),
-            Self::Header(name) => scope.cost_by(move |head: &Parts| {
-                let cost = head.headers.get(&name).map(HeaderValue::to_str);
-                let cost = cost.and_then(|text| text.ok()?.trim().parse().ok());
-                cost.unwrap_or(1)
-            }),
+        match self {
+            &Self::Fixed(cost) => scope.cost_by(move |_| cost),
+            Self::Header(name) => scope.cost_by(cost_in(name)),
         }
+    }
+}
+
+fn cost_in(header: &str) -> impl Fn(&Parts) -> u32 + Send + Sync + 'static {
+    // No request has a header with a name that is none: `check` refuses it.
+    let name = HeaderName::try_from(header).ok();
+    move |head| {
+        let value = name.as_ref().and_then(|name| head.headers.get(name));
+        let cost = value.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        cost.unwrap_or(1)
     }
 }
 

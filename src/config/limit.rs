@@ -139,7 +139,7 @@ impl LimitConfig {
         } else if self.reuse {
             limit = limit.reuse();
         }
-        let burst = limit.most_at_once();
+        let burst = limit.current_burst();
         if let Some(cost) = &self.cost {
             cost.check(&format!("{path}.cost"), burst, self.clamp_cost, faults);
         }

@@ -169,7 +169,7 @@ impl Effect {
         match self {
             Self::Wake(waker) => waker.wake_task(),
             Self::Drop(waker) => drop(waker),
-            Self::Tell(lease) => lease.tell(),
+            Self::Tell(lease) => lease.wake_watchers(),
             Self::Answer(inquiry, usage) => inquiry.respond(usage),
             Self::Dismiss(inquiry) => drop(inquiry),
             Self::Confirm(confirmation) => confirmation.notify(),

@@ -39,7 +39,7 @@ pub(crate) struct Keepers {
     all: Box<[Arc<Keeper>]>,
     /// Held while limits are registered or changed: the numbers depend on the order.
     changing: Mutex<()>,
-    /// What operators have decided, if there is no store for that.
+    /// The overrides of operators, if there is no store for them.
     #[cfg(feature = "operate")]
     record: Option<LocalRecord>,
 }
@@ -170,7 +170,7 @@ impl Keepers {
 
     /// How a rate stands, as this permit knows it.
     pub(crate) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        self.all[fee.keeper.0].lock().core.account_quota(fee)
+        self.all[fee.keeper.0].with(|core, now| core.account_quota(fee, now))
     }
 
     fn close_accounts(&self, leases: &Leases) {

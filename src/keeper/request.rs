@@ -19,7 +19,7 @@ use crate::{error::AcquireError, leases::Label, part::Part, sync::StoredWaker};
 /// A request for a permit; what the public future is made of.
 ///
 /// A single keeper is asked for everything at once. In a cluster each limit has a keeper of its own, and they are asked
-/// one after the other, always in the same order. What was taken of the first ones is kept while the next one makes it
+/// one after the other, always in the same order. Slots of the first ones are kept while the next one makes it
 /// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are acquired anew.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
@@ -31,7 +31,7 @@ pub(crate) struct Request {
     /// The results of those before it.
     taken: Option<Box<Taken>>,
     /// Whether its result includes how its limits stand.
-    tells: bool,
+    wants_quotas: bool,
 }
 
 impl Request {
@@ -54,7 +54,7 @@ impl Request {
             left: legs.len().saturating_sub(1),
             legs,
             taken: None,
-            tells: false,
+            wants_quotas: false,
         }
     }
 
@@ -64,9 +64,9 @@ impl Request {
         self
     }
 
-    /// Tells how its limits stand when it is granted.
-    pub(crate) fn telling(mut self) -> Self {
-        self.tells = true;
+    /// The permit comes with how its limits stand.
+    pub(crate) fn with_quotas(mut self) -> Self {
+        self.wants_quotas = true;
         self
     }
 
@@ -77,7 +77,7 @@ impl Request {
     #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         if self.legs.is_empty() {
-            let taken = self.step.poll(self.tells, cx);
+            let taken = self.step.poll(self.wants_quotas, cx);
             return taken.map_ok(|taken| self.granted(taken));
         }
         self.poll_legs(cx)
@@ -85,7 +85,7 @@ impl Request {
 
     fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         loop {
-            let outcome = ready!(self.step.poll(self.tells, cx));
+            let outcome = ready!(self.step.poll(self.wants_quotas, cx));
             let before = mem::take(&mut self.taken).map(|before| *before);
             let taken = match (outcome, before) {
                 (Ok(now), None) => now,
@@ -115,7 +115,7 @@ impl Request {
     }
 
     /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
-    /// could end in a circle. What rates have charged is kept; what was waited is not waited again.
+    /// could end in a circle. Charges at rates are kept; their waits are over.
     fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
         self.keepers.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
@@ -199,16 +199,20 @@ impl Step {
         }
     }
 
-    /// The result; if it `tells`, with how its limits stand.
+    /// The result; if `wants_quotas`, with how its limits stand.
     #[inline]
-    fn poll(&mut self, tells: bool, cx: &mut Context<'_>) -> Poll<Result<Taken, AcquireError>> {
+    fn poll(
+        &mut self,
+        wants_quotas: bool,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Taken, AcquireError>> {
         let (looked, is_watched) = match &self.stage {
-            StepStage::New(_) => (self.ask(tells), false),
-            StepStage::Submitted(ticket) => self.look(ticket, tells, cx.waker()),
+            StepStage::New(_) => (self.ask(wants_quotas), false),
+            StepStage::Submitted(ticket) => self.look(ticket, wants_quotas, cx.waker()),
             StepStage::Answered => panic!("`Acquire` polled after completion"),
         };
         let looked = match looked {
-            Ok(None) if !is_watched => self.watch(tells, cx.waker()),
+            Ok(None) if !is_watched => self.watch(wants_quotas, cx.waker()),
             looked => looked,
         };
         match looked.transpose() {
@@ -222,7 +226,7 @@ impl Step {
 
     /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
     #[inline]
-    fn ask(&mut self, tells: bool) -> Looked {
+    fn ask(&mut self, wants_quotas: bool) -> Looked {
         let StepStage::New(demand) = &self.stage else {
             return Ok(None);
         };
@@ -232,7 +236,7 @@ impl Step {
                 Err(error) => return (None, Err(noted(core, error))),
             };
             core.label(&ticket, &self.label);
-            let looked = look(core, &ticket, tells, now);
+            let looked = look(core, &ticket, wants_quotas, now);
             (Some(ticket), looked)
         });
         match (ticket, looked) {
@@ -247,9 +251,9 @@ impl Step {
     }
 
     /// Tells also whether this task is woken when there is an answer.
-    fn look(&self, ticket: &Ticket, tells: bool, waker: &Waker) -> (Looked, bool) {
+    fn look(&self, ticket: &Ticket, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
         let ((looked, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
-            let looked = look(core, ticket, tells, now);
+            let looked = look(core, ticket, wants_quotas, now);
             (looked, core.is_watched_by(ticket, waker))
         });
         match looked {
@@ -259,7 +263,7 @@ impl Step {
     }
 
     /// Sees to it that this task is woken when there is an answer, unless there is one now.
-    fn watch(&self, tells: bool, waker: &Waker) -> Looked {
+    fn watch(&self, wants_quotas: bool, waker: &Waker) -> Looked {
         let StepStage::Submitted(ticket) = &self.stage else {
             return Ok(None);
         };
@@ -267,7 +271,7 @@ impl Step {
         // Without the lock: to clone a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
-            let looked = look(core, ticket, tells, now);
+            let looked = look(core, ticket, wants_quotas, now);
             match looked {
                 Ok(None) => core.watch(ticket, waker),
                 _ => core.drop_waker(waker),
@@ -296,9 +300,9 @@ impl Step {
     }
 }
 
-fn look(core: &mut Core, ticket: &Ticket, tells: bool, now: Instant) -> Looked {
+fn look(core: &mut Core, ticket: &Ticket, wants_quotas: bool, now: Instant) -> Looked {
     // A claim is gone once it is collected.
-    let quotas = tells.then(|| core.quotas(ticket));
+    let quotas = wants_quotas.then(|| core.quotas(ticket));
     match core.collect(ticket, now).transpose() {
         Ok(taken) => Ok(taken.map(|mut taken| {
             if let Some(quotas) = quotas {

@@ -182,7 +182,7 @@ impl Gate {
     fn ask_for(&self, demand: Demand, label: Label) -> Admission {
         let request = PermitRequest::new(self.keepers.clone(), demand).labelled(label);
         Admission::Slot(match self.rate_limit_fields {
-            true => request.telling(),
+            true => request.with_quotas(),
             false => request,
         })
     }

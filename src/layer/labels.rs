@@ -1,4 +1,4 @@
-//! What operators see a request as.
+//! The labels by which operators see requests.
 //!
 //! Tests: `tests/operate/labels.rs`.
 

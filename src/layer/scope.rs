@@ -345,7 +345,7 @@ impl Scope {
     /// [`cost_by`](Self::cost_by).
     ///
     /// A request of 0 or more than 64 units, or of more than the limit has, is refused with 400
-    /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). What a client sends is better bounded.
+    /// ([`RefusalKind::InvalidWeight`](super::RefusalKind::InvalidWeight)). A value that a client sends is better bounded.
     ///
     /// ```
     /// use tower_turnstile::Limit;

@@ -4,15 +4,15 @@
 //! the first thing that happens after that, is kept by the keeper under its lock, and goes when the permit has been
 //! released and nothing is left to be sent.
 //!
-//! What is spent is summed up, and *told* to the rate now and then. A sum counts as told once it is sent: if it has no
+//! Spending is summed up, and *reported* to the rate now and then. A sum counts as reported once it is sent: if it has no
 //! answer, it is not sent again. So nothing is counted twice, and an exchange that is lost may count too little.
 //!
-//! The settlement is the difference between the true cost and all that was charged and told. If it is positive, it is
-//! told like anything else that was spent. If it is negative, charges are refunded, the latest first, by the rules of
+//! The settlement is the difference between the true cost and all that was charged and reported. If it is positive, it
+//! is reported like other spending. If it is negative, charges are refunded, the latest first, by the rules of
 //! [`Rate::refund`]: what has drained since is not given back.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     mem,
     sync::Arc,
     time::Duration,
@@ -31,8 +31,8 @@ use crate::{
 /// Charges of one account that can still be refunded. Earlier ones have mostly drained when there are more.
 const MAX_CHARGES: usize = 32;
 
-/// How long sums that were spent wait for others: then all that this process has are told together.
-const TELL_AFTER: Duration = Duration::from_secs(1);
+/// How long sums that were spent wait for others: then all sums of this process are reported together.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 /// The charge of a request at one rate.
 #[derive(Clone)]
@@ -69,17 +69,17 @@ pub(crate) enum Paid {
     Free,
 }
 
-/// What a permit owes to one rate.
+/// The costs of one permit at one rate.
 pub(crate) struct Account {
     /// The charge at the door.
     fee: Fee,
     /// The latest charges, in their order.
     charges: Vec<(u32, Paid)>,
-    /// All that was charged, and all that was told.
-    told: u64,
-    /// Spent, and not told yet.
+    /// The sum of all charges and reports, until the settlement.
+    counted: u64,
+    /// Spent, and not reported yet.
     spent: u64,
-    /// The sum that is being told.
+    /// The sum that is being reported.
     in_flight: Option<u32>,
     /// To be refunded once that has an answer.
     excess: u64,
@@ -96,11 +96,11 @@ pub(crate) struct PaidBack {
     pub paid: Paid,
 }
 
-/// What became of a sum.
+/// How a report ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    Told(Paid),
-    /// It was certainly not told.
+    Charged(Paid),
+    /// It was certainly not charged.
     Refused,
     /// There is no answer.
     Unknown,
@@ -110,14 +110,14 @@ impl Outcome {
     /// By the answer of the store.
     pub(crate) fn of(charged: &[Charged]) -> Self {
         match charged {
-            &[Charged::Until { tat, .. }] => Self::Told(Paid::InStore(tat)),
+            &[Charged::Until { tat, .. }] => Self::Charged(Paid::InStore(tat)),
             // It came too late.
             _ => Self::Refused,
         }
     }
 }
 
-/// What a settlement changes.
+/// The change that a settlement makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     Up(u64),
@@ -127,12 +127,12 @@ pub(crate) enum Settled {
 /// The accounts of a keeper's permits.
 #[derive(Default)]
 pub(crate) struct Accounts {
-    open: HashMap<AccountId, Account>,
-    /// Those that have spent something, which their rates are told at `tell_at`.
+    open: BTreeMap<AccountId, Account>,
+    /// Those that have spent something, which is reported at `report_at`.
     spending: BTreeSet<AccountId>,
-    tell_at: Option<Instant>,
-    /// Those whose rates are to be told now, by the keys of the rates.
-    telling: BTreeSet<(Arc<str>, AccountId)>,
+    report_at: Option<Instant>,
+    /// Those with something to report now, by the keys of their rates.
+    to_report: BTreeSet<(Arc<str>, AccountId)>,
 }
 
 impl Accounts {
@@ -159,10 +159,10 @@ impl Accounts {
     ) -> Option<(Fee, Vec<PaidBack>)> {
         let account = self.open.get_mut(&id)?;
         let parts = account.pay_back();
-        let fee = account.fee.clone();
+        let refund = (!parts.is_empty()).then(|| (account.fee.clone(), parts));
         let waits = account.unsent() > 0 && !account.is_urgent();
         if account.is_urgent() {
-            self.telling.insert((fee.charge.key.clone(), id));
+            self.to_report.insert((account.fee.charge.key.clone(), id));
         }
         if account.is_over() {
             self.open.remove(&id);
@@ -170,42 +170,42 @@ impl Accounts {
         match waits {
             true => {
                 self.spending.insert(id);
-                self.tell_at.get_or_insert(now + TELL_AFTER);
+                self.report_at.get_or_insert(now + REPORT_AFTER);
             }
             false => drop(self.spending.remove(&id)),
         }
-        Some((fee, parts))
+        refund
     }
 
-    /// Has the rates told what was spent lately, if it is time for that.
+    /// Has all recent spending reported, if it is time for that.
     pub(crate) fn on_time(&mut self, now: Instant) {
-        if self.tell_at.is_some_and(|at| at <= now) {
-            self.tell_all();
+        if self.report_at.is_some_and(|at| at <= now) {
+            self.report_all();
         }
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.tell_at
+        self.report_at
     }
 
-    /// Has the rates told all that was spent.
-    pub(crate) fn tell_all(&mut self) {
-        self.tell_at = None;
+    /// Has all spending reported.
+    pub(crate) fn report_all(&mut self) {
+        self.report_at = None;
         for id in mem::take(&mut self.spending) {
             if let Some(account) = self.open.get(&id) {
-                self.telling.insert((account.fee.charge.key.clone(), id));
+                self.to_report.insert((account.fee.charge.key.clone(), id));
             }
         }
     }
 
-    /// The key of the rate that is to be told first.
+    /// The key of the rate of the next report.
     pub(crate) fn next_key(&self) -> Option<&Arc<str>> {
-        self.telling.first().map(|(key, _)| key)
+        self.to_report.first().map(|(key, _)| key)
     }
 
-    /// Takes out the account that has something to be told first.
+    /// Takes out the account of the next report.
     pub(crate) fn next(&mut self) -> Option<AccountId> {
-        self.telling.pop_first().map(|(_, id)| id)
+        self.to_report.pop_first().map(|(_, id)| id)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -233,7 +233,7 @@ impl Fee {
         self.id.1
     }
 
-    /// What was charged; 0 if nothing was.
+    /// The cost that was charged; 0 if nothing was.
     pub(crate) fn paid_cost(&self) -> u32 {
         match self.paid {
             Paid::InStore(_) => self.charge.cost,
@@ -249,7 +249,7 @@ impl Account {
         let mut account = Self {
             fee: fee.clone(),
             charges: Vec::new(),
-            told: 0,
+            counted: 0,
             spent: 0,
             in_flight: None,
             excess: 0,
@@ -270,12 +270,19 @@ impl Account {
         self.fee.charge.rate.most_owed()
     }
 
-    /// The permit was charged once more.
-    pub(crate) fn add(&mut self, cost: u32, paid: Paid) {
+    /// The permit was charged once more. Returns what of that is too much: after the settlement, all.
+    pub(crate) fn charge(&mut self, cost: u32, paid: Paid) -> u64 {
+        self.add(cost, paid);
+        let excess = if self.is_settled { cost.into() } else { 0 };
+        self.excess += excess;
+        excess
+    }
+
+    fn add(&mut self, cost: u32, paid: Paid) {
         if cost == 0 {
             return;
         }
-        self.told += u64::from(cost);
+        self.counted += u64::from(cost);
         if self.charges.len() == MAX_CHARGES {
             self.charges.remove(0);
         }
@@ -295,7 +302,7 @@ impl Account {
         if mem::replace(&mut self.is_settled, true) {
             return None;
         }
-        let (known, actual) = (self.told + self.unsent(), u64::from(actual));
+        let (known, actual) = (self.counted + self.unsent(), u64::from(actual));
         if actual >= known {
             let more = actual - known;
             self.spent = (self.spent + more).min(self.most());
@@ -308,7 +315,7 @@ impl Account {
         Some(Settled::Down(less))
     }
 
-    /// The permit is released. What it has spent is still told, and what is too much refunded.
+    /// The permit is released. Its spending is still reported, and any excess refunded.
     pub(crate) fn end(&mut self) {
         self.is_closed = true;
     }
@@ -318,13 +325,13 @@ impl Account {
         self.is_closed && self.spent == 0 && self.in_flight.is_none() && self.excess == 0
     }
 
-    /// Whether what was spent is to be told without delay.
+    /// Whether its spending is to be reported without delay.
     pub(crate) fn is_urgent(&self) -> bool {
         self.spent > 0 && !self.was_refused && (self.is_settled || self.is_closed)
     }
 
-    /// What is to be told next, of which no more than `most` at once. One sum is told at a time.
-    pub(crate) fn tell(&mut self, most: u32) -> Option<u32> {
+    /// The next sum to report, at most this much at once. One report is in flight at a time.
+    pub(crate) fn report(&mut self, most: u32) -> Option<u32> {
         if self.spent == 0 || self.in_flight.is_some() {
             return None;
         }
@@ -335,16 +342,16 @@ impl Account {
         Some(sum)
     }
 
-    /// What became of the sum. Returns what will not be told, or perhaps was not.
+    /// The report has ended like this. Returns how much will not be reported, or perhaps was not.
     pub(crate) fn on_outcome(&mut self, outcome: Outcome) -> u64 {
         let Some(sum) = self.in_flight.take() else {
             return 0;
         };
         match outcome {
-            Outcome::Told(paid) => self.add(sum, paid),
-            // It counts as told, and is not refunded.
+            Outcome::Charged(paid) => self.add(sum, paid),
+            // It counts as charged, and is not refunded.
             Outcome::Unknown => {
-                self.told += u64::from(sum);
+                self.counted += u64::from(sum);
                 return sum.into();
             }
             Outcome::Refused => return self.on_refused(sum.into()),
@@ -352,7 +359,7 @@ impl Account {
         0
     }
 
-    /// The sum will be told with the next one; a permit that is gone does not try again.
+    /// The sum goes with the next report; a permit that is gone does not try again.
     fn on_refused(&mut self, sum: u64) -> u64 {
         let excess = sum.min(self.excess);
         self.excess -= excess;
@@ -364,7 +371,7 @@ impl Account {
         }
     }
 
-    /// What is to be refunded now: parts of the latest charges, the latest first. Nothing while a sum is being told.
+    /// The refunds to make now: parts of the latest charges, the latest first. None while a report is in flight.
     pub(crate) fn pay_back(&mut self) -> Vec<PaidBack> {
         let mut parts = Vec::new();
         if self.in_flight.is_some() {
@@ -375,16 +382,20 @@ impl Account {
         {
             let part = u64::from(cost).min(self.excess) as u32;
             self.excess -= u64::from(part);
-            self.told -= u64::from(part);
             parts.push(PaidBack { cost: part, paid });
         }
         self.excess = 0;
         parts
     }
 
-    /// Spent, and not told yet.
+    /// Spent, and not charged yet as far as is known.
     pub(crate) fn unsent(&self) -> u64 {
-        self.spent + u64::from(self.in_flight.unwrap_or(0))
+        self.spent + u64::from(self.in_flight())
+    }
+
+    /// The sum that is being reported.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.unwrap_or(0)
     }
 
     /// The latest charge.

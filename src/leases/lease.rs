@@ -69,7 +69,7 @@ pub(crate) trait Recycle: Send + Sync {
 /// - `seq` is read and written under the keeper's lock. `reusable` is written under it for a permit, and read by the last
 ///   owner of that permit: [`Owners::leave`] orders them.
 /// - `revoked` names a tenure, so that whoever reads it for a later permit finds that it is not meant, however late the
-///   order came. That a watcher sees it is due to [`tell`](Self::tell), as with any end.
+///   order came. That a watcher sees it is due to [`wake_watchers`](Self::wake_watchers), as with any end.
 /// - `unread_us` and `tenure_us` are times, and nothing else is read by them. A keeper that sees one a moment late revokes
 ///   a permit, or measures how long it was held, by that moment.
 ///
@@ -166,7 +166,7 @@ impl Lease {
     }
 
     /// Ends it, whatever the deadline. One that is lost may still be ended by a shutdown, or by a bound, which is final.
-    /// Its watchers are to be [woken](Self::tell) then.
+    /// Its watchers are to be [woken](Self::wake_watchers) then.
     pub(crate) fn end(&self, kind: LostErrorKind) {
         let over = match kind {
             LostErrorKind::Lost => LOST,
@@ -239,7 +239,7 @@ impl Lease {
     }
 
     /// Revokes the permit of this tenure. Its lease goes on, and is renewed, until its owners are gone: so a revoked permit
-    /// never runs on without a slot. Its watchers are to be [woken](Self::tell) then.
+    /// never runs on without a slot. Its watchers are to be [woken](Self::wake_watchers) then.
     #[cfg(feature = "operate")]
     pub(crate) fn revoke(&self, tenure: u64) {
         // An order for an earlier permit that comes late must not undo one for a later permit.
@@ -258,7 +258,7 @@ impl Lease {
     }
 
     /// Makes all watchers look at it. Not to be called under a lock: it wakes tasks.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn wake_watchers(&self) {
         assert_unlocked();
         self.watchers.notify_waiters();
     }
@@ -275,7 +275,7 @@ impl Lease {
         let mut is_attended = false;
         poll_fn(|cx| {
             loop {
-                // Whatever woke this task: the driver may be late, as after this process was stopped.
+                // Also if something else woke this task: the driver may be late, as after this process was stopped.
                 if let Some(kind) = self.over().filter(|kind| counts(*kind)) {
                     return Poll::Ready(kind);
                 }

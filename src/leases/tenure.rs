@@ -63,7 +63,7 @@ pub(crate) enum Leases {
 /// Several slots, or none, with the same owners.
 pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
-    /// What rates have charged the permit.
+    /// The charges of rates when the permit was admitted.
     fees: Vec<Fee>,
     /// Whether one of these has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
     /// sees all that owners did before.
@@ -87,7 +87,7 @@ impl Leases {
         }))
     }
 
-    /// Adds what rates have charged the permit. To be called before it has a second owner.
+    /// Adds the charges of rates. To be called before it has a second owner.
     pub(crate) fn set_fees(&mut self, fees: Vec<Fee>) {
         if let Self::Many(together) = self
             && let Some(together) = Arc::get_mut(together)
@@ -96,7 +96,12 @@ impl Leases {
         }
     }
 
-    /// What rates have charged the permit when it was admitted.
+    /// The charge of the rate of this name when the permit was admitted.
+    pub(crate) fn fee(&self, limit: &str) -> Option<&Fee> {
+        self.fees().iter().find(|fee| fee.limit.name() == limit)
+    }
+
+    /// The charges of rates when the permit was admitted.
     pub(crate) fn fees(&self) -> &[Fee] {
         match self {
             Self::One(_) => &[],
@@ -127,7 +132,7 @@ impl Leases {
         }
     }
 
-    /// The fees that may have accounts, which are to be ended. For the last owner.
+    /// The fees that may have accounts, of which an owner knows: the last one of all.
     pub(crate) fn open_accounts(&self) -> &[Fee] {
         match self {
             Self::Many(together) if together.has_account.load(Ordering::Relaxed) => &together.fees,

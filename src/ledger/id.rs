@@ -49,7 +49,7 @@ const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 
-/// What is added to the name of a holder in the store to give its members but for the first, which is the name: one for
+/// The suffixes that make the further members of a holder out of its name, which is the first: one for
 /// each unit.
 #[cfg(any(test, feature = "redis"))]
 pub(crate) fn more_members(seq: Seq) -> impl Iterator<Item = u8> {

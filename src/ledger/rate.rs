@@ -183,6 +183,13 @@ impl Rate {
         (room.max(0) / i128::from(self.period_us)) as u32
     }
 
+    /// How much of what was charged is above the burst, and has to drain before the next request may start.
+    pub(crate) fn debt(self, state: Tat, now_us: u64) -> u64 {
+        let now = i128::from(now_us) * i128::from(self.count);
+        let debt = self.parts(self.read(state, now_us)) - now - self.cost(self.burst);
+        (debt.max(0) / i128::from(self.period_us)) as u64
+    }
+
     /// When the next request may start.
     pub(crate) fn next_at_us(self, state: Tat, now_us: u64) -> u64 {
         let tat = self.read(state, now_us);

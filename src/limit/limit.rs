@@ -328,7 +328,7 @@ impl Limit {
 
     /// The burst, if it is a rate.
     #[cfg(feature = "config")]
-    pub(crate) fn most_at_once(&self) -> Option<u32> {
+    pub(crate) fn current_burst(&self) -> Option<u32> {
         Some(self.to_rate(self.max)?.burst)
     }
 

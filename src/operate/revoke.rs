@@ -41,7 +41,7 @@ pub(super) async fn revoke(keepers: &Keepers, whose: Whose) -> Vec<(Held, Permit
     let held = holders(keepers, whose).await;
     for one in &held {
         one.lease.revoke(one.id.tenure());
-        one.lease.tell();
+        one.lease.wake_watchers();
     }
     let mut remaining: HashSet<PermitId> = held.iter().map(|one| one.id).collect();
     let ended = async {

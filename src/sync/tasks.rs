@@ -48,8 +48,8 @@ pub(crate) struct Inquiry(Option<oneshot::Sender<Usage>>);
 
 impl Inquiry {
     pub(crate) fn new() -> (Self, oneshot::Receiver<Usage>) {
-        let (tell, told) = oneshot::channel();
-        (Self(Some(tell)), told)
+        let (done, all_done) = oneshot::channel();
+        (Self(Some(done)), all_done)
     }
 
     pub(crate) fn respond(mut self, usage: Usage) {

@@ -54,7 +54,9 @@ pub(crate) enum Cost {
     SettledUp,
     /// The same the other way: refunded, as far as it has not drained.
     SettledDown,
-    /// Spent, and perhaps not told to the store.
+    /// Of what was spent or settled: above the burst, so that newcomers wait until it has drained.
+    Debt,
+    /// Spent, and perhaps never charged.
     Unsettled,
 }
 
@@ -101,6 +103,7 @@ struct Costs {
     charged: Series<Counter>,
     spent: Series<Counter>,
     settled_up: Series<Counter>,
+    debt: Series<Counter>,
     settled_down: Series<Counter>,
     unsettled: Series<Counter>,
 }
@@ -323,6 +326,7 @@ impl Costs {
             charged: by("charged"),
             spent: by("spent"),
             settled_up: by("settled_up"),
+            debt: by("debt"),
             settled_down: by("settled_down"),
             unsettled: by("unsettled"),
         }
@@ -333,6 +337,7 @@ impl Costs {
             Cost::Charged => &self.charged,
             Cost::Spent => &self.spent,
             Cost::SettledUp => &self.settled_up,
+            Cost::Debt => &self.debt,
             Cost::SettledDown => &self.settled_down,
             Cost::Unsettled => &self.unsettled,
         }

@@ -109,6 +109,33 @@ async fn requests_are_counted_from_the_queue_to_the_release() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn costs_of_a_rate_are_counted_by_kind() {
+    const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
+    let (recorded, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let permit = limiter.semaphore(&TOKENS, "a").acquire().await.unwrap();
+    permit.charge(&TOKENS, 40).await.unwrap();
+    permit.spend(&TOKENS, 20);
+    permit.settle(&TOKENS, 70);
+    let other = limiter.semaphore(&TOKENS, "b").acquire().await.unwrap();
+    other.spend(&TOKENS, 5);
+    other.settle(&TOKENS, 2);
+    for (kind, cost) in [
+        ("charged", 42.0),
+        ("spent", 25.0),
+        ("settled_up", 9.0),
+        ("settled_down", 4.0),
+        // 61 and 70, of which 50 are the burst.
+        ("debt", 11.0 + 9.0),
+    ] {
+        let metric = format!(
+            r#"turnstile_cost_total{{namespace="turnstile",limit="tokens",kind="{kind}"}}"#
+        );
+        assert_eq!(value(&recorded, &metric), cost, "{kind}");
+    }
+}
+
 /// Even the limit that refuses paths which cannot be looked up.
 #[cfg(feature = "config")]
 #[tokio::test]

@@ -139,7 +139,7 @@ impl Core {
             if only.is_some_and(is_other) {
                 break;
             }
-            let Some((id, charge)) = self.tell_next() else {
+            let Some((id, charge)) = self.next_report() else {
                 break;
             };
             let claim = Claim {

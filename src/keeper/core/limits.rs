@@ -295,7 +295,7 @@ impl Core {
     }
 }
 
-/// What operators see: a little at a time, since a look is a step under the lock.
+/// The view of operators: a little at a time, since a look is a step under the lock.
 ///
 /// A walk over all takes many looks, between which requests go on: what comes or goes meanwhile may be missed.
 /// Tests: `tests/operate/`, `src/operate/desk.rs`.

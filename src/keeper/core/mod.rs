@@ -13,7 +13,7 @@
 //! | `timers` | one sleep for all; bounds on permits |
 //! | `requests` | submitted, collected, cancelled; permits released; shutdown |
 //!
-//! Each file calls only those above it, and all call this one, which calls `breaker`. What concerns a single ledger is the business of its [queue](super::queue),
+//! Each file calls only those above it, and all call this one, which calls `breaker`. Anything that concerns a single ledger is the business of its [queue](super::queue),
 //! which reports to the [`Context`] and knows nothing of this.
 //!
 //! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its
@@ -78,7 +78,7 @@ pub(crate) struct Core {
     updated: Vec<Arc<Limit>>,
     /// The same as they were when they were registered.
     declared: Vec<Limit>,
-    /// What operators have decided.
+    /// The overrides that operators have set.
     overrides: Arc<InForce>,
     /// The values in force, and whether they are operators', as the metrics have them.
     measured: Vec<(i64, i64)>,
@@ -105,7 +105,7 @@ pub(crate) struct Core {
     sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
-    /// What permits owe to rates.
+    /// The costs of permits at rates.
     accounts: Accounts,
     bounded: Bounded,
     clock: Option<StoreClock>,
@@ -181,13 +181,13 @@ struct Sent {
     claims: Vec<Asker>,
 }
 
-/// Who has a claim sent.
+/// The origin of a claim in an exchange.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asker {
     Claim(ClaimId),
     /// A request for a single slot.
     Slot,
-    /// It tells its rate what was spent.
+    /// It reports spending to a rate.
     Account(AccountId),
 }
 

@@ -1,4 +1,4 @@
-//! Rates: what a claim is charged, in the store or, without one, in this process; and what a permit spends after that.
+//! Rates: what a claim is charged, in the store or, without one, in this process; and the costs of a permit after that.
 
 use std::{sync::Arc, time::Duration};
 
@@ -75,44 +75,53 @@ impl Core {
     /// Charges in this process, as the limit's policy says. Returns how, and for how many microseconds the rate holds the
     /// request back.
     pub(super) fn charge_here(&self, fee: &Fee) -> Result<(Paid, u64), AcquireError> {
-        let now_us = self.ctx.local_us();
-        let limit = &self.limits[fee.number().0];
         let refuse = |kind| Err(self.refusal(fee.number(), kind));
-        let rate = match (self.ctx.availability, limit.current_fallback()) {
-            (Availability::Refused, _) => return refuse(AcquireErrorKind::Misconfigured),
-            (Availability::Down, Fallback::Reject) => {
-                return refuse(AcquireErrorKind::Unavailable);
-            }
-            (Availability::Down, Fallback::Allow) => return Ok((Paid::Free, 0)),
-            (Availability::Down, Fallback::Local(count)) if count != limit.max() => {
-                limit.to_rate(count).map(Rate::clamped)
-            }
-            _ => None,
+        let rate = match self.rate_here(fee.number(), fee.charge.rate) {
+            Ok(Some(rate)) => rate,
+            Ok(None) => return Ok((Paid::Free, 0)),
+            Err(kind) => return refuse(kind),
         };
-        let Charge {
-            rate: usual,
-            cost,
-            wait_us,
-            ..
-        } = fee.charge;
-        let rate = rate.unwrap_or(usual);
-        let most = match wait_us {
-            WAIT_FOREVER_US => rate.most_at_once(),
-            _ => rate.burst,
-        };
-        let state = self.rates.states.get(&(fee.number(), fee.key.clone()));
-        match rate.charge(state.copied(), now_us, cost.min(most), wait_us) {
-            Charged::Until { tat, start_us } => Ok((Paid::Here(rate, tat), start_us - now_us)),
-            Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
-            Charged::Not => refuse(AcquireErrorKind::TooSoon),
+        let Charge { cost, wait_us, .. } = fee.charge;
+        match self.charged_here(fee, rate, cost.min(rate.burst), wait_us) {
+            (Charged::Until { tat, start_us }, now_us) => {
+                Ok((Paid::Here(rate, tat), start_us - now_us))
+            }
+            (Charged::TooSoon { start_us }, now_us) => Err(self.too_soon(fee, start_us - now_us)),
+            (Charged::Not, _) => refuse(AcquireErrorKind::TooSoon),
         }
+    }
+
+    /// The rate by which this process charges, as the limit's policy says. `None`: it charges nothing.
+    fn rate_here(&self, number: LimitId, usual: Rate) -> Result<Option<Rate>, AcquireErrorKind> {
+        let limit = &self.limits[number.0];
+        match (self.ctx.availability, limit.current_fallback()) {
+            (Availability::Refused, _) => Err(AcquireErrorKind::Misconfigured),
+            (Availability::Down, Fallback::Reject) => Err(AcquireErrorKind::Unavailable),
+            (Availability::Down, Fallback::Allow) => Ok(None),
+            (Availability::Down, Fallback::Local(count)) if count != limit.max() => {
+                Ok(limit.to_rate(count).map(Rate::clamped))
+            }
+            _ => Ok(Some(usual)),
+        }
+    }
+
+    /// The answer of a rate of this process to a charge, and the time of it.
+    fn charged_here(&self, fee: &Fee, rate: Rate, cost: u32, wait_us: u64) -> (Charged, u64) {
+        let now_us = self.ctx.local_us();
+        let state = self.rates.states.get(&(fee.number(), fee.key.clone()));
+        (rate.charge(state.copied(), now_us, cost, wait_us), now_us)
     }
 
     /// Counts a request that a rate has admitted.
     pub(super) fn note_charge(&mut self, fee: &Fee, waited: Duration) {
         self.ctx.note_admission(fee.number(), waited);
-        let charged = Measure::Cost(Cost::Charged, fee.paid_cost().into());
-        self.ctx.measure(fee.number(), charged);
+        self.note_cost(fee.number(), Cost::Charged, fee.paid_cost().into());
+    }
+
+    fn note_cost(&mut self, limit: LimitId, kind: Cost, cost: u64) {
+        if cost > 0 {
+            self.ctx.measure(limit, Measure::Cost(kind, cost));
+        }
     }
 
     /// Keeps the state of a rate in this process.
@@ -138,22 +147,22 @@ impl Core {
 
     /// How a rate stands after a charge.
     pub(super) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        let (rate, tat, now_us) = self.state_of(fee)?;
+        let (rate, tat, now_us) = self.state_of(fee.paid)?;
         Some(self.quota_at(fee, rate, tat, now_us))
     }
 
     /// How a rate will stand after the charge is refunded.
     pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
-        let (rate, tat, now_us) = self.state_of(fee)?;
+        let (rate, tat, now_us) = self.state_of(fee.paid)?;
         let cost = fee.charge.cost.min(rate.burst);
         let refunded = rate.refund(tat, tat, cost, now_us);
         Some(self.quota_at(fee, rate, refunded, now_us))
     }
 
     /// As the charge left it, and the time by the clock that it was charged by.
-    fn state_of(&self, fee: &Fee) -> Option<(Rate, Tat, u64)> {
-        match fee.paid {
-            Paid::InStore(tat) => Some((fee.charge.rate, tat, self.clock?.at(self.ctx.now))),
+    fn state_of(&self, paid: Paid) -> Option<(Rate, Tat, u64)> {
+        match paid {
+            Paid::InStore(tat) => Some((tat.rate, tat, self.clock?.at(self.ctx.now))),
             Paid::Here(rate, tat) => Some((rate, tat, self.ctx.local_us())),
             Paid::Not | Paid::Free => None,
         }
@@ -215,20 +224,17 @@ impl Core {
     ) {
         self.ctx.now = now;
         if let Some((kind, cost)) = change(self.accounts.account_of(fee)) {
-            self.ctx.measure(fee.number(), Measure::Cost(kind, cost));
+            self.note_cost(fee.number(), kind, cost);
         }
         self.follow_account(fee.id);
     }
 
     /// How a rate stands, as the latest charge of this permit has left it, and with what it has spent since.
-    pub(crate) fn account_quota(&self, fee: &Fee) -> Option<Quota> {
+    pub(crate) fn account_quota(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
+        self.ctx.now = now;
         let account = self.accounts.get(fee.id);
         let paid = account.map_or(Some(fee.paid), Account::latest)?;
-        let (rate, tat, now_us) = match paid {
-            Paid::InStore(tat) => (tat.rate, tat, self.clock?.at(Instant::now())),
-            Paid::Here(rate, tat) => (rate, tat, self.ctx.local_us()),
-            Paid::Not | Paid::Free => return None,
-        };
+        let (rate, tat, now_us) = self.state_of(paid)?;
         let unsent = account.map_or(0, Account::unsent);
         let mut quota = self.quota_at(fee, rate, tat, now_us);
         quota.remaining = u64::from(quota.remaining).saturating_sub(unsent) as u32;
@@ -237,32 +243,31 @@ impl Core {
 
     fn follow_account(&mut self, id: AccountId) {
         if !self.asks_store() {
-            self.tell_here(id);
+            self.report_here(id);
         }
         if let Some((fee, parts)) = self.accounts.note_change(id, self.ctx.now) {
             parts.into_iter().for_each(|part| self.pay_back(&fee, part));
         }
     }
 
-    /// The next sum to be told, and whose it is.
-    pub(super) fn tell_next(&mut self) -> Option<(AccountId, Charge)> {
+    /// The next report, and whose it is.
+    pub(super) fn next_report(&mut self) -> Option<(AccountId, Charge)> {
         loop {
             let id = self.accounts.next()?;
-            if let Some(fee) = self.tell(id) {
+            if let Some(fee) = self.report(id) {
                 return Some((id, fee.charge));
             }
         }
     }
 
     /// The next sum of an account, as a charge that no rate refuses, at the values that the limit has now.
-    fn tell(&mut self, id: AccountId) -> Option<Fee> {
+    fn report(&mut self, id: AccountId) -> Option<Fee> {
         let mut fee = self.accounts.get(id)?.fee().clone();
-        let limit = &self.limits[fee.number().0];
-        let (_, rate) = self.rate_of(limit, &fee.key, fee.own_max)?;
+        let rate = self.rate_now(&fee)?;
         let account = self.accounts.get_mut(id)?;
         fee.charge = Charge {
             rate,
-            cost: account.tell(rate.most_at_once())?,
+            cost: account.report(rate.most_at_once())?,
             wait_us: WAIT_FOREVER_US,
             shadow: false,
             ..fee.charge
@@ -270,41 +275,68 @@ impl Core {
         Some(fee)
     }
 
-    /// Without the store the rate of this process is told, as the limit's policy says.
-    fn tell_here(&mut self, id: AccountId) {
-        while let Some(fee) = self.tell(id) {
-            let charged = self.charge_here(&fee);
-            let paid = charged.map_or(Paid::Free, |(paid, _)| paid);
-            match paid {
-                Paid::Here(_, tat) => self.keep_rate(fee.number(), fee.key, tat),
-                _ => {
-                    let measure = Measure::Cost(Cost::Unsettled, fee.charge.cost.into());
-                    self.ctx.measure(fee.number(), measure);
-                }
+    /// At the values that its limit has now.
+    fn rate_now(&self, fee: &Fee) -> Option<Rate> {
+        let limit = &self.limits[fee.number().0];
+        Some(self.rate_of(limit, &fee.key, fee.own_max)?.1)
+    }
+
+    /// Without the store the rate of this process is charged, as the limit's policy says.
+    fn report_here(&mut self, id: AccountId) {
+        let Some(fee) = self.accounts.get(id).map(|account| account.fee().clone()) else {
+            return;
+        };
+        let usual = self.rate_now(&fee);
+        let rate = usual.and_then(|usual| self.rate_here(fee.number(), usual).ok()?);
+        let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
+        while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
+            let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));
+            if paid == Paid::Free {
+                self.note_cost(fee.number(), Cost::Unsettled, sum.into());
             }
             if let Some(account) = self.accounts.get_mut(id) {
-                account.on_outcome(Outcome::Told(paid));
+                account.on_outcome(Outcome::Charged(paid));
             }
+            self.note_debt(fee.number(), paid, sum);
         }
     }
 
+    fn spend_here(&mut self, fee: &Fee, rate: Rate, sum: u32) -> Paid {
+        match self.charged_here(fee, rate, sum, WAIT_FOREVER_US) {
+            (Charged::Until { tat, .. }, _) => {
+                self.keep_rate(fee.number(), fee.key.clone(), tat);
+                Paid::Here(rate, tat)
+            }
+            _ => Paid::Free,
+        }
+    }
     /// The store is not asked any more.
-    pub(super) fn tell_all_here(&mut self) {
-        self.accounts.tell_all();
+    pub(super) fn report_all_here(&mut self) {
+        self.accounts.report_all();
         while let Some(id) = self.accounts.next() {
             self.follow_account(id);
         }
     }
 
-    /// What became of a sum that the store was told.
+    /// A report to the store has ended like this.
     pub(super) fn on_sum(&mut self, id: AccountId, outcome: Outcome) {
-        if let Some(account) = self.accounts.get_mut(id) {
-            let unsettled = account.on_outcome(outcome);
-            if unsettled > 0 {
-                let measure = Measure::Cost(Cost::Unsettled, unsettled);
-                self.ctx.measure(id.1, measure);
-            }
-            self.follow_account(id);
+        let Some(account) = self.accounts.get_mut(id) else {
+            return;
+        };
+        let sum = account.in_flight();
+        let unsettled = account.on_outcome(outcome);
+        if let Outcome::Charged(paid) = outcome {
+            self.note_debt(id.1, paid, sum);
+        }
+        self.note_cost(id.1, Cost::Unsettled, unsettled);
+        self.follow_account(id);
+    }
+
+    /// How much of a sum newcomers have to wait for.
+    fn note_debt(&mut self, limit: LimitId, paid: Paid, sum: u32) {
+        if let Some((rate, tat, now_us)) = self.state_of(paid) {
+            let debt = rate.debt(tat, now_us).min(sum.into());
+            self.note_cost(limit, Cost::Debt, debt);
         }
     }
 }

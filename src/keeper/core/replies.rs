@@ -371,7 +371,7 @@ impl Core {
             claim.asking_since = None;
         }
         let availability = self.ctx.availability;
-        self.tell_all_here();
+        self.report_all_here();
         self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
         let mut listed = std::mem::take(&mut self.asking);
         listed.append(&mut self.held_back);

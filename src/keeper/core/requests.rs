@@ -357,7 +357,7 @@ impl Core {
     /// Marks what is still held as lost, and releases it. Returns how many permits that were.
     pub(crate) fn lose_all(&mut self, now: Instant) -> usize {
         self.ctx.now = now;
-        self.accounts.tell_all();
+        self.accounts.report_all();
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
         self.ctx.end_lost_leases();

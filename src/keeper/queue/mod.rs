@@ -75,7 +75,7 @@ pub(super) struct Queue {
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     own_max: Option<u32>,
-    /// What operators have decided for this key.
+    /// The override that operators have set for this key.
     steered: Steered,
     entries: SmallMap<Seq, Entry>,
     /// Those that wait in the store's ledger. Boxed, like the outbox: most queues have neither.

@@ -309,7 +309,7 @@ impl Queue {
     }
 }
 
-/// What operators see.
+/// The view of operators.
 #[cfg(feature = "operate")]
 impl Queue {
     /// Passes entries from this name on, at most `left` of them, which is counted down. Returns the name to go on with.

@@ -1,4 +1,4 @@
-//! Accounts of permits at a rate: sums that are told, lost, refused, and settled meanwhile.
+//! Accounts of permits at a rate: reports that are lost, refused, and overtaken by the settlement.
 
 use super::*;
 use crate::leases::{Account, Fee};
@@ -9,28 +9,50 @@ const SPACING_US: u64 = 864_000_000;
 
 /// A world with a permit, which was charged 1.
 fn world() -> (World, Fee) {
-    let mut world = World::new(1, &TOKENS);
-    let leg = Leg {
-        limit: LimitId(0),
-        key: Key::SHARED,
-        wait: Duration::ZERO,
-        max: None,
-        weight: 1,
-        cost: 1,
-        clamps: false,
-    };
-    let now = world.local();
-    let asked = world.keepers[0].submit(&Demand::One(leg), now);
-    let asked = asked.expect("open");
-    world.settle();
-    let Some(Ok(taken)) = world.keepers[0].collect(&asked, now) else {
-        panic!("within the burst");
-    };
-    let mut fees = taken.notes.expect("it was charged").fees;
-    (world, fees.remove(0))
+    world_under(&TOKENS)
+}
+
+fn world_under(limit: &Limit) -> (World, Fee) {
+    let mut world = World::new(1, limit);
+    let fee = world.charge(1);
+    (world, fee)
 }
 
 impl World {
+    /// A newcomer is charged this, while nothing else is under way.
+    fn charge(&mut self, cost: u32) -> Fee {
+        let leg = Leg {
+            limit: LimitId(0),
+            key: Key::SHARED,
+            wait: Duration::ZERO,
+            max: None,
+            weight: 1,
+            cost,
+            clamps: false,
+        };
+        let now = self.local();
+        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        let asked = asked.expect("open");
+        self.settle();
+        let Some(Ok(taken)) = self.keepers[0].collect(&asked, now) else {
+            panic!("within the burst");
+        };
+        taken.notes.expect("it was charged").fees.remove(0)
+    }
+
+    /// Two exchanges have no answer.
+    fn lose_store(&mut self) {
+        let now = self.local();
+        self.keepers[0].fail(now);
+        self.keepers[0].fail(now);
+    }
+
+    fn remaining(&mut self, fee: &Fee) -> u32 {
+        let now = self.local();
+        let quota = self.keepers[0].account_quota(fee, now);
+        quota.expect("it was charged").remaining
+    }
+
     fn change(&mut self, fee: &Fee, change: impl FnOnce(&mut Account)) {
         let now = self.local();
         self.keepers[0].change_account(fee, now, |account| {
@@ -39,15 +61,23 @@ impl World {
         });
     }
 
-    /// Has the sum told; it is on its way.
-    fn tell(&mut self) -> Outgoing {
+    fn spend(&mut self, fee: &Fee, cost: u32) {
+        self.change(fee, |account| assert!(account.spend(cost)));
+    }
+
+    fn settle_at(&mut self, fee: &Fee, actual: u32) {
+        self.change(fee, |account| assert!(account.settle(actual).is_some()));
+    }
+
+    /// Sends the report.
+    fn report(&mut self) -> Outgoing {
         self.pass(Duration::from_secs(1));
         let sent = self.send(0);
         assert_eq!(sent.exchange.claims.len(), 1);
         sent
     }
 
-    /// What the rate has been charged, by its state.
+    /// The sum of all charges, by the state of the rate.
     fn charged(&self) -> u64 {
         let states = self.ledgers.content().rates;
         let state = states.values().next().expect("it was charged");
@@ -69,55 +99,45 @@ impl World {
 }
 
 #[test]
-fn a_sum_is_told_with_others_after_a_second_and_at_the_end() {
+fn a_sum_is_reported_with_others_after_a_second_and_at_the_end() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| {
-        account.spend(4);
-    });
+    world.spend(&fee, 4);
     assert!(!world.may_send(0));
     world.pass(Duration::from_millis(600));
-    world.change(&fee, |account| {
-        account.spend(5);
-    });
+    world.spend(&fee, 5);
     assert!(!world.may_send(0));
     world.pass(Duration::from_millis(400));
     world.settle();
     assert_eq!(world.charged(), 10);
-    world.change(&fee, |account| {
-        account.spend(6);
-    });
+    world.spend(&fee, 6);
+    world.change(&fee, Account::end);
+    assert!(world.may_send(0), "at once");
     world.end(&fee);
     assert_eq!(world.charged(), 16);
 }
 
-/// It may have run: told once more, it would count twice.
+/// It may have run: reported once more, it would count twice.
 #[test]
-fn a_sum_without_an_answer_is_not_told_again() {
+fn a_sum_without_an_answer_is_not_reported_again() {
     for runs in [true, false] {
         let (mut world, fee) = world();
-        world.change(&fee, |account| {
-            account.spend(10);
-        });
-        let sent = world.tell();
+        world.spend(&fee, 10);
+        let sent = world.report();
         if runs {
             world.run(&sent);
         }
         world.fail(0, &sent, false);
-        world.change(&fee, |account| {
-            account.spend(3);
-        });
+        world.spend(&fee, 3);
         world.end(&fee);
         assert_eq!(world.charged(), if runs { 14 } else { 4 });
     }
 }
 
 #[test]
-fn a_sum_that_came_too_late_is_told_again() {
+fn a_sum_that_came_too_late_is_reported_again() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| {
-        account.spend(10);
-    });
-    let sent = world.tell();
+    world.spend(&fee, 10);
+    let sent = world.report();
     world.now += 2 * STORE_TIMEOUT;
     world.complete(0, &sent);
     assert_eq!(world.charged(), 1);
@@ -126,18 +146,14 @@ fn a_sum_that_came_too_late_is_told_again() {
     assert_eq!(world.charged(), 11);
 }
 
-/// What of the sum is too much can be refunded once it is known to be charged.
+/// A part of it can be refunded once it is known to be charged.
 #[test]
-fn a_settlement_waits_for_the_sum_that_is_being_told() {
+fn a_settlement_waits_for_the_sum_that_is_being_reported() {
     for is_in_time in [true, false] {
         let (mut world, fee) = world();
-        world.change(&fee, |account| {
-            account.spend(10);
-        });
-        let sent = world.tell();
-        world.change(&fee, |account| {
-            account.settle(5);
-        });
+        world.spend(&fee, 10);
+        let sent = world.report();
+        world.settle_at(&fee, 5);
         assert!(!world.may_send(0));
         if !is_in_time {
             world.now += 2 * STORE_TIMEOUT;
@@ -149,39 +165,77 @@ fn a_settlement_waits_for_the_sum_that_is_being_told() {
     }
 }
 
-/// It counts as told, and is not refunded: only what else was charged is.
+#[test]
+fn a_settlement_cancels_unreported_spending_first() {
+    let (mut world, fee) = world();
+    world.spend(&fee, 10);
+    world.settle_at(&fee, 5);
+    world.settle();
+    assert_eq!(world.charged(), 5);
+    world.end(&fee);
+    assert_eq!(world.charged(), 5);
+}
+
+#[test]
+fn after_the_settlement_nothing_else_counts() {
+    let (mut world, fee) = world();
+    world.settle_at(&fee, 5);
+    world.change(&fee, |account| {
+        assert!(!account.spend(10));
+        assert_eq!(account.settle(20), None);
+    });
+    world.end(&fee);
+    assert_eq!(world.charged(), 5);
+}
+
+/// It counts as charged, and is not refunded: only other charges are.
 #[test]
 fn a_settlement_does_not_refund_a_sum_without_an_answer() {
     let (mut world, fee) = world();
-    world.change(&fee, |account| {
-        account.spend(10);
-    });
-    let sent = world.tell();
-    world.change(&fee, |account| {
-        account.settle(5);
-    });
+    world.spend(&fee, 10);
+    let sent = world.report();
+    world.settle_at(&fee, 5);
     world.run(&sent);
     world.fail(0, &sent, false);
     world.end(&fee);
     assert_eq!(world.charged(), 10);
 }
 
-/// The rate of this process is charged, and nothing is told later.
+/// A charge that comes while the settlement waits for a report is refunded with the rest.
 #[test]
-fn without_the_store_sums_are_told_here() {
+fn a_charge_after_the_settlement_is_refunded_with_what_it_returns() {
     let (mut world, fee) = world();
+    world.spend(&fee, 10);
+    let sent = world.report();
+    world.settle_at(&fee, 5);
+    let late = world.charge(20);
     world.change(&fee, |account| {
-        account.spend(10);
+        assert_eq!(account.charge(late.paid_cost(), late.paid), 20);
     });
-    let now = world.local();
-    world.keepers[0].fail(now);
-    world.keepers[0].fail(now);
-    world.change(&fee, |account| {
-        account.spend(5);
-    });
-    let quota = world.keepers[0]
-        .account_quota(&fee)
-        .expect("it was charged");
-    assert_eq!(quota.remaining, 35);
+    assert!(!world.may_send(0), "the sum has no answer yet");
+    world.complete(0, &sent);
+    world.end(&fee);
+    assert_eq!(world.charged(), 5);
+}
+
+/// The rate of this process is charged, and nothing is reported later.
+#[test]
+fn without_the_store_sums_are_reported_here() {
+    let (mut world, fee) = world();
+    world.spend(&fee, 10);
+    world.lose_store();
+    world.spend(&fee, 5);
+    assert_eq!(world.remaining(&fee), 35);
     assert_eq!(world.charged(), 1);
+}
+
+/// As much at once as the rate of this process can count: a refund returns no more than was charged.
+#[test]
+fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
+    let (mut world, fee) = world_under(&TOKENS.fallback(Fallback::Local(10)));
+    world.lose_store();
+    world.spend(&fee, 45);
+    assert_eq!(world.remaining(&fee), 5);
+    world.settle_at(&fee, 21);
+    assert_eq!(world.remaining(&fee), 30);
 }

@@ -125,7 +125,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 /// Asks in the background.
 fn ask(keepers: &Arc<Keepers>, limits: &[usize], wait: Duration) -> BoxFuture<'static, Answer> {
     let legs = limits.iter().map(|limit| leg(*limit, wait)).collect();
-    let mut request = Request::new(keepers.clone(), Demand::All(legs)).telling();
+    let mut request = Request::new(keepers.clone(), Demand::All(legs)).with_quotas();
     poll_fn(move |cx| request.poll(cx)).boxed()
 }
 

@@ -98,7 +98,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
         }
     });
     assert_eq!(store.exchanges[0].load(Relaxed), 0, "nor does it now");
-    // Whatever it would do or say.
+    // It may do and say anything.
     let now = Instant::now();
     keeper.with_driver(|core, driver, _| {
         assert!(!driver.is_present(1));

@@ -190,7 +190,7 @@ async fn a_watcher_goes_on_until_an_end_that_counts() {
     ] {
         lease.end(kind);
         assert!(!ended.is_woken());
-        lease.tell();
+        lease.wake_watchers();
         assert!(ended.is_woken());
         assert_eq!(ended.poll(), polled);
     }

@@ -198,7 +198,7 @@ impl World {
             .expect("something to send")
     }
 
-    /// The store runs an exchange. What comes of it is not delivered yet.
+    /// The store runs an exchange. The answer is not delivered yet.
     fn run(&mut self, outgoing: &Outgoing) -> Reply {
         let now_us = EPOCH_US + self.now.as_micros() as u64;
         let (reply, wakes) = self.ledgers.exchange(&outgoing.exchange, now_us);

@@ -1,4 +1,4 @@
-//! What operators decide, laid over what is declared.
+//! Overrides over declared limits.
 
 use super::*;
 use crate::{
@@ -345,7 +345,7 @@ fn a_rate_has_its_override_and_no_other() {
     assert_eq!(ask(&mut world, &other), Some(Duration::from_secs(1)));
 }
 
-/// What is read again each minute is the same most of the time.
+/// The record is read again each minute, and has not changed most of the time.
 #[test]
 fn overrides_that_are_read_again_change_nothing() {
     let mut world = World::new(1, &FIVE.reuse());

@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    /// What the waiters in the store weigh, in their order.
+    /// The weights of the waiters in the store, in their order.
     fn queue(&self) -> Vec<u32> {
         let waiters = self.ledgers.iter().flat_map(|(_, ledger)| ledger.waiters());
         waiters

@@ -66,7 +66,7 @@ fn a_watcher_is_woken() {
         let watched = lease.clone();
         let watcher = spawn(0, move || block_on(watched.ended(|| {}, |_| true)));
         lease.end(LostErrorKind::Lost);
-        lease.tell();
+        lease.wake_watchers();
         assert_eq!(join(watcher), LostErrorKind::Lost);
     });
 }
@@ -81,7 +81,7 @@ fn a_watcher_is_woken_again() {
         let watcher = spawn(0, move || block_on(watched.ended(|| {}, counts)));
         for kind in [LostErrorKind::Lost, LostErrorKind::Idle] {
             lease.end(kind);
-            lease.tell();
+            lease.wake_watchers();
         }
         assert_eq!(join(watcher), LostErrorKind::Idle);
     });
@@ -96,7 +96,7 @@ fn a_watcher_sees_a_revocation() {
         let watched = lease.clone();
         let watcher = spawn(0, move || block_on(watched.ended(|| {}, |_| true)));
         lease.revoke(0);
-        lease.tell();
+        lease.wake_watchers();
         assert_eq!(join(watcher), LostErrorKind::Revoked);
         assert!(lease.extend(clock.at(20), clock.at(9)), "it goes on");
     });

@@ -4,7 +4,7 @@
 //! | file | what holds in each |
 //! | --- | --- |
 //! | `lease` | **G2**: once over, a lease stays over, for the reason that it has; a renewal never revives it; a watcher is woken |
-//! | `owners` | counts end at zero, one owner is the last, and nobody joins after it; a tenure is followed by one other |
+//! | `owners` | counts end at zero, one owner is the last, and nobody joins after it; a tenure is followed by one other; the last one closes the accounts |
 //! | `pool` | **G1**: a slot is idle or has one permit; none is lost; none goes on when its lease is over; closed is closed; counts are exact |
 //!
 //! Times are passed in, as constants: loom knows no clock. So these check that a lease ends at its deadline as others see

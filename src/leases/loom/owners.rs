@@ -1,9 +1,14 @@
 //! Owners of a permit, and the tenures of a lease.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use super::{explore, join, spawn};
-use crate::leases::{Tenure, owners::Owners};
+use super::{Clock, explore, join, spawn};
+use crate::{
+    key::Key,
+    leases::{AccountId, Fee, KeeperId, Leases, Paid, Tenure, owners::Owners},
+    ledger::{Charge, Rate},
+    limit::{Limit, LimitId},
+};
 
 #[test]
 fn one_owner_is_the_last() {
@@ -66,4 +71,45 @@ fn the_last_owner_sees_what_others_did() {
         give_back(&tenure);
         join(bounded);
     });
+}
+
+/// The last owner closes the accounts that any owner has opened.
+#[test]
+fn the_last_owner_sees_that_there_are_accounts() {
+    explore("owners: an account", |clock| {
+        let mut leases = Leases::many(vec![clock.lease(1, None, 10)]);
+        leases.set_fees(vec![fee(clock)]);
+        assert!(leases.join());
+        let closes = |leases: &Leases| leases.leave() && !leases.open_accounts().is_empty();
+        let other = leases.clone();
+        let spends = spawn(0, move || {
+            other.note_account();
+            closes(&other)
+        });
+        let closed = closes(&leases);
+        assert!(join(spends) || closed, "nobody closes it");
+    });
+}
+
+fn fee(clock: &Clock) -> Fee {
+    let minute = Duration::from_secs(60);
+    Fee {
+        id: AccountId(1, LimitId(0)),
+        keeper: KeeperId(0),
+        limit: Arc::new(Limit::rate("tokens", 10, minute)),
+        key: Key::SHARED,
+        max: 10,
+        own_max: None,
+        wait: Duration::ZERO,
+        clamps: false,
+        charge: Charge {
+            key: Arc::default(),
+            rate: Rate::new(10, minute, 10),
+            cost: 1,
+            wait_us: 0,
+            shadow: false,
+        },
+        paid: Paid::Free,
+        begins: clock.0,
+    }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Ledger {
     places: SmallMap<MemberId, Place>,
     /// By deadline, in store milliseconds.
     holders: SmallMap<(u64, MemberId), ()>,
-    /// What all holders weigh.
+    /// The weight of all holders.
     units: u32,
     /// By ticket.
     queue: BTreeMap<i64, Waiter>,

@@ -451,7 +451,7 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     charge.prop_map(move |(rate, cost, wait_us, shadow)| Charge {
         key: Arc::from(key),
         rate,
-        // What was spent is charged in any case, and may be more than the burst.
+        // Spending is charged in any case, and may be more than the burst.
         cost: match wait_us {
             WAIT_FOREVER_US => cost.min(rate.most_at_once()),
             _ => cost.min(rate.burst),

@@ -1,4 +1,4 @@
-//! Replicas of a version without weights beside others, in one ledger. What they do is what the script did before.
+//! Replicas of a version without weights beside others, in one ledger. They act as the script did before.
 
 use super::{acquire, acquire_now, batch, release, renew};
 use crate::ledger::{
