@@ -9,14 +9,26 @@ use tokio::time::Instant;
 
 use super::{Asker, ClaimStage, Core, Index, breaker::Failure};
 use crate::{
-    keeper::queue::{
-        LegState, Release,
-        audit::{Books, hold},
+    keeper::{
+        demand::{ClaimId, LimitId},
+        queue::{
+            LegState, Release,
+            audit::{Books, hold},
+        },
     },
-    leases::{Lease, Paid, Pool, QueueId},
+    leases::{AccountId, Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
     store::in_flight::ExchangeId,
 };
+
+/// Who is charged by a claim of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::keeper) enum Payer {
+    /// The request with this number.
+    Request(Seq),
+    /// The permit that this request has got, for what it has spent.
+    Permit(Seq),
+}
 
 /// A claim that waits for a slot.
 #[derive(Debug)]
@@ -199,6 +211,7 @@ impl Core {
             ("held back", !self.held_back.is_empty()),
             ("sleepers", !self.sleepers.is_empty()),
             ("refunds", !self.refunds.is_empty()),
+            ("accounts", !self.accounts.is_empty()),
             ("in flight", !self.in_flight.is_empty()),
             ("expiries", !self.ctx.expiries.is_empty()),
             ("renewals", !self.ctx.renewals.is_empty()),
@@ -210,6 +223,29 @@ impl Core {
             .filter(|(_, left)| *left)
             .map(|(name, _)| *name)
             .collect()
+    }
+
+    /// For each claim of an exchange in flight, who is charged.
+    pub(in crate::keeper) fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
+        let sent = self.in_flight.iter().filter(|sent| sent.id == number);
+        let payer = |asker: &Asker| match *asker {
+            Asker::Claim(id) => Some(Payer::Request(id.0)),
+            Asker::Account(id) => Some(Payer::Permit(id.0)),
+            Asker::Slot => None,
+        };
+        sent.flat_map(|sent| &sent.claims).map(payer).collect()
+    }
+
+    /// Whether nothing is in flight, and nothing is to be refunded.
+    pub(in crate::keeper) fn has_sent_all(&self) -> bool {
+        self.in_flight.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Whether a request is still there, or the account of its permit.
+    pub(in crate::keeper) fn is_paying(&self, request: Seq) -> bool {
+        let limits = (0..self.limits.len()).map(LimitId);
+        let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
+        self.claims.contains_key(&ClaimId(request)) || accounts.next().is_some()
     }
 
     /// As if an exchange had timed out.

@@ -61,7 +61,7 @@ use crate::{
 };
 
 #[cfg(test)]
-pub(super) use self::exchange::MAX_REFUNDS;
+pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS};
 
 /// Queues of ledgers in this process that are kept although they are idle: about 2 KiB each.
 pub(super) const MAX_CACHED: usize = 64;

@@ -4,6 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{
+    keeper::core::Payer,
     ledger::{Exchange, MemberId, Reply, Wake},
     store::{StoreErrorKind, in_flight::ExchangeId},
 };
@@ -19,6 +20,10 @@ pub(super) enum Happening {
     },
     ClientAsks(usize),
     ClientEnds {
+        client: usize,
+        life: u32,
+    },
+    ClientSpends {
         client: usize,
         life: u32,
     },
@@ -38,6 +43,8 @@ pub(super) struct Sent {
     pub(super) listens: bool,
     /// The slots that lay idle at its sender when it was sent, by ledger.
     pub(super) idle: BTreeMap<String, Vec<MemberId>>,
+    /// For each of its claims, who is charged.
+    pub(super) payers: Vec<Option<Payer>>,
 }
 
 pub(super) enum Event {
@@ -107,6 +114,7 @@ impl World {
             }
             Happening::ClientAsks(client) => self.client_asks(client),
             Happening::ClientEnds { client, life } => self.client_ends(client, life),
+            Happening::ClientSpends { client, life } => self.client_spends(client, life),
             Happening::Mishap(replica) => self.mishap(replica),
             Happening::FailsOver => self.fails_over(),
         }

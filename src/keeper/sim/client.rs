@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     LONGEST_HOLD, LONGEST_WAIT, PATIENCE,
     agenda::{Event, Happening},
+    spending::Charging,
     world::World,
 };
 use crate::{
@@ -29,6 +30,8 @@ pub(super) struct Client {
     until: Duration,
     /// What its permit must weigh, if it asked for a single slot.
     weight: Option<u32>,
+    /// Its permit is to be charged once more.
+    pub(super) charging: Option<Charging>,
 }
 
 impl Client {
@@ -42,6 +45,7 @@ impl Client {
             looks_at: Duration::ZERO,
             until: Duration::ZERO,
             weight: None,
+            charging: None,
         }
     }
 }
@@ -57,7 +61,8 @@ impl World {
         if stalled_until > self.now {
             return self.at(stalled_until, Happening::ClientAsks(client));
         }
-        if self.calm || self.clients[client].asked.is_some() {
+        let asks = &self.clients[client];
+        if self.calm || asks.asked.is_some() || asks.charging.is_some() {
             return;
         }
         let demand = self.draw_demand();
@@ -94,6 +99,7 @@ impl World {
                 Demand::One(leg) => Some(leg.weight),
                 Demand::All(_) => None,
             },
+            charging: None,
         };
         if looks_at > self.now {
             self.tell(replica, looks_at - self.now, Event::Looks);
@@ -128,6 +134,9 @@ impl World {
             cost,
             clamps: true,
         };
+        if self.spends && self.rng.u8(0..4) == 0 {
+            return Demand::One(leg(2, key, wait));
+        }
         if self.rng.f64() >= self.claims {
             return Demand::One(leg(0, key, wait));
         }
@@ -198,9 +207,20 @@ impl World {
         {
             self.fail(&format!("client {client} asked for {weight} units"));
         }
-        self.clients[client].holds = Some(taken.leases);
+        let fees = taken.notes.map(|notes| notes.fees).unwrap_or_default();
+        let id = self.replica_of(client);
+        fees.iter().for_each(|fee| self.accounts.begin(id, fee));
+        let spends = self.spends && !fees.is_empty();
+        let mut leases = taken.leases;
+        leases.set_fees(fees);
+        self.clients[client].holds = Some(leases);
         self.totals.permits += 1;
+        if spends {
+            let soon = self.millis(0..200);
+            self.after(soon, Happening::ClientSpends { client, life });
+        }
         let length = match self.rng.u8(0..20) {
+            1..5 if spends => self.millis(500..4_000),
             0 => self.millis(1_000..ms(LONGEST_HOLD)),
             _ => self.millis(0..400),
         };
@@ -221,6 +241,7 @@ impl World {
             return;
         };
         self.note(|| format!("client {client} ends"));
+        self.ends_spending(client);
         let now = self.local();
         let core = &mut self.replicas[replica].core;
         match self.clients[client].holds.take() {

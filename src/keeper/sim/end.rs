@@ -13,7 +13,13 @@ impl World {
         (self.down_until, self.refuses_until) = (Duration::ZERO, Duration::ZERO);
         self.frozen_until = Duration::ZERO;
         // A request waits for each of its slots, and then holds them; and a crash takes its time.
-        let requests = 3 * LONGEST_WAIT + LONGEST_HOLD + LONGEST_STALL;
+        // And perhaps it is charged meanwhile.
+        let charge = if self.spends {
+            LONGEST_WAIT
+        } else {
+            Duration::ZERO
+        };
+        let requests = 3 * LONGEST_WAIT + LONGEST_HOLD + LONGEST_STALL + charge;
         let crash = 2 * (self.longest_lease() + WAITER_TTL);
         let end = self.now + requests + crash + self.excuses.stepped_back;
         while self.agenda.peek().is_some_and(|Reverse((at, _))| *at < end) {
@@ -22,7 +28,9 @@ impl World {
         self.now = end;
         self.check_ledgers_are_empty();
         self.check_keepers_are_empty();
-        let asks = |client: &super::client::Client| client.asked.is_some();
+        self.check_accounts_are_closed();
+        let asks =
+            |client: &super::client::Client| client.asked.is_some() || client.charging.is_some();
         if let Some(waiting) = self.clients.iter().position(asks) {
             self.fail(&format!("G4: client {waiting} has no answer"));
         }

@@ -27,6 +27,7 @@ impl World {
             for client in 0..self.clients.len() {
                 if self.clients[client].replica == replica {
                     (self.clients[client].asked, self.clients[client].holds) = (None, None);
+                    self.clients[client].charging = None;
                     let pause = self.millis(0..2_000);
                     self.after(pause, Happening::ClientAsks(client));
                 }

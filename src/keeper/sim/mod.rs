@@ -11,15 +11,18 @@
 //!   for each other; and in the end everybody was served;
 //! - **G5, G6, G7** in the end the ledgers are empty, and so are the keepers; no name is in a ledger that its keeper
 //!   does not know;
-//! - **rates** never begin more than was promised, in any time.
+//! - **rates** never begin more than was promised, in any time, and nothing before debts have drained; permits pay what
+//!   they owe, and nothing twice.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `faults` | what can go wrong, and in which mixes |
 //! | `world`, `agenda` | what is drawn from the seed and what is going on; what happens when |
 //! | `replica`, `client` | a real keeper and what its driver would do; those who want permits |
+//! | `spending` | those with a permit at a rate: they spend, and settle |
 //! | `network`, `store`, `mishaps` | what is lost, late, repeated; the real ledgers; crashes, stalls, outages |
 //! | `checks`, `holders`, `rates` | the invariants, after each exchange: of the ledgers, the holders, the rates |
+//! | `accounts` | what permits pay, by what the store has run |
 //! | `names`, `end` | those over some time; those in the end |
 //! | `excuses` | what excuses a guarantee, for whom and for how long |
 //! | `runs` | which seeds are run |
@@ -31,6 +34,7 @@
 //! TURNSTILE_SIM_SEEDS=10000 cargo test --release --lib keeper::sim -- --nocapture
 //! ```
 
+mod accounts;
 mod agenda;
 mod checks;
 mod client;
@@ -44,6 +48,7 @@ mod network;
 mod rates;
 mod replica;
 mod runs;
+mod spending;
 mod store;
 mod world;
 

@@ -23,7 +23,9 @@ impl World {
             repeated: false,
             listens: self.replicas[replica].listens,
             idle: self.replicas[replica].idle(self.local()),
+            payers: self.replicas[replica].core.payers(number),
         };
+        self.accounts.note_sent(&sent);
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
         self.tell(replica, deadline - self.now, Event::TimesOut(number));
         if self.now < self.refuses_until {

@@ -3,18 +3,22 @@
 //! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Each charge
 //! takes its own `T`, as limits change and callers have values of their own; then the largest burst counts.
 //!
+//! What permits have spent is charged whatever the rate has left, and begins when it is charged. It may break that
+//! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
+//! than its burst, less what has drained.
+//!
 //! Charges that the store has lost are not counted any more, nor those from before its clock was stepped back: what comes
 //! after that keeps the promise by itself.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::world::World;
-use crate::ledger::{Charge, Charged, Exchange, Refund, Reply, Tat};
+use crate::ledger::{Charge, Charged, Exchange, Refund, Reply, Tat, WAIT_FOREVER_US};
 
 /// All periods are a second, and no count is above this: a multiple of all counts, so that `T` is a whole number.
 const PARTS: i128 = 27_720;
 /// Charges that began longer ago have run out.
-const KEPT_US: u64 = 30_000_000;
+const KEPT_US: u64 = 120_000_000;
 
 /// All charges that stand, by the key of their rate.
 #[derive(Default)]
@@ -25,12 +29,22 @@ pub(super) struct Charges {
 }
 
 struct Standing {
+    /// When it begins.
     start_us: u64,
-    /// Cost times `T` and burst times `T`, in parts of a microsecond.
-    fills: i128,
+    /// What permits had spent: no rate refuses it.
+    is_forced: bool,
+    cost: u32,
+    /// `T` and burst times `T`, in parts of a microsecond.
+    time: i128,
     burst: i128,
     tat: Tat,
     at: Duration,
+}
+
+impl Standing {
+    fn fills(&self) -> i128 {
+        i128::from(self.cost) * self.time
+    }
 }
 
 impl Charges {
@@ -45,56 +59,76 @@ impl Charges {
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
     }
 
-    fn add(&mut self, charge: &Charge, tat: Tat, start_us: u64, at: Duration) {
+    /// Returns by how much the promises are broken by this charge, in microseconds.
+    fn add(&mut self, charge: &Charge, tat: Tat, start_us: u64, at: Duration) -> i128 {
         let rate = charge.rate;
         let time = i128::from(rate.period_us) * PARTS / i128::from(rate.count);
         let charges = self.keys.entry(charge.key.to_string()).or_default();
-        let place = charges.partition_point(|one| one.start_us <= start_us);
         charges.retain(|one| one.start_us + KEPT_US > start_us);
-        let place = place.min(charges.len());
+        let place = charges.partition_point(|one| one.start_us <= start_us);
+        let is_forced = charge.wait_us == WAIT_FOREVER_US;
         charges.insert(
             place,
             Standing {
                 start_us,
-                fills: i128::from(charge.cost) * time,
+                is_forced,
+                cost: charge.cost,
+                time,
                 burst: i128::from(rate.burst) * time,
                 tat,
                 at,
             },
         );
-        charges.sort_by_key(|one| one.start_us);
+        if is_forced {
+            return 0;
+        }
+        excess(charges).max(overflow(&charges[..=place])) / PARTS
     }
 
     /// `repeated`: the store runs it once more. It cannot tell, and may take back what others were charged.
     fn refund(&mut self, refund: &Refund, repeated: bool) {
         let key = refund.key.to_string();
         let charges = self.keys.entry(key.clone()).or_default();
-        let place = charges.iter().position(|one| one.tat == refund.charged);
+        let place = charges.iter().rposition(|one| one.tat == refund.charged);
         match place {
             _ if repeated => charges.clear(),
-            Some(place) => drop(charges.remove(place)),
+            Some(place) => {
+                let charge = &mut charges[place];
+                charge.cost = charge.cost.saturating_sub(refund.cost);
+                if charge.cost == 0 {
+                    charges.remove(place);
+                }
+            }
             // Charges that the store has lost are taken back from others. Nothing excuses a keeper that does it twice.
             None if !self.refunded.contains(&(key.clone(), refund.charged)) => charges.clear(),
             None => {}
         }
         self.refunded.push((key, refund.charged));
     }
+}
 
-    /// By how much a key's promise is broken, in microseconds.
-    fn excess(&self, key: &str) -> i128 {
-        let Some(charges) = self.keys.get(key) else {
-            return 0;
-        };
-        let burst = charges.iter().map(|one| one.burst).max().unwrap_or(0);
-        let (mut filled, mut first, mut worst) = (0, i128::MIN, i128::MIN);
-        for one in charges {
-            let start = i128::from(one.start_us) * PARTS;
-            first = first.max(start - filled);
-            filled += one.fills;
-            worst = worst.max(filled - start + first);
-        }
-        (worst - burst).max(0) / PARTS
+/// By how much more begins in some time than was promised, in parts. What is forced is not promised.
+fn excess(charges: &[Standing]) -> i128 {
+    let burst = charges.iter().map(|one| one.burst).max().unwrap_or(0);
+    let (mut filled, mut first, mut worst) = (0, i128::MIN, i128::MIN);
+    for one in charges.iter().filter(|one| !one.is_forced) {
+        let start = i128::from(one.start_us) * PARTS;
+        first = first.max(start - filled);
+        filled += one.fills();
+        worst = worst.max(filled - start + first);
     }
+    worst - burst
+}
+
+/// By how much the last of them overflows its burst when it begins, in parts.
+fn overflow(charges: &[Standing]) -> i128 {
+    let (mut level, mut last_us, mut burst) = (0, 0, 0);
+    for one in charges {
+        let drained = i128::from(one.start_us - last_us) * PARTS;
+        level = (level - drained).max(0) + one.fills();
+        (last_us, burst) = (one.start_us, one.burst);
+    }
+    level - burst
 }
 
 impl World {
@@ -102,13 +136,16 @@ impl World {
         for refund in &exchange.refunds {
             self.charges.refund(refund, repeated);
         }
-        for (claim, reply) in exchange.claims.iter().zip(&reply.claims) {
-            let Ok(reply) = reply else { continue };
-            for (charge, charged) in claim.charges.iter().zip(&reply.charged) {
+        for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
+            let Ok(answer) = answer else { continue };
+            for (charge, charged) in claim.charges.iter().zip(&answer.charged) {
                 if let Charged::Until { tat, start_us } = *charged {
                     self.totals.charges += 1;
-                    self.charges.add(charge, tat, start_us, self.now);
-                    let excess_us = self.charges.excess(&charge.key);
+                    let begins_us = match charge.wait_us {
+                        WAIT_FOREVER_US => reply.now_us,
+                        _ => start_us,
+                    };
+                    let excess_us = self.charges.add(charge, tat, begins_us, self.now);
                     if excess_us > 0 {
                         self.fail(&format!("rate: {charge:?} is {excess_us} us too soon"));
                     }

@@ -135,6 +135,10 @@ impl World {
                     .as_ref()
                     .map(|_| format!("r{replica} hears {number}: {reply:?}"));
                 let is_new = core.numbers_in_flight().contains(&number);
+                if is_new {
+                    self.note_answer(replica, number, &reply);
+                }
+                let core = &mut self.replicas[replica].core;
                 core.on_reply(number, reply, now);
                 line.into_iter().for_each(|line| self.note(|| line));
                 if is_new {
@@ -191,6 +195,7 @@ impl World {
         let error = StoreError { kind, message };
         let now = self.local();
         self.note(|| format!("r{replica} gives up on {number}: {kind:?}"));
+        self.note_failure(replica, number);
         let core = &mut self.replicas[replica].core;
         core.on_failure(number, &error, timed_out, now);
     }
@@ -219,6 +224,7 @@ impl World {
             for client in 0..self.clients.len() {
                 if self.clients[client].replica == replica {
                     self.client_looks(client);
+                    self.looks_at_charge(client);
                 }
             }
             // A reply may be a reason to send.
@@ -226,6 +232,7 @@ impl World {
                 break;
             }
         }
+        self.check_accounts(replica);
         self.set_timer(replica);
     }
 

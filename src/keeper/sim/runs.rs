@@ -99,6 +99,8 @@ fn report(all: &BTreeMap<u64, Totals>) {
             sum.reused += totals.reused;
             sum.exchanges += totals.exchanges;
             sum.charges += totals.charges;
+            sum.accounts += totals.accounts;
+            sum.exact += totals.exact;
             sum.over.peak = sum.over.peak.max(totals.over.peak);
             sum.over.longest = sum.over.longest.max(totals.over.longest);
         }

@@ -87,6 +87,7 @@ impl World {
             self.check_idle(sent, &exchange, &reply, &crowded);
         }
         broken.tell(&mut reply);
+        self.check_charges(sent, &exchange, &reply);
         for (to, wake) in wakes {
             self.send_wake(to, wake);
         }

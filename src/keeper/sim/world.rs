@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     LEASE,
+    accounts::Accounts,
     agenda::Happening,
     checks::Picture,
     client::Client,
@@ -43,6 +44,8 @@ pub(super) struct World {
     pub(super) own: bool,
     /// Permits weigh up to ten units, and limits are three times as large.
     pub(super) weights: bool,
+    /// Clients with a permit at a rate spend, and settle.
+    pub(super) spends: bool,
     // Time, by this machine's clock; and what the store's has been stepped by.
     pub(super) start: Instant,
     pub(super) now: Duration,
@@ -70,6 +73,7 @@ pub(super) struct World {
     pub(super) picture: Picture,
     pub(super) excuses: Excuses,
     pub(super) charges: Charges,
+    pub(super) accounts: Accounts,
     /// The largest limit that the store was told, by ledger.
     pub(super) largest: BTreeMap<String, u32>,
     /// All that ever held a slot in the store.
@@ -103,6 +107,9 @@ pub(super) struct Totals {
     pub(super) reused: u64,
     pub(super) exchanges: u64,
     pub(super) charges: u64,
+    /// Accounts that were closed, and of these those that were compared to the unit.
+    pub(super) accounts: u64,
+    pub(super) exact: u64,
     pub(super) over: Overshoot,
 }
 
@@ -143,8 +150,9 @@ impl World {
     pub(super) fn new(seed: u64, logs: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
-        // Not drawn with the rest, so that worlds without weights are what they were before there were any.
-        let weights = fastrand::Rng::with_seed(!seed).u8(0..3) == 0;
+        // Not drawn with the rest, so that worlds without these are what they were before there were any.
+        let mut later = fastrand::Rng::with_seed(!seed);
+        let (weights, spends) = (later.u8(0..3) == 0, later.u8(0..3) == 0);
         let values = Values::draw(&mut rng, false).times(scale(weights));
         let mut policy = || match rng.u8(0..5) {
             0 => Fallback::Allow,
@@ -172,6 +180,7 @@ impl World {
             policies,
             own: rng.u8(0..4) == 0,
             weights,
+            spends,
             start: Instant::now(),
             now: Duration::ZERO,
             stepped_us: 0,
@@ -192,6 +201,7 @@ impl World {
             picture: Picture::new(),
             excuses: Excuses::default(),
             charges: Charges::default(),
+            accounts: Accounts::default(),
             largest: BTreeMap::new(),
             granted: BTreeSet::new(),
             strangers: BTreeMap::new(),

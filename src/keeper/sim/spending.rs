@@ -1,0 +1,190 @@
+//! Clients with a permit at a rate: they are charged once more, spend, and settle.
+
+use super::{agenda::Happening, world::World};
+use crate::{
+    keeper::{
+        Demand, Leg,
+        demand::{Taken, Ticket},
+    },
+    leases::{Account, Fee},
+    ledger::ReplicaId,
+};
+
+/// A charge of a permit that is held, and perhaps given back meanwhile.
+#[derive(Clone)]
+pub(super) struct Charging {
+    ticket: Ticket,
+    /// What the permit was charged at its admission.
+    fee: Fee,
+}
+
+impl World {
+    /// A client does something about the rate of its permit.
+    pub(super) fn client_spends(&mut self, client: usize, life: u32) {
+        let replica = self.clients[client].replica;
+        let stalled_until = self.replicas[replica].stalled_until;
+        if stalled_until > self.now {
+            return self.at(stalled_until, Happening::ClientSpends { client, life });
+        }
+        if self.clients[client].life != life || self.replicas[replica].life != life {
+            return;
+        }
+        let Some(fee) = self.fee_of(client) else {
+            return;
+        };
+        match self.rng.u8(0..8) {
+            0 => self.settles(client, &fee),
+            1 | 2 => self.charges(client, &fee),
+            _ => self.spends(client, &fee),
+        }
+        // Sums are told after a second: now and then something happens while one is on its way.
+        let pause = match self.rng.u8(0..3) {
+            0 => self.millis(1_000..1_004),
+            _ => self.millis(10..600),
+        };
+        self.after(pause, Happening::ClientSpends { client, life });
+        self.pump(replica);
+    }
+
+    /// The charge of a client's permit at its admission.
+    pub(super) fn fee_of(&self, client: usize) -> Option<Fee> {
+        let leases = self.clients[client].holds.as_ref()?;
+        leases.fees().first().cloned()
+    }
+
+    fn spends(&mut self, client: usize, fee: &Fee) {
+        let cost = match self.rng.u8(0..20) {
+            0 => self.rng.u32(10..40),
+            _ => self.rng.u32(0..4),
+        };
+        self.note(|| format!("client {client} spends {cost}"));
+        let id = self.replica_of(client);
+        self.accounts.spend(id, fee, cost);
+        self.change_account(client, fee, |account| {
+            account.spend(cost);
+        });
+    }
+
+    /// Up or down, or to nothing.
+    fn settles(&mut self, client: usize, fee: &Fee) {
+        let id = self.replica_of(client);
+        let owed = self.accounts.owed(id, fee);
+        let actual = match self.rng.u8(0..4) {
+            0 => 0,
+            1 => owed + self.rng.u32(0..6),
+            _ => self.rng.u32(0..=owed),
+        };
+        self.note(|| format!("client {client} settles {actual} of {owed}"));
+        self.accounts.settle(id, fee, actual);
+        self.change_account(client, fee, |account| {
+            account.settle(actual);
+        });
+    }
+
+    fn charges(&mut self, client: usize, fee: &Fee) {
+        if self.clients[client].charging.is_some() {
+            return;
+        }
+        let leg = Leg {
+            limit: fee.number(),
+            key: fee.key.clone(),
+            wait: fee.wait,
+            max: fee.own_max,
+            weight: 1,
+            cost: self.rng.u32(0..4),
+            clamps: fee.clamps,
+        };
+        self.note(|| format!("client {client} is to be charged {}", leg.cost));
+        let now = self.local();
+        let core = &mut self.replicas[self.clients[client].replica].core;
+        let ticket = core.submit(&Demand::One(leg), now).ok();
+        let fee = fee.clone();
+        self.clients[client].charging = ticket.map(|ticket| Charging { ticket, fee });
+    }
+
+    /// A client looks whether it was charged.
+    pub(super) fn looks_at_charge(&mut self, client: usize) {
+        let Some(Charging { ticket, fee }) = self.clients[client].charging.clone() else {
+            return;
+        };
+        let now = self.local();
+        let replica = self.clients[client].replica;
+        let answer = self.replicas[replica].core.collect(&ticket, now);
+        let Some(answer) = answer else { return };
+        self.clients[client].charging = None;
+        let is_held = self.fee_of(client).is_some_and(|held| held.id == fee.id);
+        match answer {
+            Ok(taken) if is_held => self.was_charged(client, &fee, taken),
+            Ok(taken) => {
+                self.note(|| format!("client {client} was charged too late"));
+                let core = &mut self.replicas[replica].core;
+                for charge in taken.notes.iter().flat_map(|notes| &notes.fees) {
+                    core.refund_at(charge, now);
+                }
+            }
+            Err(error) => self.note(|| format!("client {client} not charged: {:?}", error.kind())),
+        }
+        if !is_held {
+            let pause = self.millis(1..100);
+            self.after(pause, Happening::ClientAsks(client));
+        }
+    }
+
+    fn was_charged(&mut self, client: usize, fee: &Fee, taken: Taken) {
+        let charges = taken.notes.map(|notes| notes.fees).unwrap_or_default();
+        self.note(|| format!("client {client} was charged"));
+        let id = self.replica_of(client);
+        for charge in charges {
+            self.accounts.add(id, fee, &charge);
+            self.change_account(client, fee, |account| {
+                account.add(charge.paid_cost(), charge.paid);
+            });
+        }
+    }
+
+    /// A client gives its permit back.
+    pub(super) fn ends_spending(&mut self, client: usize) {
+        let Some(fee) = self.fee_of(client) else {
+            return;
+        };
+        if self.spends && self.rng.bool() {
+            self.settles(client, &fee);
+        }
+        // Or it gives it back first.
+        if self.clients[client].charging.is_some() && self.rng.bool() {
+            self.drops_charge(client);
+        }
+        let id = self.replica_of(client);
+        self.accounts.end(id, &fee);
+        let leases = self.clients[client].holds.as_ref();
+        let open = leases.is_some_and(|leases| !leases.open_accounts().is_empty());
+        if open {
+            self.change_account(client, &fee, Account::end);
+        }
+    }
+
+    fn drops_charge(&mut self, client: usize) {
+        if let Some(Charging { ticket, .. }) = self.clients[client].charging.take() {
+            let now = self.local();
+            let core = &mut self.replicas[self.clients[client].replica].core;
+            core.cancel(&ticket, now);
+        }
+    }
+
+    fn change_account(&mut self, client: usize, fee: &Fee, change: impl FnOnce(&mut Account)) {
+        let now = self.local();
+        let Some(leases) = &self.clients[client].holds else {
+            return;
+        };
+        leases.note_account();
+        let core = &mut self.replicas[self.clients[client].replica].core;
+        core.change_account(fee, now, |account| {
+            change(account);
+            None
+        });
+    }
+
+    pub(super) fn replica_of(&self, client: usize) -> ReplicaId {
+        self.replicas[self.clients[client].replica].id
+    }
+}
