@@ -68,14 +68,13 @@ struct Permit {
     is_held: bool,
     /// At its admission, and by charges before its settlement.
     charged: u64,
-    charged_later: u64,
     spent: u64,
     settled: Option<u64>,
 }
 
 impl Permit {
     fn owes(&self) -> u64 {
-        self.settled.unwrap_or(self.charged + self.spent) + self.charged_later
+        self.settled.unwrap_or(self.charged + self.spent)
     }
 
     /// All sums together.
@@ -113,10 +112,9 @@ impl Accounts {
         state.paid += added.paid;
         state.in_doubt |= added.in_doubt || matches!(charge.paid, Paid::Here(..));
         if let Some(permit) = &mut state.permit {
-            let cost = u64::from(charge.paid_cost());
-            match permit.settled {
-                None => permit.charged += cost,
-                Some(_) => permit.charged_later += cost,
+            // After the settlement it is refunded.
+            if permit.settled.is_none() {
+                permit.charged += u64::from(charge.paid_cost());
             }
         }
     }

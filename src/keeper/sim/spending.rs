@@ -137,7 +137,7 @@ impl World {
         for charge in charges {
             self.accounts.add(id, fee, &charge);
             self.change_account(client, fee, |account| {
-                account.add(charge.paid_cost(), charge.paid);
+                account.charge(charge.paid_cost(), charge.paid);
             });
         }
     }

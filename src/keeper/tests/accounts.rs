@@ -95,6 +95,7 @@ impl World {
         self.settle();
         self.keepers[0].audit().expect("its books agree");
         assert!(self.keepers[0].is_quiet());
+        assert!(!self.keepers[0].leftovers().contains(&"accounts"));
     }
 }
 
