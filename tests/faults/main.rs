@@ -22,6 +22,7 @@
 //! | acquire abandoned in flight | G6 | `requests::an_acquire_abandoned_in_flight_leaves_no_ghost`, `requests::an_acquire_that_arrives_after_its_release_leaves_no_ghost`, K `a_request_dropped_at_any_point_leaves_nothing_behind` |
 //! | release overtaking a renewal, or overtaken | G6 | `requests::a_renewal_that_arrives_after_the_release_revives_nothing`, `requests::a_release_that_arrives_late_touches_no_other_holder` |
 //! | replayed exchange, lost reply | G6 | `requests::lost_replies_cost_neither_the_cap_nor_a_slot`, `src/ledger/tests/rules/leases.rs` `a_repeated_exchange_changes_nothing` |
+//! | lost, late and repeated charges, sums and refunds of budgets, processes killed, data lost | G1 for rates | `budgets` |
 //! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_queue_position` |
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
 //! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, S `a_store_that_may_evict_is_warned_of_once` |
@@ -51,6 +52,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod budgets;
 mod buffers;
 mod clocks;
 mod ends;

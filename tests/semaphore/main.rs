@@ -5,6 +5,8 @@ mod support;
 
 #[macro_use]
 mod backend;
+#[cfg(feature = "test-util")]
+mod budgets;
 mod charges;
 mod live;
 mod losses;

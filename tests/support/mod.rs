@@ -7,6 +7,7 @@ pub(crate) mod clock;
 pub(crate) mod fault_proxy;
 pub(crate) mod log;
 pub(crate) mod queue;
+pub(crate) mod recorder;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod replica;
