@@ -214,8 +214,8 @@ impl Core {
 
 /// Accounts: what permits owe while they are held, and in the end.
 impl Core {
-    /// Something happens to the account of a permit: it spends, is charged, is settled or ends. Returns the kind of the cost,
-    /// if it is one.
+    /// Something happens to the account of a permit: it spends, is charged, is settled or ends. `change` returns a cost that
+    /// is to be measured.
     pub(crate) fn change_account(
         &mut self,
         fee: &Fee,
@@ -283,7 +283,8 @@ impl Core {
 
     /// Without the store the rate of this process is charged, as the limit's policy says.
     fn report_here(&mut self, id: AccountId) {
-        let Some(fee) = self.accounts.get(id).map(|account| account.fee().clone()) else {
+        let account = self.accounts.get(id).filter(|account| account.unsent() > 0);
+        let Some(fee) = account.map(|account| account.fee().clone()) else {
             return;
         };
         let usual = self.rate_now(&fee);
@@ -310,6 +311,7 @@ impl Core {
             _ => Paid::Free,
         }
     }
+
     /// The store is not asked any more.
     pub(super) fn report_all_here(&mut self) {
         self.accounts.report_all();
@@ -319,7 +321,7 @@ impl Core {
     }
 
     /// A report to the store has ended like this.
-    pub(super) fn on_sum(&mut self, id: AccountId, outcome: Outcome) {
+    pub(super) fn on_report(&mut self, id: AccountId, outcome: Outcome) {
         let Some(account) = self.accounts.get_mut(id) else {
             return;
         };

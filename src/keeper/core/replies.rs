@@ -207,7 +207,7 @@ impl Core {
             self.relist(note.queue);
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
-        accounts.for_each(|id| self.on_sum(id, Outcome::Unknown));
+        accounts.for_each(|id| self.on_report(id, Outcome::Unknown));
         self.reopen_all(claims.into_iter().filter_map(Asker::claim));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
@@ -458,7 +458,7 @@ impl Core {
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
-            Asker::Account(id) => self.on_sum(id, Outcome::Refused),
+            Asker::Account(id) => self.on_report(id, Outcome::Refused),
             Asker::Claim(id) if is_rate && availability == Availability::Refused => {
                 self.refuse_unpaid(id);
             }
@@ -486,7 +486,7 @@ impl Core {
             None => false,
         };
         if let Asker::Account(id) = sent.asker {
-            return self.on_sum(id, Outcome::of(charged));
+            return self.on_report(id, Outcome::of(charged));
         }
         let Some(id) = sent.asker.claim().filter(is_sent) else {
             return self.refund_unclaimed(sent, charged);
