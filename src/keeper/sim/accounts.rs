@@ -12,7 +12,8 @@
 //! - a request that got no permit has paid nothing.
 //!
 //! Except where that is in doubt: an exchange about it failed, or the store was not asked meanwhile, or a sum was refused
-//! that had no permit any more. What the network repeats does not count: no keeper can know of it.
+//! that had no permit any more, or the network has repeated a message. Sums and refunds of such a run do not count: no
+//! keeper can know of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -240,12 +241,9 @@ impl Accounts {
 impl World {
     /// Checks what an exchange has charged and refunded.
     pub(super) fn check_charges(&mut self, sent: &Sent, run: &Exchange, reply: &Reply) {
-        if sent.repeated {
-            return;
-        }
         let replica = run.replica;
         let mut run_refunds = run.refunds.iter().peekable();
-        for refund in &sent.exchange.refunds {
+        for refund in sent.exchange.refunds.iter().filter(|_| !sent.repeated) {
             match run_refunds.next_if_eq(&refund) {
                 Some(refund) => {
                     let refunded = self.accounts.refund(replica, refund);
@@ -260,12 +258,18 @@ impl World {
                 continue;
             };
             let account = self.accounts.account_of(replica, payer);
+            if sent.repeated {
+                // Its answer may be the one that is heard.
+                self.accounts.doubt(account);
+            }
             for (charge, charged) in claim.charges.iter().zip(&reply.charged) {
                 let Charged::Until { tat, .. } = *charged else {
                     continue;
                 };
                 self.accounts.charge(account, charge, tat);
-                if let Payer::Permit(_) = payer {
+                if let Payer::Permit(_) = payer
+                    && !sent.repeated
+                {
                     let told = self.accounts.tell(account, charge.cost);
                     told.unwrap_or_else(|why| self.fail(&why));
                 }
