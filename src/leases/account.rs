@@ -160,7 +160,7 @@ impl Accounts {
         let account = self.open.get_mut(&id)?;
         let parts = account.pay_back();
         let refund = (!parts.is_empty()).then(|| (account.fee.clone(), parts));
-        let waits = account.unsent() > 0 && !account.is_urgent();
+        let waits = account.can_report() && !account.is_urgent();
         if account.is_urgent() {
             self.to_report.insert((account.fee.charge.key.clone(), id));
         }
@@ -325,14 +325,19 @@ impl Account {
         self.is_closed && self.spent == 0 && self.in_flight.is_none() && self.excess == 0
     }
 
-    /// Whether its spending is to be reported without delay.
-    pub(crate) fn is_urgent(&self) -> bool {
-        self.spent > 0 && !self.was_refused && (self.is_settled || self.is_closed)
+    /// Whether there is something to report. One report is in flight at a time: its outcome is a change of the account.
+    fn can_report(&self) -> bool {
+        self.spent > 0 && self.in_flight.is_none()
     }
 
-    /// The next sum to report, at most this much at once. One report is in flight at a time.
+    /// Whether that is to be done without delay.
+    fn is_urgent(&self) -> bool {
+        self.can_report() && !self.was_refused && (self.is_settled || self.is_closed)
+    }
+
+    /// The next sum to report, at most this much at once.
     pub(crate) fn report(&mut self, most: u32) -> Option<u32> {
-        if self.spent == 0 || self.in_flight.is_some() {
+        if !self.can_report() {
             return None;
         }
         let sum = self.spent.min(u64::from(most)) as u32;

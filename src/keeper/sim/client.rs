@@ -134,7 +134,7 @@ impl World {
             cost,
             clamps: true,
         };
-        if self.spends && self.rng.u8(0..4) == 0 {
+        if self.spends && self.rng.bool() {
             return Demand::One(leg(2, key, wait));
         }
         if self.rng.f64() >= self.claims {
@@ -220,7 +220,7 @@ impl World {
             self.after(soon, Happening::ClientSpends { client, life });
         }
         let length = match self.rng.u8(0..20) {
-            1..5 if spends => self.millis(500..4_000),
+            1..9 if spends => self.millis(500..4_000),
             0 => self.millis(1_000..ms(LONGEST_HOLD)),
             _ => self.millis(0..400),
         };

@@ -230,6 +230,18 @@ fn without_the_store_sums_are_reported_here() {
     assert_eq!(world.charged(), 1);
 }
 
+/// The rest of the settlement is charged here, whatever becomes of the report.
+#[test]
+fn the_store_is_left_while_a_report_is_in_flight() {
+    let (mut world, fee) = world();
+    world.spend(&fee, 10);
+    let sent = world.report();
+    world.settle_at(&fee, 20);
+    world.lose_store();
+    world.fail(0, &sent, false);
+    assert_eq!(world.remaining(&fee), 50 - 9);
+}
+
 /// As much at once as the rate of this process can count: a refund returns no more than was charged.
 #[test]
 fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
