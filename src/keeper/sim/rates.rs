@@ -24,8 +24,9 @@ const KEPT_US: u64 = 120_000_000;
 #[derive(Default)]
 pub(super) struct Charges {
     keys: BTreeMap<String, Vec<Standing>>,
-    /// Those that were taken back.
-    refunded: Vec<(String, Tat)>,
+    /// All that were ever made, also those that the store has lost since, and what is left of them after refunds. A refund
+    /// restores the state before, so several of them may have left the same state.
+    made: Vec<(String, Tat, u32)>,
 }
 
 struct Standing {
@@ -67,6 +68,7 @@ impl Charges {
         charges.retain(|one| one.start_us + KEPT_US > start_us);
         let place = charges.partition_point(|one| one.start_us <= start_us);
         let is_forced = charge.wait_us == WAIT_FOREVER_US;
+        self.made.push((charge.key.to_string(), tat, charge.cost));
         charges.insert(
             place,
             Standing {
@@ -90,6 +92,9 @@ impl Charges {
         let key = refund.key.to_string();
         let charges = self.keys.entry(key.clone()).or_default();
         let place = charges.iter().rposition(|one| one.tat == refund.charged);
+        let is_left = |(of, tat, rest): &(String, Tat, u32)| {
+            *of == key && *tat == refund.charged && *rest >= refund.cost
+        };
         match place {
             _ if repeated => charges.clear(),
             Some(place) => {
@@ -99,11 +104,13 @@ impl Charges {
                     charges.remove(place);
                 }
             }
-            // Charges that the store has lost are taken back from others. Nothing excuses a keeper that does it twice.
-            None if !self.refunded.contains(&(key.clone(), refund.charged)) => charges.clear(),
+            // A charge that the store has lost is taken back from others. Nothing excuses a keeper that does it twice.
+            None if self.made.iter().any(|one| is_left(one)) => charges.clear(),
             None => {}
         }
-        self.refunded.push((key, refund.charged));
+        if let Some((.., rest)) = self.made.iter_mut().find(|one| is_left(one)) {
+            *rest -= refund.cost;
+        }
     }
 }
 
