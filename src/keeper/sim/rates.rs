@@ -91,7 +91,9 @@ impl Charges {
     fn refund(&mut self, refund: &Refund, repeated: bool) {
         let key = refund.key.to_string();
         let charges = self.keys.entry(key.clone()).or_default();
-        let place = charges.iter().rposition(|one| one.tat == refund.charged);
+        // One that was lost may have left the same state as a smaller one that stands.
+        let stands = |one: &Standing| one.tat == refund.charged && one.cost >= refund.cost;
+        let place = charges.iter().rposition(stands);
         let is_left = |(of, tat, rest): &(String, Tat, u32)| {
             *of == key && *tat == refund.charged && *rest >= refund.cost
         };
@@ -99,13 +101,13 @@ impl Charges {
             _ if repeated => charges.clear(),
             Some(place) => {
                 let charge = &mut charges[place];
-                charge.cost = charge.cost.saturating_sub(refund.cost);
+                charge.cost -= refund.cost;
                 if charge.cost == 0 {
                     charges.remove(place);
                 }
             }
             // A charge that the store has lost is taken back from others. Nothing excuses a keeper that does it twice.
-            None if self.made.iter().any(|one| is_left(one)) => charges.clear(),
+            None if self.made.iter().any(is_left) => charges.clear(),
             None => {}
         }
         if let Some((.., rest)) = self.made.iter_mut().find(|one| is_left(one)) {
