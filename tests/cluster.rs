@@ -203,6 +203,31 @@ fn slots_that_move_under_load_are_followed() {
     });
 }
 
+/// G1: a slot moves, and the subscription of a waiter stays at the node before, where all messages of the cluster arrive
+/// too. The waiter is passed over without one, and admitted when it asks.
+#[test]
+fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let (one, other) = (replica(&cluster).await, replica(&cluster).await);
+        let hot = Limit::concurrent("hot", 1).wait_up_to(PATIENT);
+        let held = other.semaphore(&hot, "a").acquire().await.expect("free");
+        let waits = one.semaphore(&hot, "a");
+        let waiting = tokio::spawn(async move { waits.acquire().await });
+        let looks = other.semaphore(&hot, "a");
+        while looks.usage().await.expect("up").waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        let slot = *ledgers(&cluster).keys().next().expect("it is there");
+        let to = (cluster.owner(slot) + 1) % 3;
+        tokio::task::block_in_place(|| cluster.move_slot(slot, to, Duration::ZERO));
+        held.release().await.expect("up");
+        let admitted = waiting.await.expect("no panic").expect("its turn");
+        assert_eq!(looks.usage().await.expect("up").in_use, 1, "in the store");
+        drop(admitted);
+    });
+}
+
 /// Where a key's ledger is, and where it is to move: the slot, its node and the next one.
 async fn way<'a>(
     cluster: &'a RedisCluster,

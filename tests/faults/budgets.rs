@@ -236,7 +236,7 @@ impl Scene {
         (streams, async move { drop(join_all(sent).await) })
     }
 
-    /// Nothing is wrong: all that is owed is told.
+    /// Nothing is wrong: all that is owed is reported.
     async fn calm_round(&mut self, round: usize) {
         let (streams, over) = self.begin(round);
         soon(over).await;
@@ -478,7 +478,7 @@ fn measured() -> &'static PrometheusHandle {
     &MEASURED
 }
 
-/// What may not have been told.
+/// The cost that was perhaps never charged.
 #[cfg(feature = "metrics")]
 fn unsettled(limit: &str) -> u64 {
     let text = measured().render();

@@ -22,13 +22,13 @@ conformance! {
     a_charge_waits_for_its_time,
     a_charge_that_is_given_up_is_refunded,
     spending_may_run_into_debt,
-    spending_is_told_while_the_permit_is_held,
+    spending_is_reported_while_the_permit_is_held,
     a_settlement_makes_up_the_difference,
     a_settlement_returns_what_was_too_much,
     only_the_first_settlement_counts,
     what_is_charged_after_the_settlement_is_refunded,
     without_a_settlement_what_was_spent_stands,
-    more_than_the_burst_is_told_in_full,
+    more_than_the_burst_is_charged_in_full,
     a_limit_that_is_not_of_the_permit_is_left_alone,
     a_request_settles_by_its_slot,
 }
@@ -61,7 +61,7 @@ async fn until_standing(semaphore: &Semaphore, expected: i64) {
 }
 
 /// Waits until what this does has come to the store. Meanwhile nobody may be charged: below a debt nothing is refunded.
-async fn until_told(backend: &Backend, act: impl FnOnce()) {
+async fn until_reported(backend: &Backend, act: impl FnOnce()) {
     let before = backend.rate_states();
     act();
     soon(async {
@@ -154,11 +154,11 @@ async fn spending_may_run_into_debt(backend: Backend) {
     for _ in 0..80 {
         permit.spend(&TOKENS, 1);
     }
-    until_told(&backend, || drop(permit)).await;
+    until_reported(&backend, || drop(permit)).await;
     until_standing(&tokens, 50 - 81).await;
 }
 
-async fn spending_is_told_while_the_permit_is_held(backend: Backend) {
+async fn spending_is_reported_while_the_permit_is_held(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
@@ -231,13 +231,13 @@ async fn without_a_settlement_what_was_spent_stands(backend: Backend) {
     until_standing(&tokens, 42).await;
 }
 
-/// The debt is told in parts of what drains in a day.
-async fn more_than_the_burst_is_told_in_full(backend: Backend) {
+/// The debt is reported in parts of what drains in a day.
+async fn more_than_the_burst_is_charged_in_full(backend: Backend) {
     let limiter = backend.replica().await;
     let tokens = limiter.semaphore(&TOKENS, "a");
     let permit = tokens.acquire().await.expect("within the burst");
     permit.spend(&TOKENS, 149);
-    until_told(&backend, || drop(permit)).await;
+    until_reported(&backend, || drop(permit)).await;
     // That is all that the rate can owe.
     until_standing(&tokens, 50 - 150).await;
 }

@@ -58,7 +58,7 @@ struct State {
     /// By the store: charges and sums, less refunds.
     paid: i64,
     /// Of these, sums.
-    told: u64,
+    reported: u64,
     in_doubt: bool,
     permit: Option<Permit>,
 }
@@ -79,7 +79,7 @@ impl Permit {
     }
 
     /// All sums together.
-    fn most_told(&self) -> u64 {
+    fn most_reported(&self) -> u64 {
         let settled_up = self.settled.unwrap_or(0).saturating_sub(self.charged);
         self.spent.max(settled_up)
     }
@@ -191,13 +191,13 @@ impl Accounts {
         state.paid += i64::from(charge.cost);
     }
 
-    fn tell(&mut self, account: Account, sum: u32) -> Result<(), String> {
+    fn report(&mut self, account: Account, sum: u32) -> Result<(), String> {
         let state = self.all.entry(account).or_default();
-        state.told += u64::from(sum);
-        let most = state.permit.as_ref().map_or(0, Permit::most_told);
-        match state.told <= most {
+        state.reported += u64::from(sum);
+        let most = state.permit.as_ref().map_or(0, Permit::most_reported);
+        match state.reported <= most {
             true => Ok(()),
-            false => Err(format!("{account:?} is told too much: {state:?}")),
+            false => Err(format!("{account:?} reports too much: {state:?}")),
         }
     }
 
@@ -270,8 +270,8 @@ impl World {
                 if let Payer::Permit(_) = payer
                     && !sent.repeated
                 {
-                    let told = self.accounts.tell(account, charge.cost);
-                    told.unwrap_or_else(|why| self.fail(&why));
+                    let reported = self.accounts.report(account, charge.cost);
+                    reported.unwrap_or_else(|why| self.fail(&why));
                 }
             }
         }
@@ -289,10 +289,10 @@ impl World {
             };
             let account = self.accounts.account_of(id, payer);
             let charged = reply.iter().flat_map(|reply| &reply.charged);
-            let is_told = { charged }.any(|charged| matches!(charged, Charged::Until { .. }));
+            let is_charged = { charged }.any(|charged| matches!(charged, Charged::Until { .. }));
             let permit = self.accounts.all.get(&account);
             let permit = permit.and_then(|state| state.permit.as_ref());
-            if !is_told && !permit.is_some_and(|permit| permit.is_held) {
+            if !is_charged && !permit.is_some_and(|permit| permit.is_held) {
                 self.accounts.doubt(account);
             }
         }

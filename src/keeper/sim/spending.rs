@@ -37,7 +37,7 @@ impl World {
             1 | 2 => self.charges(client, &fee),
             _ => self.spends(client, &fee),
         }
-        // Sums are told after a second: now and then something happens while one is on its way.
+        // Sums are reported after a second: now and then something happens while one is on its way.
         let pause = match self.rng.u8(0..3) {
             0 => self.millis(1_000..1_004),
             _ => self.millis(10..600),

@@ -1,7 +1,7 @@
 //! What each stream did, noted by itself, and what the server has run for it.
 //!
 //! All costs of a stream are multiples of a prime number that no other stream of its key has, and smaller than the product
-//! of any two of them. So what the server was asked tells whose it is, though sums have no names.
+//! of any two of them. So what the server was asked shows whose it is, though sums have no names.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -26,7 +26,7 @@ pub(super) struct Journal {
     pub(super) asked: Option<u64>,
     pub(super) spent: u64,
     pub(super) settled: Option<u64>,
-    /// Nothing was wrong while it ran, nor before all that it owed was told.
+    /// Nothing was wrong while it ran, nor before all that it owed was reported.
     pub(super) is_calm: bool,
     /// The number of its process.
     pub(super) replica: usize,
@@ -55,8 +55,8 @@ impl Journal {
         self.settled.unwrap_or(known)
     }
 
-    /// The most that is told besides the charges: all that was spent, or what it takes to come to the true cost.
-    fn most_told(&self) -> u64 {
+    /// The most that is reported besides the charges: all that was spent, or what it takes to come to the true cost.
+    fn most_reported(&self) -> u64 {
         let charged = self.granted().iter().sum();
         let missing = self
             .settled
@@ -86,7 +86,7 @@ impl Run {
         i128::from(charged) - i128::from(refunded)
     }
 
-    pub(super) fn told(&self) -> u64 {
+    pub(super) fn reported(&self) -> u64 {
         self.sums.iter().map(|(sum, _)| sum.cost).sum()
     }
 
@@ -129,8 +129,11 @@ pub(super) fn by_owner(
 pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
     let why = |what: &str| format!("{what}: {journal:?}\n  {run:?}");
     let expect = |is_right: bool, what| is_right.then_some(()).ok_or_else(|| why(what));
-    // No sum is told twice, whatever was lost.
-    expect(run.told() <= journal.most_told(), "told too much")?;
+    // No sum is reported twice, whatever was lost.
+    expect(
+        run.reported() <= journal.most_reported(),
+        "reported too much",
+    )?;
     // No charge is refunded twice, and none that was not made. One that was undone may have left a state a second time.
     let mut left = BTreeMap::<State, u64>::new();
     for (charge, _) in run.charges.iter().chain(&run.sums) {
@@ -142,7 +145,7 @@ pub(super) fn check(journal: &Journal, run: &Run) -> Result<(), String> {
         let (rest, left) = rest.ok_or_else(|| why("refunded twice, or what was not charged"))?;
         *left = rest;
     }
-    // Each grant was charged once, as far as answers tell. What was charged besides goes back, unless that was lost.
+    // Each grant was charged once, as far as answers show. What was charged besides goes back, unless that was lost.
     let (mut granted, mut refused) = (journal.granted(), journal.refused());
     let answered = run.charges.iter().filter(|(_, arrived)| *arrived);
     let mut charges: Vec<_> = answered.map(|(charge, _)| charge).collect();
