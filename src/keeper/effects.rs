@@ -279,7 +279,7 @@ impl Report {
 mod tests {
     use std::{
         sync::atomic::{AtomicUsize, Ordering},
-        task::{Wake, Waker},
+        task::Wake,
     };
 
     use super::*;
@@ -319,7 +319,7 @@ mod tests {
     #[cfg(debug_assertions)]
     fn foreign_code_under_a_lock_is_noticed() {
         let _locked = crate::sync::LockMarker::new();
-        let clone = || drop(StoredWaker::of(Waker::noop()));
+        let clone = || drop(StoredWaker::of(std::task::Waker::noop()));
         assert!(catch_unwind(clone).is_err());
     }
 }

@@ -114,12 +114,15 @@ impl Keepers {
         });
     }
 
+    #[inline]
     pub(crate) fn release(&self, leases: &Leases) {
+        // Most permits are of one slot. They have no accounts, and nothing to group.
+        if let (Leases::One(_), [lease]) = (leases, leases.all()) {
+            let keeper = &self.all[lease.keeper.0];
+            return keeper.with(|core, now| core.release(lease, now));
+        }
         self.close_accounts(leases);
-        self.each_lease(leases, |core, lease, now| match leases {
-            Leases::One(_) => core.release(lease, now),
-            Leases::Many(_) => core.part(lease, now),
-        });
+        self.each_lease(leases, Core::part);
     }
 
     /// Releases slots, and waits until the store has confirmed that. An error: it has not confirmed one under this limit

@@ -43,7 +43,7 @@ pub(crate) struct Rate {
 }
 
 /// The state of a key: the time `us + rem / rate.count`, in store time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tat {
     pub(crate) us: u64,
     pub(crate) rem: u32,

@@ -21,7 +21,7 @@ use crate::{
     store::in_flight::ExchangeId,
 };
 
-/// Who is charged by a claim of an exchange.
+/// The one that a claim of an exchange charges.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::keeper) enum Payer {
     /// The request with this number.

@@ -85,7 +85,7 @@ impl Permit {
     }
 }
 
-/// What clients do.
+/// Called as clients act.
 impl Accounts {
     /// A client has got a permit.
     pub(super) fn begin(&mut self, replica: ReplicaId, fee: &Fee) {
@@ -140,7 +140,7 @@ impl Accounts {
         }
     }
 
-    /// What a permit owes so far, as its client knows.
+    /// The sum that a permit owes so far, as its client knows.
     pub(super) fn owed(&mut self, replica: ReplicaId, fee: &Fee) -> u32 {
         let permit = self.permit(replica, fee);
         permit.map_or(0, |permit| permit.owes() as u32)
@@ -151,7 +151,7 @@ impl Accounts {
     }
 }
 
-/// What the store and the network do.
+/// Called as the store and the network act.
 impl Accounts {
     /// An exchange is sent.
     pub(super) fn note_sent(&mut self, sent: &Sent) {

@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Delivers something to a replica as it is now.
-    pub(super) fn tell(&mut self, replica: usize, delay: Duration, event: Event) {
+    pub(super) fn deliver(&mut self, replica: usize, delay: Duration, event: Event) {
         let life = self.replicas[replica].life;
         let delivered = Happening::Delivered {
             replica,

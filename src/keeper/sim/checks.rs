@@ -55,7 +55,7 @@ impl Snapshot {
             .map(|(id, _)| *id)
     }
 
-    /// What those weigh.
+    /// The weight of all of those.
     pub(super) fn units(&self, now_ms: u64) -> u32 {
         self.holding(now_ms).map(MemberId::weight).sum()
     }
@@ -112,8 +112,7 @@ impl World {
     }
 
     /// G1: nobody is given a slot past the limit of the replica that gives it, unless it weighs more than that and is alone.
-    /// Whoever was let in without the store,
-    /// or was lost by it, comes back all the same; and only they do.
+    /// A holder that was let in without the store, or was lost by it, comes back all the same; and no other does.
     fn check_cap(&mut self, run: &Exchange, batch: &Batch, before: &Snapshot, after: &Snapshot) {
         let now_ms = self.now_ms();
         let held = after.units(now_ms);

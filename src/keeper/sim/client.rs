@@ -28,7 +28,7 @@ pub(super) struct Client {
     pub(super) looks_at: Duration,
     /// When it must have one.
     until: Duration,
-    /// What its permit must weigh, if it asked for a single slot.
+    /// The weight that its permit must have, if it asked for a single slot.
     weight: Option<u32>,
     /// Its permit is to be charged once more.
     pub(super) charging: Option<Charging>,
@@ -102,7 +102,7 @@ impl World {
             charging: None,
         };
         if looks_at > self.now {
-            self.tell(replica, looks_at - self.now, Event::Looks);
+            self.deliver(replica, looks_at - self.now, Event::Looks);
         }
         if let Some(delay) = gives_up {
             self.after(delay, Happening::ClientEnds { client, life });

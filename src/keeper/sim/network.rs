@@ -27,17 +27,17 @@ impl World {
         };
         self.accounts.note_sent(&sent);
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
-        self.tell(replica, deadline - self.now, Event::TimesOut(number));
+        self.deliver(replica, deadline - self.now, Event::TimesOut(number));
         if self.now < self.refuses_until {
             let delay = self.millis(0..3);
             let refused = Event::Fails(number, StoreErrorKind::Permission);
-            return self.tell(replica, delay, refused);
+            return self.deliver(replica, delay, refused);
         }
         if self.now < self.down_until {
             if !self.hangs {
                 let delay = self.millis(0..3);
                 let failed = Event::Fails(number, StoreErrorKind::Outage);
-                self.tell(replica, delay, failed);
+                self.deliver(replica, delay, failed);
             }
             return;
         }
@@ -47,7 +47,7 @@ impl World {
         };
         if self.chance(self.faults.cut) {
             self.disconnects(replica);
-            self.tell(replica, Duration::from_micros(100), Event::Cut);
+            self.deliver(replica, Duration::from_micros(100), Event::Cut);
             if self.rng.bool() {
                 let delay = self.millis(0..300);
                 self.after(delay, Happening::Arrives(sent));
@@ -78,7 +78,7 @@ impl World {
             true => self.absent.remove(&replica.id),
             false => self.absent.insert(replica.id),
         };
-        self.tell(sent.replica, Duration::ZERO, Event::Connects);
+        self.deliver(sent.replica, Duration::ZERO, Event::Connects);
         Sent { listens, ..sent }
     }
 
@@ -99,9 +99,9 @@ impl World {
         }
         if self.chance(self.faults.doubled) {
             let delay = at - self.now + self.millis(0..500);
-            self.tell(replica, delay, Event::Answer(to.number, reply.clone()));
+            self.deliver(replica, delay, Event::Answer(to.number, reply.clone()));
         }
-        self.tell(replica, at - self.now, Event::Answer(to.number, reply));
+        self.deliver(replica, at - self.now, Event::Answer(to.number, reply));
     }
 
     pub(super) fn send_wake(&mut self, to: ReplicaId, wake: Wake) {
@@ -118,7 +118,7 @@ impl World {
                 true => self.millis(10..4_000),
                 false => self.millis(0..2),
             };
-            self.tell(woken, delay, Event::Wakes(wake.clone()));
+            self.deliver(woken, delay, Event::Wakes(wake.clone()));
         }
     }
 }

@@ -3,14 +3,17 @@
 //! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Each charge
 //! takes its own `T`, as limits change and callers have values of their own; then the largest burst counts.
 //!
-//! What permits have spent is charged whatever the rate has left, and begins when it is charged. It may break that
+//! The spending of permits is charged whatever the rate has left, and begins when it is charged. It may break that
 //! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
 //! than its burst, less what has drained.
 //!
 //! Charges that the store has lost are not counted any more, nor those from before its clock was stepped back: what comes
 //! after that keeps the promise by itself.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use super::world::World;
 use crate::ledger::{Charge, Charged, Exchange, Refund, Reply, Tat, WAIT_FOREVER_US};
@@ -24,15 +27,15 @@ const KEPT_US: u64 = 120_000_000;
 #[derive(Default)]
 pub(super) struct Charges {
     keys: BTreeMap<String, Vec<Standing>>,
-    /// All that were ever made, also those that the store has lost since, and what is left of them after refunds. A refund
-    /// restores the state before, so several of them may have left the same state.
-    made: Vec<(String, Tat, u32)>,
+    /// What is left after refunds of all that were ever made, also of those that the store has lost since, by the state that
+    /// they left. A refund restores the state before, so several of them may have left the same.
+    made: HashMap<(String, Tat), u32>,
 }
 
 struct Standing {
     /// When it begins.
     start_us: u64,
-    /// What permits had spent: no rate refuses it.
+    /// The spending of a permit: no rate refuses it.
     is_forced: bool,
     cost: u32,
     /// `T` and burst times `T`, in parts of a microsecond.
@@ -68,7 +71,7 @@ impl Charges {
         charges.retain(|one| one.start_us + KEPT_US > start_us);
         let place = charges.partition_point(|one| one.start_us <= start_us);
         let is_forced = charge.wait_us == WAIT_FOREVER_US;
-        self.made.push((charge.key.to_string(), tat, charge.cost));
+        *self.made.entry((charge.key.to_string(), tat)).or_default() += charge.cost;
         charges.insert(
             place,
             Standing {
@@ -94,9 +97,8 @@ impl Charges {
         // One that was lost may have left the same state as a smaller one that stands.
         let stands = |one: &Standing| one.tat == refund.charged && one.cost >= refund.cost;
         let place = charges.iter().rposition(stands);
-        let is_left = |(of, tat, rest): &(String, Tat, u32)| {
-            *of == key && *tat == refund.charged && *rest >= refund.cost
-        };
+        let rest = self.made.get_mut(&(key, refund.charged));
+        let rest = rest.filter(|rest| **rest >= refund.cost);
         match place {
             _ if repeated => charges.clear(),
             Some(place) => {
@@ -107,16 +109,16 @@ impl Charges {
                 }
             }
             // A charge that the store has lost is taken back from others. Nothing excuses a keeper that does it twice.
-            None if self.made.iter().any(is_left) => charges.clear(),
+            None if rest.is_some() => charges.clear(),
             None => {}
         }
-        if let Some((.., rest)) = self.made.iter_mut().find(|one| is_left(one)) {
+        if let Some(rest) = rest {
             *rest -= refund.cost;
         }
     }
 }
 
-/// By how much more begins in some time than was promised, in parts. What is forced is not promised.
+/// By how much more begins in some time than was promised, in parts. Forced charges are not promised.
 fn excess(charges: &[Standing]) -> i128 {
     let burst = charges.iter().map(|one| one.burst).max().unwrap_or(0);
     let (mut filled, mut first, mut worst) = (0, i128::MIN, i128::MIN);

@@ -157,7 +157,7 @@ impl World {
                     self.disconnects(replica);
                 }
                 if is_open && self.rng.bool() {
-                    self.tell(replica, Duration::ZERO, Event::Cut);
+                    self.deliver(replica, Duration::ZERO, Event::Cut);
                 }
             }
             Event::Fails(number, kind) => self.fails(replica, number, kind, false),
@@ -244,7 +244,7 @@ impl World {
             && ticks_at.is_none_or(|at| due < at)
         {
             *ticks_at = Some(due);
-            self.tell(replica, due - self.now, Event::Ticks);
+            self.deliver(replica, due - self.now, Event::Ticks);
         }
     }
 }

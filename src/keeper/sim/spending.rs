@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Charging {
     ticket: Ticket,
-    /// What the permit was charged at its admission.
+    /// The charge of the permit at its admission.
     fee: Fee,
 }
 

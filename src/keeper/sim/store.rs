@@ -86,7 +86,7 @@ impl World {
         if !repeated {
             self.check_idle(sent, &exchange, &reply, &crowded);
         }
-        broken.tell(&mut reply);
+        broken.spoil(&mut reply);
         self.check_charges(sent, &exchange, &reply);
         for (to, wake) in wakes {
             self.send_wake(to, wake);
@@ -151,7 +151,7 @@ impl World {
         self.charges.forget_since(of);
         for replica in 0..self.replicas.len() {
             self.disconnects(replica);
-            self.tell(replica, Duration::ZERO, Event::Cut);
+            self.deliver(replica, Duration::ZERO, Event::Cut);
         }
     }
 
@@ -184,7 +184,8 @@ struct Broken {
 }
 
 impl Broken {
-    fn tell(self, reply: &mut Reply) {
+    /// Puts its errors into a reply.
+    fn spoil(self, reply: &mut Reply) {
         let error = LedgerError {
             message: "WRONGTYPE Operation against a key".to_owned(),
         };

@@ -22,13 +22,9 @@ impl World {
     /// A newcomer is charged this, while nothing else is under way.
     fn charge(&mut self, cost: u32) -> Fee {
         let leg = Leg {
-            limit: LimitId(0),
-            key: Key::SHARED,
-            wait: Duration::ZERO,
-            max: None,
-            weight: 1,
             cost,
             clamps: false,
+            ..leg(0, Duration::ZERO)
         };
         let now = self.local();
         let asked = self.keepers[0].submit(&Demand::One(leg), now);

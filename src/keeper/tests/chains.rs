@@ -112,13 +112,8 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         _ => Key::from("me"),
     };
     Leg {
-        limit: LimitId(limit),
         key,
-        wait,
-        max: None,
-        weight: 1,
-        cost: 1,
-        clamps: true,
+        ..super::leg(limit, wait)
     }
 }
 

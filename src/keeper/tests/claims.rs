@@ -20,13 +20,8 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         _ => Key::from("me"),
     };
     Leg {
-        limit: LimitId(limit),
         key,
-        wait,
-        max: None,
-        weight: 1,
-        cost: 1,
-        clamps: true,
+        ..super::leg(limit, wait)
     }
 }
 

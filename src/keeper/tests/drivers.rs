@@ -79,16 +79,8 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
             assert_eq!(keeper.start_driver(), Ok(()));
             tokio::time::sleep(Duration::from_millis(1)).await;
             let now = Instant::now();
-            let leg = Leg {
-                limit: LimitId(0),
-                key: Key::SHARED,
-                wait: PATIENT,
-                max: None,
-                weight: 1,
-                cost: 1,
-                clamps: true,
-            };
-            keeper.with(|core, _| drop(core.submit(&Demand::One(leg), now)));
+            let demand = Demand::One(leg(0, PATIENT));
+            keeper.with(|core, _| drop(core.submit(&demand, now)));
         }
         assert_eq!(sent()[0], 0, "the late one did not run");
     });

@@ -14,13 +14,8 @@ const FAST: Limit = Limit::rate("fast", 1, Duration::from_secs(1));
 
 fn leg(limit: usize, wait: Duration) -> Leg {
     Leg {
-        limit: LimitId(limit),
         key: Key::from("me"),
-        wait,
-        max: None,
-        weight: 1,
-        cost: 1,
-        clamps: true,
+        ..super::leg(limit, wait)
     }
 }
 

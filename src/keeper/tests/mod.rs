@@ -130,16 +130,7 @@ impl World {
 
     fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {
         let now = self.local();
-        let leg = Leg {
-            limit: LimitId(0),
-            key: Key::SHARED,
-            wait,
-            max: None,
-            weight: 1,
-            cost: 1,
-            clamps: true,
-        };
-        let asked = self.keepers[keeper].submit(&Demand::One(leg), now);
+        let asked = self.keepers[keeper].submit(&Demand::One(leg(0, wait)), now);
         match asked.expect("open") {
             Ticket::Slot(lease) => lease,
             Ticket::Claim(id) => panic!("{id:?} is a claim"),
@@ -276,6 +267,19 @@ impl World {
                     waiting + ledger.waiters().count(),
                 )
             })
+    }
+}
+
+/// A request of the usual weight and cost, of the shared key.
+fn leg(limit: usize, wait: Duration) -> Leg {
+    Leg {
+        limit: LimitId(limit),
+        key: Key::SHARED,
+        wait,
+        max: None,
+        weight: 1,
+        cost: 1,
+        clamps: true,
     }
 }
 

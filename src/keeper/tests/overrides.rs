@@ -35,13 +35,9 @@ impl World {
     fn ask_as(&mut self, key: &Key, max: Option<u32>) -> Arc<Lease> {
         let now = self.local();
         let leg = Leg {
-            limit: LimitId(0),
             key: key.clone(),
-            wait: Duration::ZERO,
             max,
-            cost: 1,
-            weight: 1,
-            clamps: true,
+            ..leg(0, Duration::ZERO)
         };
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
         let Ok(Ticket::Slot(lease)) = asked else {
@@ -58,17 +54,8 @@ impl World {
     }
 
     fn submit_error(&mut self) -> AcquireError {
-        let leg = Leg {
-            limit: LimitId(0),
-            key: Key::SHARED,
-            wait: PATIENT,
-            max: None,
-            cost: 1,
-            weight: 1,
-            clamps: true,
-        };
         let now = self.local();
-        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        let asked = self.keepers[0].submit(&Demand::One(leg(0, PATIENT)), now);
         asked.map(drop).expect_err("paused")
     }
 
@@ -247,16 +234,8 @@ fn a_pause_refuses_claims_too() {
     let mut world = World::under(1, &[&ONE, &OTHER]);
     let holder = world.grant(PATIENT);
     let now = world.local();
-    let leg = |limit| Leg {
-        limit: LimitId(limit),
-        key: Key::SHARED,
-        wait: PATIENT,
-        max: None,
-        cost: 1,
-        weight: 1,
-        clamps: true,
-    };
-    let asked = world.keepers[0].submit(&Demand::All(vec![leg(0), leg(1)]), now);
+    let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);
+    let asked = world.keepers[0].submit(&demand, now);
     let Ok(ticket) = asked else { panic!("refused") };
     world.settle();
     world.steer(0, &[("b", Decision::Pause)]);
@@ -315,15 +294,10 @@ fn a_mode_lets_waiters_go_on_and_ends() {
 fn a_rate_has_its_override_and_no_other() {
     let mut world = World::new(1, &OPENS);
     let ask = |world: &mut World, key: &Key| {
-        let (now, leg) = (world.local(), LimitId(0));
+        let now = world.local();
         let leg = Leg {
-            limit: leg,
             key: key.clone(),
-            wait: Duration::ZERO,
-            max: None,
-            cost: 1,
-            weight: 1,
-            clamps: true,
+            ..leg(0, Duration::ZERO)
         };
         let ticket = world.keepers[0].submit(&Demand::One(leg), now);
         let ticket = ticket.unwrap_or_else(|error| panic!("{error}"));

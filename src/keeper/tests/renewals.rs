@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{Demand, LEASE, Lease, Leg, LimitId, Ticket, World, lasts};
+use super::{Demand, LEASE, Lease, Leg, Ticket, World, lasts, leg};
 use crate::{key::Key, ledger::Seq, limit::Limit};
 
 const KEYS: u64 = 1_000;
@@ -12,13 +12,8 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
     let now = world.local();
     let mut submit = |key: u64| {
         let leg = Leg {
-            limit: LimitId(0),
             key: Key::from(key),
-            wait: Duration::ZERO,
-            max: None,
-            weight: 1,
-            cost: 1,
-            clamps: true,
+            ..leg(0, Duration::ZERO)
         };
         match world.keepers[0]
             .submit(&Demand::One(leg), now)

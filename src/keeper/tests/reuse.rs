@@ -2,9 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Bounds, Core, Demand, Key, Leg, LimitId, PATIENT, STORE_TIMEOUT, Ticket, World, held, settings,
-};
+use super::{Bounds, Core, Demand, PATIENT, STORE_TIMEOUT, Ticket, World, held, leg, settings};
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
@@ -289,15 +287,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
     for (requests, are_claims) in [(1, true), (2, true), (1, false), (2, false)] {
         let mut world = World::new(1, &TWO);
         let leases = [take(&mut world, 0), take(&mut world, 0)];
-        let leg = Leg {
-            limit: LimitId(0),
-            key: Key::SHARED,
-            wait: Duration::ZERO,
-            max: None,
-            weight: 1,
-            cost: 1,
-            clamps: true,
-        };
+        let leg = leg(0, Duration::ZERO);
         let demand = match are_claims {
             true => Demand::All(vec![leg]),
             false => Demand::One(leg),

@@ -8,13 +8,8 @@ const FOUR: Limit = Limit::concurrent("a", 4).wait_up_to(PATIENT);
 impl World {
     fn leg(limit: usize, weight: u32) -> Leg {
         Leg {
-            limit: LimitId(limit),
-            key: Key::SHARED,
-            wait: PATIENT,
-            max: None,
             weight,
-            cost: 1,
-            clamps: true,
+            ..leg(limit, PATIENT)
         }
     }
 
