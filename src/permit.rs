@@ -202,11 +202,11 @@ impl Share {
         self.keepers.id_of(&self.leases)
     }
 
-    /// As [`Permit::release`], for the only share.
+    /// As [`Permit::release`]. A charge that is made right now may have a share for a moment, and then releases once more,
+    /// which changes nothing.
     async fn release(mut self) -> Result<(), ReleaseError> {
         let leases = mem::take(&mut self.leases);
-        let is_last = leases.leave();
-        debug_assert!(is_last, "a permit has one share");
+        leases.leave();
         // From the first poll on: nothing is awaited before.
         self.keepers.release_confirmed(&leases).await
     }

@@ -58,6 +58,13 @@ impl Meter {
         self.count.fail();
     }
 
+    /// The upstream has cut the answer off. Of a document that has begun its length counts.
+    fn cut(mut self) {
+        if !matches!(self.reader, Reader::Document(_, 1..)) {
+            self.count.fail();
+        }
+    }
+
     /// The answer begins.
     pub(crate) fn begin(&mut self, head: &Parts) {
         if !head.status.is_success() {
@@ -149,7 +156,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for MeteredBody<B> {
                 }
             }
             // What was delivered is settled.
-            Some(Err(_)) => self.meter.take().map_or((), Meter::fail),
+            Some(Err(_)) => self.meter.take().map_or((), Meter::cut),
             None => self.meter = None,
         }
         Poll::Ready(frame)

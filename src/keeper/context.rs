@@ -26,6 +26,9 @@ use crate::{
 /// exchanges are longer.
 const MOMENTS: u32 = 1_000;
 
+/// A permit is renewed when this part of its lease is over, so that one failure is no loss.
+pub(super) const RENEWALS_PER_LEASE: u32 = 3;
+
 /// The configuration of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -206,7 +209,7 @@ impl Context {
     /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many queues share
     /// exchanges.
     pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
-        let at = sent + self.jittered(until.saturating_duration_since(sent) / 3);
+        let at = sent + self.jittered(until.saturating_duration_since(sent) / RENEWALS_PER_LEASE);
         let moment = self.settings.lease / MOMENTS;
         let since = at.saturating_duration_since(self.epoch);
         let late = since.as_nanos() as u64 % moment.as_nanos() as u64;

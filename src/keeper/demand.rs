@@ -47,7 +47,7 @@ impl Demand {
 
 /// A request that was submitted.
 #[derive(Clone)]
-pub(crate) enum Ticket {
+pub(crate) enum Submission {
     /// For one slot.
     Slot(Arc<Lease>),
     /// For several slots, or a charge at a rate.

@@ -122,7 +122,7 @@ impl Keepers {
             return keeper.with(|core, now| core.release(lease, now));
         }
         self.close_accounts(leases);
-        self.each_lease(leases, Core::part);
+        self.each_lease(leases, Core::release_one_of_several);
     }
 
     /// Releases slots, and waits until the store has confirmed that. An error: it has not confirmed one under this limit
@@ -240,7 +240,7 @@ impl Keepers {
     /// Checks a limit and makes it known under its name; returns its number.
     pub(crate) fn register(&self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = self.meter_for(limit);
-        let number = self.change_all(|keeper| keeper.lock().core.register(limit, &meter))?;
+        let number = self.change_and_run(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.first().store.is_some());
         Ok(number)
     }
@@ -249,18 +249,26 @@ impl Keepers {
     pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
-        let mut afterwards = Vec::with_capacity(self.all.len());
-        let updated = self.change_all(|keeper| {
-            let (updated, rest) = keeper.step(|core, _, now| core.update(&limits, now));
-            afterwards.push(rest);
-            updated
-        });
-        afterwards.into_iter().for_each(Afterwards::run);
-        updated?;
+        self.change_and_run(|core, now| core.update(&limits, now))?;
         for (limit, meter) in &limits {
             meter.expect(limit, self.first().store.is_some());
         }
         Ok(())
+    }
+
+    /// As [`change_all`](Self::change_all), with the effects of the change.
+    fn change_and_run<R>(
+        &self,
+        change: impl Fn(&mut Core, Instant) -> Result<R, ConfigError>,
+    ) -> Result<R, ConfigError> {
+        let mut afterwards = Vec::with_capacity(self.all.len());
+        let changed = self.change_all(|keeper| {
+            let (changed, rest) = keeper.step(|core, _, now| change(core, now));
+            afterwards.push(rest);
+            changed
+        });
+        afterwards.into_iter().for_each(Afterwards::run);
+        changed
     }
 
     /// Makes the same change in all keepers. They know the same, so if one takes it, all do.

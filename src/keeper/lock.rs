@@ -98,7 +98,7 @@ impl Keeper {
         self.with_driver(|core, _, now| step(core, now))
     }
 
-    /// As [`with`](Self::with). Says also whether a driver is needed and not there.
+    /// As [`with`](Self::with). Returns also whether a driver must be started: there is none, or it is late.
     pub(super) fn with_need<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> (R, bool) {
         self.with_driver(|core, driver, now| {
             let result = step(core, now);
@@ -154,7 +154,7 @@ impl Keeper {
         peek(&self.lock().core)
     }
 
-    /// For what has no effects.
+    /// For reads, and for what leaves no effects.
     pub(super) fn lock(&self) -> Guard<'_> {
         let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         Guard {

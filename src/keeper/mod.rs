@@ -18,8 +18,8 @@
 //! | `demand` | what a request asks for, and what it gets |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether the books agree |
 //!
-//! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. What works without the lock, leases and pools, is in
-//! [`leases`](crate::leases).
+//! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. What works without
+//! the lock, leases and pools, is in [`leases`](crate::leases).
 
 mod context;
 mod core;

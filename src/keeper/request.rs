@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     core::Core,
-    demand::{Demand, Leg, LimitId, Taken, Ticket},
+    demand::{Demand, Leg, LimitId, Submission, Taken},
     keepers::{Granted, Keepers},
     lock::Keeper,
 };
@@ -115,7 +115,7 @@ impl Request {
     }
 
     /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
-    /// could end in a circle. Charges at rates are kept; their waits are over.
+    /// could end in a deadlock. Charges at rates are kept; their waits are over.
     fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
         self.keepers.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
@@ -171,7 +171,7 @@ struct Step {
 
 enum StepStage {
     New(Demand),
-    Submitted(Ticket),
+    Submitted(Submission),
     Answered,
 }
 
@@ -199,8 +199,8 @@ impl Step {
         }
     }
 
-    /// The result; if `wants_quotas`, with how its limits stand. Calls to this and to [`Step::ask`] would be 40 instructions
-    /// more for each request.
+    /// The result; if `wants_quotas`, with how its limits stand. Inlined: as calls, this and [`Step::ask`] would cost each
+    /// request 40 instructions.
     #[inline(always)]
     fn poll(
         &mut self,
@@ -251,8 +251,8 @@ impl Step {
         }
     }
 
-    /// Tells also whether this task is woken when there is an answer.
-    fn look(&self, ticket: &Ticket, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
+    /// Returns also whether this task is woken when there is an answer.
+    fn look(&self, ticket: &Submission, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
         let ((looked, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
             let looked = look(core, ticket, wants_quotas, now);
             (looked, core.is_watched_by(ticket, waker))
@@ -301,7 +301,7 @@ impl Step {
     }
 }
 
-fn look(core: &mut Core, ticket: &Ticket, wants_quotas: bool, now: Instant) -> Looked {
+fn look(core: &mut Core, ticket: &Submission, wants_quotas: bool, now: Instant) -> Looked {
     // A claim is gone once it is collected.
     let quotas = wants_quotas.then(|| core.quotas(ticket));
     match core.collect(ticket, now).transpose() {

@@ -28,7 +28,8 @@ use crate::{
     limit::{Limit, LimitId},
 };
 
-/// Charges of one account that can still be refunded. Earlier ones have mostly drained when there are more.
+/// Charges of one account that can still be refunded. Of more, the smallest are forgotten: a prompt outlasts the tokens of its
+/// answer.
 const MAX_CHARGES: usize = 32;
 
 /// How long sums that were spent wait for others: then all sums of this process are reported together.
@@ -98,7 +99,7 @@ pub(crate) struct PaidBack {
 
 /// How a report ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ReportOutcome {
     Charged(Paid),
     /// It was certainly not charged.
     Refused,
@@ -106,7 +107,7 @@ pub(crate) enum Outcome {
     Unknown,
 }
 
-impl Outcome {
+impl ReportOutcome {
     /// By the answer of the store.
     pub(crate) fn of(charged: &[Charged]) -> Self {
         match charged {
@@ -283,10 +284,12 @@ impl Account {
             return;
         }
         self.counted += u64::from(cost);
-        if self.charges.len() == MAX_CHARGES {
-            self.charges.remove(0);
-        }
         self.charges.push((cost, paid));
+        if self.charges.len() > MAX_CHARGES {
+            let costs = self.charges.iter().map(|(cost, _)| *cost).enumerate();
+            let smallest = costs.min_by_key(|(_, cost)| *cost);
+            smallest.map(|(index, _)| self.charges.remove(index));
+        }
     }
 
     /// The permit has spent this. Returns whether it counts: after the settlement it does not.
@@ -348,32 +351,32 @@ impl Account {
     }
 
     /// The report has ended like this. Returns how much will not be reported, or perhaps was not.
-    pub(crate) fn on_outcome(&mut self, outcome: Outcome) -> u64 {
+    pub(crate) fn on_outcome(&mut self, outcome: ReportOutcome) -> u64 {
         let Some(sum) = self.in_flight.take() else {
             return 0;
         };
         match outcome {
-            Outcome::Charged(paid) => self.add(sum, paid),
+            ReportOutcome::Charged(paid) => self.add(sum, paid),
             // It counts as charged, and is not refunded.
-            Outcome::Unknown => {
+            ReportOutcome::Unknown => {
                 self.counted += u64::from(sum);
                 return sum.into();
             }
-            Outcome::Refused => return self.on_refused(sum.into()),
+            ReportOutcome::Refused => return self.on_refused(sum.into()),
         }
         0
     }
 
-    /// The sum goes with the next report; a permit that is gone does not try again.
+    /// The sum goes with the next report. That of a permit that is gone is not tried again, but what was not sent yet is.
     fn on_refused(&mut self, sum: u64) -> u64 {
         let excess = sum.min(self.excess);
         self.excess -= excess;
+        if self.is_closed {
+            return sum - excess;
+        }
         self.spent += sum - excess;
         self.was_refused = true;
-        match self.is_closed {
-            true => mem::take(&mut self.spent),
-            false => 0,
-        }
+        0
     }
 
     /// The refunds to make now: parts of the latest charges, the latest first. None while a report is in flight.

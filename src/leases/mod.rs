@@ -26,7 +26,7 @@ mod pool;
 mod tenure;
 
 pub(crate) use self::{
-    account::{Account, AccountId, Accounts, Fee, Outcome, Paid, PaidBack, Settled},
+    account::{Account, AccountId, Accounts, Fee, Paid, PaidBack, ReportOutcome, Settled},
     clock::{StoreClock, local_deadline},
     label::Label,
     lease::{KeeperId, Lease, QueueId},

@@ -24,8 +24,8 @@ use crate::{
 /// A deadline that is noticed this much too late was not missed by the store: this process stood still.
 const STOOD_STILL: Duration = Duration::from_millis(100);
 
-/// Ledgers of an exchange that goes out before an answer that is there already is looked at, so that the store works while
-/// we do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.
+/// An exchange with at least this many ledgers is sent before a reply that has arrived is processed, so that the store works
+/// while we do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.
 const LONG: usize = 16;
 
 /// The number of an exchange of one keeper.
@@ -71,15 +71,15 @@ pub(crate) struct InFlight {
 struct Sent {
     number: ExchangeId,
     /// Whether it has been polled.
-    begun: bool,
+    was_polled: bool,
     is_long: bool,
     reply: BoxFuture<'static, Result<Reply, StoreError>>,
     at: Instant,
     deadline: Instant,
     /// How long it may take.
-    patience: Duration,
+    timeout: Duration,
     /// Whether it was given its time once more.
-    twice: bool,
+    was_extended: bool,
 }
 
 impl InFlight {
@@ -105,13 +105,13 @@ impl InFlight {
         let now = Instant::now();
         self.exchanges.push(Sent {
             number: outgoing.number,
-            begun: false,
+            was_polled: false,
             is_long: outgoing.exchange.batches.len() >= LONG,
             reply: session.exchange(outgoing.exchange),
             at: now,
             deadline: outgoing.deadline,
-            patience: outgoing.deadline.saturating_duration_since(now),
-            twice: false,
+            timeout: outgoing.deadline.saturating_duration_since(now),
+            was_extended: false,
         });
     }
 
@@ -122,8 +122,12 @@ impl InFlight {
 
     fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
         let exchanges = &self.exchanges;
-        let is_begun = exchanges.iter().any(|sent| sent.begun);
-        if is_begun && exchanges.iter().any(|sent| !sent.begun && sent.is_long) {
+        let was_polled = exchanges.iter().any(|sent| sent.was_polled);
+        if was_polled
+            && exchanges
+                .iter()
+                .any(|sent| !sent.was_polled && sent.is_long)
+        {
             self.begin_all(cx);
         }
         if let Some(session) = &mut self.session
@@ -153,8 +157,8 @@ impl InFlight {
 
     /// In their order: requests of one ledger may be in several.
     fn begin_all(&mut self, cx: &mut Context<'_>) {
-        for sent in self.exchanges.iter_mut().filter(|sent| !sent.begun) {
-            sent.begun = true;
+        for sent in self.exchanges.iter_mut().filter(|sent| !sent.was_polled) {
+            sent.was_polled = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
                 sent.reply = future::ready(result).boxed();
             }
@@ -165,17 +169,17 @@ impl InFlight {
     fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Outcome)> {
         let now = Instant::now();
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
-            sent.begun = true;
+            sent.was_polled = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
                 return Some((index, result.map_err(|error| (error, false))));
             }
             if now < sent.deadline {
                 continue;
             }
-            if now > sent.deadline + STOOD_STILL && !sent.twice {
+            if now > sent.deadline + STOOD_STILL && !sent.was_extended {
                 // The reply may have been here all the time, unread.
-                sent.twice = true;
-                sent.deadline = now + sent.patience;
+                sent.was_extended = true;
+                sent.deadline = now + sent.timeout;
                 continue;
             }
             // A connection that does not answer is not used again: it may be half open.
@@ -184,7 +188,7 @@ impl InFlight {
             }
             let error = StoreError {
                 kind: StoreErrorKind::Outage,
-                message: format!("no answer within {:?}", sent.patience),
+                message: format!("no answer within {:?}", sent.timeout),
             };
             return Some((index, Err((error, true))));
         }

@@ -69,7 +69,7 @@ pub(crate) struct StoreError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreErrorKind {
-    /// Down, slow, full, loading, failing over: it may recover by itself, and the limit's policy applies.
+    /// Down, slow, full, loading, failing over: it may recover by itself, and the limit's fallback applies.
     Outage,
     /// The store refuses the name or password. Like the kinds that follow it stays until an operator mends it, and it
     /// never opens the gate.

@@ -167,6 +167,8 @@ fn openai_failing() -> Vec<Answer> {
     let error = || json!({ "error": { "message": "The engine is overloaded", "code": 503 } });
     let half = event(chunk(&json!({ "content": "never seen" })));
     let half = half.slice(..half.len() / 2);
+    let half_document = Bytes::from(format!("{{\"choices\": [\"{:a<86}", ""));
+    assert_eq!(half_document.len(), 100);
     vec![
         of("openai-error-first", vec![event(error())], 0),
         of(
@@ -181,6 +183,9 @@ fn openai_failing() -> Vec<Answer> {
         )
         .ending(End::Cut),
         of("openai-cut-before-the-first-event", vec![], 0).ending(End::Cut),
+        of("openai-document-cut", vec![half_document], ESTIMATE + 25)
+            .with_header("content-type", "application/json")
+            .ending(End::Cut),
         Answer::document("openai-400", OPENAI, error(), 0).with_status(400),
         Answer::document("openai-429", OPENAI, error(), 0).with_status(429),
         of("openai-503", vec!["no server".into()], 0)

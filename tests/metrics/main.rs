@@ -228,6 +228,9 @@ async fn the_value_in_force_is_seen() {
     let (recorded, _guard) = recorder();
     let limiter = Limiter::in_memory();
     let max = || value(&recorded, &of("limit_max", "one", None));
+    // By a layer, without any request.
+    let layer = limiter.layer(ONE);
+    assert_eq!(max(), 1.0);
     let one = limiter.semaphore(&ONE, "key");
     assert_eq!(max(), 1.0);
     limiter
@@ -255,7 +258,7 @@ async fn the_value_in_force_is_seen() {
         assert_eq!((max(), overridden()), (4.0, 1.0));
         drop(operator);
     }
-    drop((limiter, one));
+    drop((limiter, layer, one));
     assert_eq!(max(), 0.0);
 }
 

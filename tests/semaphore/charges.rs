@@ -25,6 +25,8 @@ conformance! {
     spending_is_reported_while_the_permit_is_held,
     a_settlement_makes_up_the_difference,
     a_settlement_returns_what_was_too_much,
+    a_prompt_is_returned_after_many_tokens,
+    a_shutdown_waits_for_a_settlement,
     only_the_first_settlement_counts,
     what_is_charged_after_the_settlement_is_refunded,
     without_a_settlement_what_was_spent_stands,
@@ -196,6 +198,39 @@ async fn a_settlement_returns_what_was_too_much(backend: Backend) {
     permit.settle(&TOKENS, 12);
     drop(permit);
     until_standing(&tokens, 38).await;
+}
+
+/// More charges than are remembered.
+async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&TOKENS, 15).await.expect("within the burst");
+    for _ in 0..33 {
+        permit.spend(&TOKENS, 1);
+    }
+    permit.settle(&TOKENS, 5);
+    drop(permit);
+    until_standing(&tokens, 45).await;
+}
+
+/// Of a permit without a slot.
+async fn a_shutdown_waits_for_a_settlement(backend: Backend) {
+    let limiter = backend.replica().await;
+    let tokens = limiter.semaphore(&TOKENS, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.spend(&TOKENS, 5);
+    let mut shutdown = tokio_test::task::spawn(limiter.shutdown(PATIENT));
+    tokio_test::assert_pending!(shutdown.poll());
+    permit.spend(&TOKENS, 10);
+    permit.settle(&TOKENS, 30);
+    tokio_test::assert_pending!(shutdown.poll());
+    drop(permit);
+    soon(shutdown).await;
+    let other = backend.replica().await.semaphore(&TOKENS, "a");
+    if backend.is_shared() {
+        assert_eq!(standing(&other).await, 20);
+    }
 }
 
 async fn only_the_first_settlement_counts(backend: Backend) {

@@ -29,6 +29,7 @@ conformance! {
     waiters_go_on_when_their_limit_is_switched_off,
     waiters_of_several_limits_wait_for_those_that_are_left,
     waiters_for_their_time_go_on_when_the_rate_is_not_enforced,
+    a_permit_that_a_shadow_lets_go_is_charged_what_it_spends,
     what_cannot_change_is_refused_and_nothing_is_changed,
 }
 
@@ -315,6 +316,32 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
     drop(permit);
     until_free(&wide_alone).await;
     until_free(&limiter.semaphore(&ALL, Key::SHARED)).await;
+}
+
+async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
+    drop(slow.acquire().await.expect("in time"));
+    let mut waiter = slow.acquire();
+    let waits = async {
+        while limiter.status().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    meanwhile(&mut waiter, waits).await;
+    update(&limiter, &SLOW.mode(Mode::Shadow));
+    let permit = soon(waiter).await.expect("not enforced");
+    permit.spend(&SLOW, 2);
+    drop(permit);
+    update(&limiter, &SLOW);
+    let of_two = Some(Duration::from_secs(20));
+    soon(async {
+        let used_up = async || slow.try_acquire().await.expect_err("used up");
+        while used_up().await.retry_after() < of_two {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {

@@ -1,7 +1,7 @@
 //! Claims: requests for slots under several limits and charges at rates, all or nothing.
 //!
 //! Its legs are entries of their queues and go the same way as a request for a single slot. They are acquired in one
-//! order on all replicas, narrow limits first, so that claims never wait for each other in a circle. A leg whose turn has
+//! order on all replicas, narrow limits first, so that claims never deadlock. A leg whose turn has
 //! not come is *parked*. A claim that has to wait for one leg keeps those before it: giving them back to queue for them
 //! again could go on for ever.
 //!
@@ -421,7 +421,7 @@ impl Core {
         self.claims.get(&id).is_some_and(owed)
     }
 
-    /// Charges a claim in this process, as the limits' policies say; all that it owes, or nothing.
+    /// Charges a claim in this process, as the limits' fallbacks say; all that it owes, or nothing.
     fn pay_here(&mut self, id: ClaimId) {
         let (mut paid, mut passed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self.claims[&id].fees.iter().enumerate();
@@ -512,22 +512,24 @@ impl Core {
         }
     }
 
-    /// A rate does not make requests wait any more: those that do go on, and are not charged.
+    /// A rate does not make requests wait any more: those that do go on, and are refunded. What they spend later counts.
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
-            let waits = |fee: &mut Fee| fee.number() == limit && fee.begins > now;
+            let waits = |fee: &&mut Fee| fee.number() == limit && fee.begins > now;
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;
             };
-            let Some(fee) = claim.fees.extract_if(.., waits).next() else {
+            let Some(fee) = claim.fees.iter_mut().find(waits) else {
                 continue;
             };
+            let charged = fee.clone();
+            (fee.paid, fee.begins) = (Paid::Free, now);
             let kind = AcquireErrorKind::TooSoon;
             claim.passed.push((self.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
-            self.refund(&fee);
+            self.refund(&charged);
             self.sleep(id);
             self.advance(id);
         }

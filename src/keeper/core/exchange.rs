@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, Sent};
+use super::{Asker, ClaimStage, Core, PendingExchange};
 use crate::{
     keeper::queue::{LegState, Note},
     leases::{Lease, Paid, QueueId},
@@ -23,9 +23,9 @@ const MAX_IN_FLIGHT: usize = 2;
 /// The same in a cluster, where each is about one ledger or one rate.
 const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
-const MAX_NAMES: usize = 1_000;
+const MAX_UNITS: usize = 1_000;
 // The last permit, or the last claim by its legs, may go over it.
-const _: () = assert!(2 * MAX_NAMES <= MAX_PERMITS as usize);
+const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
 /// Refunds in one exchange, and sums that were spent: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange: about a millisecond.
@@ -135,11 +135,7 @@ impl Core {
     /// Sums that were spent, all or those for this key.
     fn draft_sums(&mut self, draft: &mut Draft, only: Option<&Arc<str>>) {
         for _ in 0..MAX_REFUNDS {
-            let is_other = |only| self.accounts.next_key() != Some(only);
-            if only.is_some_and(is_other) {
-                break;
-            }
-            let Some((id, charge)) = self.next_report() else {
+            let Some((id, charge)) = self.next_report(only) else {
                 break;
             };
             let claim = Claim {
@@ -176,7 +172,7 @@ impl Core {
 
     /// Claims take no more than half of the room: queues have work too.
     fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
-        while draft.room > MAX_NAMES / 2 && more(draft) {
+        while draft.room > MAX_UNITS / 2 && more(draft) {
             let Some(id) = self.asking.pop_first() else {
                 break;
             };
@@ -263,7 +259,7 @@ impl Core {
         let id = ExchangeId(self.exchanges);
         self.ctx
             .record(|history, now| history.sent(id.0, &exchange, now));
-        self.in_flight.push(Sent {
+        self.in_flight.push(PendingExchange {
             id,
             at: self.ctx.now,
             deadline,
@@ -286,7 +282,7 @@ impl Draft {
             notes: Vec::new(),
             claims: BTreeMap::new(),
             refunds: Vec::new(),
-            room: MAX_NAMES,
+            room: MAX_UNITS,
             deadline,
         }
     }

@@ -93,7 +93,7 @@ impl Core {
     }
 
     /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
-    /// could wait for each other in a circle. Rates are first, as nothing is held while they are waited for.
+    /// could deadlock. Rates are first, as nothing is held while they are waited for.
     pub(in crate::keeper) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
             let limit = &self.limits[leg.limit.0];

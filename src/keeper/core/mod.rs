@@ -3,18 +3,18 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `requests` | submitted, collected, cancelled; permits released; shutdown |
+//! | `timers` | one sleep for all; bounds on permits |
+//! | `limits` | the limits, and the values that they have now |
+//! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
+//! | `exchange` | the work of many queues, batched into one exchange (group commit) |
+//! | `claims` | requests for slots under several limits, all or nothing |
+//! | `rates` | charges and refunds |
 //! | this one | the data; where to find the queue that needs something |
 //! | `breaker` | the circuit breaker |
-//! | `rates` | charges and refunds |
-//! | `claims` | requests for slots under several limits, all or nothing |
-//! | `exchange` | the work of many queues, batched into one exchange (group commit) |
-//! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
-//! | `limits` | the limits, and the values that they have now |
-//! | `timers` | one sleep for all; bounds on permits |
-//! | `requests` | submitted, collected, cancelled; permits released; shutdown |
 //!
-//! Each file calls only those above it, and all call this one, which calls `breaker`. Anything that concerns a single ledger is the business of its [queue](super::queue),
-//! which reports to the [`Context`] and knows nothing of this.
+//! Each file calls only those below it. Anything that concerns a single ledger is the business of its
+//! [queue](super::queue), which reports to the [`Context`] and knows nothing of this.
 //!
 //! A name (`Seq`) is in at most one exchange in flight that may put it into the ledger. When such an exchange fails its
 //! fate is unknown: the name is released until a release was acknowledged at a store time after the exchange's
@@ -92,7 +92,7 @@ pub(crate) struct Core {
     /// Queues with work, in the order in which they got it.
     ready: VecDeque<QueueId>,
     due: BTreeSet<(Instant, QueueId)>,
-    in_flight: Vec<Sent>,
+    in_flight: Vec<PendingExchange>,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
@@ -169,7 +169,7 @@ enum ClaimStage {
 }
 
 /// An exchange in flight.
-struct Sent {
+struct PendingExchange {
     id: ExchangeId,
     at: Instant,
     /// When the driver gives up on it.
@@ -227,11 +227,11 @@ pub(crate) struct Bounds {
 /// The permits that have bounds, until they are released, and when to look at which.
 #[derive(Default)]
 struct Bounded {
-    permits: HashMap<Seq, Watch>,
+    permits: HashMap<Seq, BoundedPermit>,
     due: BTreeSet<(Instant, Seq)>,
 }
 
-struct Watch {
+struct BoundedPermit {
     lease: Arc<Lease>,
     until: Option<Instant>,
     idle: Option<Duration>,
@@ -330,8 +330,9 @@ impl Core {
         self.ctx.ending
     }
 
+    /// Whether no permit has a slot, or an account that is to be settled.
     pub(super) fn holds_nothing(&self) -> bool {
-        self.ctx.counts.held == 0
+        self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
     /// Whether nothing is left to be sent to the store, or to be expected from it.

@@ -12,7 +12,7 @@ use crate::{
         demand::{ClaimId, Leg, LimitId},
     },
     key::Key,
-    leases::{Account, AccountId, Fee, Outcome, Paid, PaidBack},
+    leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, Refund, Tat, WAIT_FOREVER_US},
     limit::{Fallback, Limit, MAX_LIMIT},
     status::Quota,
@@ -72,7 +72,7 @@ impl Core {
         Some((max, limit.to_rate(max)?.clamped()))
     }
 
-    /// Charges in this process, as the limit's policy says. Returns how, and for how many microseconds the rate holds the
+    /// Charges in this process, as the limit's fallback says. Returns how, and for how many microseconds the rate holds the
     /// request back.
     pub(super) fn charge_here(&self, fee: &Fee) -> Result<(Paid, u64), AcquireError> {
         let refuse = |kind| Err(self.refusal(fee.number(), kind));
@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// The rate by which this process charges, as the limit's policy says. `None`: it charges nothing.
+    /// The rate by which this process charges, as the limit's fallback says. `None`: it charges nothing.
     fn rate_here(&self, number: LimitId, usual: Rate) -> Result<Option<Rate>, AcquireErrorKind> {
         let limit = &self.limits[number.0];
         match (self.ctx.availability, limit.current_fallback()) {
@@ -250,14 +250,15 @@ impl Core {
         }
     }
 
-    /// The next report, and whose it is.
-    pub(super) fn next_report(&mut self) -> Option<(AccountId, Charge)> {
-        loop {
+    /// The next report, of all or for this key, and whose it is.
+    pub(super) fn next_report(&mut self, only: Option<&Arc<str>>) -> Option<(AccountId, Charge)> {
+        while only.is_none() || self.accounts.next_key() == only {
             let id = self.accounts.next()?;
             if let Some(fee) = self.report(id) {
                 return Some((id, fee.charge));
             }
         }
+        None
     }
 
     /// The next sum of an account, as a charge that no rate refuses, at the values that the limit has now.
@@ -281,7 +282,7 @@ impl Core {
         Some(self.rate_of(limit, &fee.key, fee.own_max)?.1)
     }
 
-    /// Without the store the rate of this process is charged, as the limit's policy says.
+    /// Without the store the rate of this process is charged, as the limit's fallback says.
     fn report_here(&mut self, id: AccountId) {
         let account = self.accounts.get(id).filter(|account| account.unsent() > 0);
         let Some(fee) = account.map(|account| account.fee().clone()) else {
@@ -296,7 +297,7 @@ impl Core {
                 self.note_cost(fee.number(), Cost::Unsettled, sum.into());
             }
             if let Some(account) = self.accounts.get_mut(id) {
-                account.on_outcome(Outcome::Charged(paid));
+                account.on_outcome(ReportOutcome::Charged(paid));
             }
             self.note_debt(fee.number(), paid, sum);
         }
@@ -321,13 +322,13 @@ impl Core {
     }
 
     /// A report to the store has ended like this.
-    pub(super) fn on_report(&mut self, id: AccountId, outcome: Outcome) {
+    pub(super) fn on_report(&mut self, id: AccountId, outcome: ReportOutcome) {
         let Some(account) = self.accounts.get_mut(id) else {
             return;
         };
         let sum = account.in_flight();
         let unsettled = account.on_outcome(outcome);
-        if let Outcome::Charged(paid) = outcome {
+        if let ReportOutcome::Charged(paid) = outcome {
             self.note_debt(id.1, paid, sum);
         }
         self.note_cost(id.1, Cost::Unsettled, unsettled);

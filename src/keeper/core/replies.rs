@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, Connection, Core, Sent,
+    Asker, ClaimStage, Connection, Core, PendingExchange,
     breaker::{Change, Failure, Work},
     rates::harsher,
 };
@@ -18,7 +18,7 @@ use crate::{
         effects::{Effect, Report},
         queue::{Note, Seen},
     },
-    leases::{Outcome, Paid, QueueId, StoreClock},
+    leases::{Paid, QueueId, ReportOutcome, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
     limit::Limit,
     store::{Event, StoreError, in_flight::ExchangeId},
@@ -50,8 +50,8 @@ impl Core {
         }
     }
 
-    fn answered(&mut self, sent: Sent, reply: Reply) {
-        let Sent {
+    fn answered(&mut self, sent: PendingExchange, reply: Reply) {
+        let PendingExchange {
             id,
             at,
             exchange,
@@ -117,7 +117,7 @@ impl Core {
         }
         for note in &notes {
             let queue = &mut self.queues[note.queue.0].queue;
-            queue.on_answered(&mut self.ctx, note, seen);
+            queue.after_answer(&mut self.ctx, note, seen);
             self.relist(note.queue);
         }
         match outage {
@@ -180,8 +180,8 @@ impl Core {
         }
     }
 
-    fn unanswered(&mut self, sent: Sent) {
-        let Sent {
+    fn unanswered(&mut self, sent: PendingExchange) {
+        let PendingExchange {
             id,
             exchange,
             mut notes,
@@ -203,18 +203,18 @@ impl Core {
             }
         }
         for note in &notes {
-            self.queues[note.queue.0].queue.on_unanswered();
+            self.queues[note.queue.0].queue.after_failure();
             self.relist(note.queue);
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
-        accounts.for_each(|id| self.on_report(id, Outcome::Unknown));
+        accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
         self.reopen_all(claims.into_iter().filter_map(Asker::claim));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
     }
 
-    fn take_sent(&mut self, id: ExchangeId) -> Option<Sent> {
+    fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
         let mut in_flight = self.in_flight.iter();
         let position = in_flight.position(|sent| sent.id == id)?;
         Some(self.in_flight.swap_remove(position))
@@ -458,7 +458,7 @@ impl Core {
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
-            Asker::Account(id) => self.on_report(id, Outcome::Refused),
+            Asker::Account(id) => self.on_report(id, ReportOutcome::Refused),
             Asker::Claim(id) if is_rate && availability == Availability::Refused => {
                 self.refuse_unpaid(id);
             }
@@ -486,7 +486,7 @@ impl Core {
             None => false,
         };
         if let Asker::Account(id) = sent.asker {
-            return self.on_report(id, Outcome::of(charged));
+            return self.on_report(id, ReportOutcome::of(charged));
         }
         let Some(id) = sent.asker.claim().filter(is_sent) else {
             return self.refund_unclaimed(sent, charged);

@@ -8,7 +8,7 @@ use super::{Bounds, Core};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        demand::{Demand, Leg, LimitId, Taken, Ticket},
+        demand::{Demand, Leg, LimitId, Submission, Taken},
         effects::{Effect, Report},
     },
     key::Key,
@@ -22,7 +22,11 @@ use crate::{
 impl Core {
     /// Asks for a permit. The request is there until [`collect`](Self::collect) has an answer, or
     /// [`cancel`](Self::cancel).
-    pub(crate) fn submit(&mut self, demand: &Demand, now: Instant) -> Result<Ticket, AcquireError> {
+    pub(crate) fn submit(
+        &mut self,
+        demand: &Demand,
+        now: Instant,
+    ) -> Result<Submission, AcquireError> {
         self.ctx.now = now;
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
@@ -33,7 +37,7 @@ impl Core {
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 self.check_weights(slice::from_ref(leg))?;
-                return Ok(Ticket::Slot(self.submit_slot(leg)));
+                return Ok(Submission::Slot(self.submit_slot(leg)));
             }
             Demand::One(leg) => slice::from_ref(leg),
             Demand::All(legs) => legs,
@@ -41,15 +45,15 @@ impl Core {
         self.check_weights(legs)?;
         let claim = self.submit_claim(legs);
         self.advance_moved();
-        Ok(Ticket::Claim(claim))
+        Ok(Submission::Claim(claim))
     }
 
     /// Labels the permit to be.
     #[inline]
-    pub(crate) fn label(&self, ticket: &Ticket, label: &Label) {
+    pub(crate) fn label(&self, ticket: &Submission, label: &Label) {
         match ticket {
-            Ticket::Slot(lease) => lease.set_label(label.clone()),
-            Ticket::Claim(id) => {
+            Submission::Slot(lease) => lease.set_label(label.clone()),
+            Submission::Claim(id) => {
                 let legs = self
                     .claims
                     .get(id)
@@ -80,7 +84,7 @@ impl Core {
         let index = self.queue(leg.limit, &leg.key);
         let queue = &mut self.queues[index.0].queue;
         queue.set_own_max(&mut self.ctx, leg.max);
-        // For a key that has no slots at all it would wait for nothing.
+        // A key whose limit is 0 never gets a slot.
         let wait = match queue.max() {
             0 => Duration::ZERO,
             _ => leg.wait,
@@ -106,13 +110,13 @@ impl Core {
     /// release.
     pub(crate) fn collect(
         &mut self,
-        ticket: &Ticket,
+        ticket: &Submission,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
         let answer = match ticket {
-            Ticket::Slot(lease) => self.collect_slot(lease),
-            Ticket::Claim(id) => self.collect_claim(*id),
+            Submission::Slot(lease) => self.collect_slot(lease),
+            Submission::Claim(id) => self.collect_claim(*id),
         };
         self.advance_moved();
         answer
@@ -135,25 +139,25 @@ impl Core {
     }
 
     /// Whether this task is woken when a request has an answer.
-    pub(crate) fn is_watched_by(&self, ticket: &Ticket, waker: &Waker) -> bool {
+    pub(crate) fn is_watched_by(&self, ticket: &Submission, waker: &Waker) -> bool {
         let stored = match ticket {
-            Ticket::Slot(lease) => {
+            Submission::Slot(lease) => {
                 let member = self.queues.get(lease.queue.0);
                 member.and_then(|member| member.queue.waker(lease.seq()))
             }
-            Ticket::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
+            Submission::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
         };
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
     /// This task is to be woken then, in place of another one.
-    pub(crate) fn watch(&mut self, ticket: &Ticket, waker: StoredWaker) {
+    pub(crate) fn watch(&mut self, ticket: &Submission, waker: StoredWaker) {
         let old = match ticket {
-            Ticket::Slot(lease) => match self.queues.get_mut(lease.queue.0) {
+            Submission::Slot(lease) => match self.queues.get_mut(lease.queue.0) {
                 Some(member) => member.queue.set_waker(lease.seq(), waker),
                 None => Some(waker),
             },
-            Ticket::Claim(id) => match self.claims.get_mut(id) {
+            Submission::Claim(id) => match self.claims.get_mut(id) {
                 Some(claim) => claim.waker.replace(waker),
                 None => Some(waker),
             },
@@ -166,14 +170,14 @@ impl Core {
     }
 
     /// How the limits of a request stand.
-    pub(crate) fn quotas(&self, ticket: &Ticket) -> Vec<Quota> {
+    pub(crate) fn quotas(&self, ticket: &Submission) -> Vec<Quota> {
         match ticket {
-            Ticket::Slot(lease) => {
+            Submission::Slot(lease) => {
                 let member = self.queues.get(lease.queue.0);
                 let quota = member.and_then(|member| member.queue.quota(&self.ctx));
                 quota.into_iter().collect()
             }
-            Ticket::Claim(id) => {
+            Submission::Claim(id) => {
                 let claim = self.claims.get(id);
                 claim.map_or_else(Vec::new, |claim| self.quotas_of(claim))
             }
@@ -181,18 +185,18 @@ impl Core {
     }
 
     /// The place at which a waiting request has joined the queue.
-    pub(crate) fn place(&self, ticket: &Ticket) -> Option<u32> {
+    pub(crate) fn place(&self, ticket: &Submission) -> Option<u32> {
         match ticket {
-            Ticket::Slot(lease) => self.place_of(lease),
-            Ticket::Claim(id) => self.place_of_claim(*id),
+            Submission::Slot(lease) => self.place_of(lease),
+            Submission::Claim(id) => self.place_of_claim(*id),
         }
     }
 
     /// A request is no longer wanted.
-    pub(crate) fn cancel(&mut self, ticket: &Ticket, now: Instant) {
+    pub(crate) fn cancel(&mut self, ticket: &Submission, now: Instant) {
         match ticket {
-            Ticket::Slot(lease) => self.release(lease, now),
-            Ticket::Claim(id) => {
+            Submission::Slot(lease) => self.release(lease, now),
+            Submission::Claim(id) => {
                 self.ctx.now = now;
                 self.drop_claim(*id);
                 self.advance_moved();
@@ -226,7 +230,7 @@ impl Core {
         now: Instant,
     ) -> Option<Arc<Limit>> {
         let (index, seq) = (lease.queue, lease.seq());
-        self.part(lease, now);
+        self.release_one_of_several(lease, now);
         let member = self.queues.get(index.0);
         let releasing = member.filter(|member| member.queue.is_releasing(seq));
         let limit = releasing.map(|member| member.queue.limit().clone());
@@ -246,7 +250,7 @@ impl Core {
     }
 
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
-    pub(crate) fn part(&mut self, lease: &Arc<Lease>, now: Instant) {
+    pub(crate) fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
         if let Some(member) = self.queues.get_mut(lease.queue.0) {
             member.queue.set_apart(lease.seq());
         }

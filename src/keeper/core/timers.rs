@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Bounded, Bounds, Core, Watch};
+use super::{Bounded, BoundedPermit, Bounds, Core};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::{
@@ -114,7 +114,7 @@ impl Core {
 impl Bounded {
     pub(super) fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
         self.forget(lease.seq());
-        let watch = Watch {
+        let watch = BoundedPermit {
             lease: lease.clone(),
             until: bounds.max_hold.map(|max_hold| now + max_hold),
             idle: bounds.idle,
@@ -133,7 +133,7 @@ impl Bounded {
         }
     }
 
-    fn watch(&mut self, mut watch: Watch, now: Instant) {
+    fn watch(&mut self, mut watch: BoundedPermit, now: Instant) {
         let Some(due) = earliest(watch.until, watch.idle_at(now)) else {
             return;
         };
@@ -165,7 +165,7 @@ impl Bounded {
     }
 }
 
-impl Watch {
+impl BoundedPermit {
     /// When it will have been idle for too long, if no frame is asked for from `now` on.
     fn idle_at(&self, now: Instant) -> Option<Instant> {
         let idle = self.idle?;

@@ -67,7 +67,7 @@ impl Keeper {
         if self.thread.is_some() || !self.lock().driver.watch(id, flavor) {
             return;
         }
-        let watch = Watch {
+        let watch = WatchGuard {
             keeper: self.clone(),
             runtime: id,
         };
@@ -214,8 +214,8 @@ impl Drop for Gone {
 ///
 /// It costs a timer a few times in a `store_timeout` while requests wait, however many they are, and ends soon after the
 /// last one.
-async fn watch_over(watch: Watch) {
-    let Watch { keeper, runtime } = &watch;
+async fn watch_over(watch: WatchGuard) {
+    let WatchGuard { keeper, runtime } = &watch;
     if let Err(panic) = AssertUnwindSafe(look_on(keeper)).catch_unwind().await {
         let lacks = lacks_something(&*panic);
         keeper.lock().driver.note_panic(*runtime, lacks);
@@ -249,12 +249,12 @@ async fn look_on(keeper: &Arc<Keeper>) {
 }
 
 /// Ends with the watchdog, even if that is dropped with its runtime before it was ever polled.
-struct Watch {
+struct WatchGuard {
     keeper: Arc<Keeper>,
     runtime: runtime::Id,
 }
 
-impl Drop for Watch {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.keeper.lock().driver.unwatch(self.runtime);
     }

@@ -1,6 +1,7 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
+//! Changes of a limit are followed here too, as they admit or refuse requests that wait here.
 //!
-//! While the store is down only probes are sent to it. A limit's waiters move to where its policy says; its holders
+//! While the store is down only probes are sent to it. A limit's waiters move to where its fallback says; its holders
 //! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
 //! adopted.
 
@@ -72,7 +73,7 @@ impl Queue {
         }
     }
 
-    /// Decides on a request by the limit's policy, since the store cannot be asked.
+    /// Decides on a request by the limit's fallback, since the store cannot be asked.
     pub(super) fn fall_back(&mut self, ctx: &mut Context, seq: Seq, availability: Availability) {
         let Some(entry) = self.entries.get(&seq) else {
             return;
@@ -186,7 +187,7 @@ impl Queue {
         undecided.len()
     }
 
-    /// Has the policy decide on all waiters. Those that the store refuses are refused here too.
+    /// Has the fallback decide on all waiters. Those that the store refuses are refused here too.
     pub(in crate::keeper) fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.recall(ctx);
         let refused = availability == Availability::Refused;
@@ -268,7 +269,7 @@ impl Queue {
         self.follow_pause(ctx, was_paused);
         self.make_pool(ctx);
         self.recall(ctx);
-        self.follow_policy(ctx);
+        self.follow_fallback(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
             for seq in self.those(Entry::is_pending) {
@@ -277,8 +278,8 @@ impl Queue {
         }
     }
 
-    /// The policy may have changed during an outage: it decides on the requests that wait here.
-    fn follow_policy(&mut self, ctx: &mut Context) {
+    /// The fallback may have changed during an outage: it decides on the requests that wait here.
+    fn follow_fallback(&mut self, ctx: &mut Context) {
         let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
         if keeps || !ctx.shared || self.local.take().is_none() {
             return;

@@ -2,16 +2,16 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | this one | the data, and what can be read from it |
-//! | `permit/entry` | the states of an entry |
-//! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
-//! | `reuse` | slots that go to the pool and come back from it |
-//! | `outbox` | what to send next |
-//! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `requests` | a request's way: submitted, collected; what operators see of it |
 //! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
+//! | `requests` | a request's way: submitted, collected; what operators see of it |
+//! | `local` | the ledger in this process, the fallback while the store is down, and limits that change |
+//! | `outbox` | what to send next |
+//! | `reuse` | slots that go to the pool and come back from it |
+//! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
+//! | `permit/entry` | the states of an entry |
+//! | this one | the data: read by all, and pushed to the outbox |
 //!
-//! Each file calls only those above it. A queue knows nothing of the [core](super::core), which has many of them: it
+//! Each file calls only those below it. A queue knows nothing of the [core](super::core), which has many of them: it
 //! reports to the [`Context`].
 //!
 //! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:

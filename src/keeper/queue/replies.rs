@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::AcquireErrorKind,
     keeper::{
-        context::{Availability, Context},
+        context::{Availability, Context, RENEWALS_PER_LEASE},
         effects::{Effect, Report},
     },
     leases::local_deadline,
@@ -23,7 +23,7 @@ use crate::{
 /// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
 /// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
 /// together after the second. With nearly all of it, each would be renewed whenever another is.
-const TOGETHER: u32 = 6;
+const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
 /// Permits that are looked at for that.
 const COMPANIONS: usize = 128;
 
@@ -67,8 +67,8 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at);
         }
-        let lost = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
-        let count = answer.adopted.iter().filter(lost).count();
+        let was_adopted = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
+        let count = answer.adopted.iter().filter(was_adopted).count();
         if count > 0 {
             ctx.measure(self.number, Measure::Adopted(count as u64));
             let limit = self.limit.clone();
@@ -254,7 +254,7 @@ impl Queue {
 
     /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
     /// the timers of those that have not.
-    pub(in crate::keeper) fn on_answered(&mut self, ctx: &mut Context, note: &Note, at: Seen) {
+    pub(in crate::keeper) fn after_answer(&mut self, ctx: &mut Context, note: &Note, at: Seen) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
         // Grants go in the order of tickets: one below the head's has left, or was passed over while this process had no
@@ -432,7 +432,7 @@ impl Queue {
     }
 
     /// An exchange that had a batch for this queue is over, without an answer.
-    pub(in crate::keeper) fn on_unanswered(&mut self) {
+    pub(in crate::keeper) fn after_failure(&mut self) {
         self.in_flight -= 1;
     }
 

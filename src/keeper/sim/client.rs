@@ -11,7 +11,7 @@ use super::{
 use crate::{
     keeper::{
         Demand, Leg, LimitId,
-        demand::{Taken, Ticket},
+        demand::{Submission, Taken},
     },
     key::Key,
     leases::Leases,
@@ -20,7 +20,7 @@ use crate::{
 pub(super) struct Client {
     pub(super) replica: usize,
     pub(super) life: u32,
-    pub(super) asked: Option<Ticket>,
+    pub(super) asked: Option<Submission>,
     pub(super) holds: Option<Leases>,
     /// Its permit was seen to be over.
     pub(super) over: bool,
@@ -79,7 +79,7 @@ impl World {
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
         let now = self.local();
         let asked = self.replicas[replica].core.submit(&demand, now);
-        if let Ok(Ticket::Slot(lease)) = &asked
+        if let Ok(Submission::Slot(lease)) = &asked
             && lease.is_reused()
         {
             self.totals.reused += 1;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{LATEST, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
-use crate::{keeper::demand::Ticket, ledger::MemberId};
+use crate::{keeper::demand::Submission, ledger::MemberId};
 
 impl World {
     /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
@@ -53,7 +53,7 @@ impl World {
     /// Whether a client has come for its answer, and waits for this slot alone.
     fn is_awaited(&self, replica: usize, id: MemberId) -> bool {
         let awaits = |client: &Client| match &client.asked {
-            Some(Ticket::Slot(lease)) => {
+            Some(Submission::Slot(lease)) => {
                 client.replica == replica
                     && client.holds.is_none()
                     && lease.seq() == id.seq

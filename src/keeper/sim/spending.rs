@@ -4,7 +4,7 @@ use super::{agenda::Happening, world::World};
 use crate::{
     keeper::{
         Demand, Leg,
-        demand::{Taken, Ticket},
+        demand::{Submission, Taken},
     },
     leases::{Account, Fee},
     ledger::ReplicaId,
@@ -13,7 +13,7 @@ use crate::{
 /// A charge of a permit that is held, and perhaps given back meanwhile.
 #[derive(Clone)]
 pub(super) struct Charging {
-    ticket: Ticket,
+    ticket: Submission,
     /// The charge of the permit at its admission.
     fee: Fee,
 }

@@ -162,6 +162,22 @@ fn a_settlement_waits_for_the_sum_that_is_being_reported() {
     }
 }
 
+/// Its last sum is sent although the one before it was refused, which is not tried again.
+#[test]
+fn what_was_not_sent_yet_outlasts_a_refusal() {
+    let (mut world, fee) = world();
+    world.spend(&fee, 10);
+    let sent = world.report();
+    world.settle_at(&fee, 31);
+    world.change(&fee, Account::end);
+    world.now += 2 * STORE_TIMEOUT;
+    world.complete(0, &sent);
+    world.settle();
+    assert_eq!(world.charged(), 1 + 20);
+    world.end(&fee);
+    assert_eq!(world.charged(), 1 + 20);
+}
+
 #[test]
 fn a_settlement_cancels_unreported_spending_first() {
     let (mut world, fee) = world();

@@ -26,33 +26,33 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Ticket {
+    fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
         let now = self.local();
         let asked = self.keepers[keeper].submit(&Demand::All(legs), now);
         asked.expect("open")
     }
 
     /// A slot of each limit and a time at the rate.
-    fn claim_all(&mut self, wait: Duration) -> Ticket {
+    fn claim_all(&mut self, wait: Duration) -> Submission {
         self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
     }
 
     fn hold(&mut self, limit: usize) -> Arc<Lease> {
         let now = self.local();
         let demand = Demand::One(leg(limit, PATIENT));
-        let Ok(Ticket::Slot(lease)) = self.keepers[0].submit(&demand, now) else {
+        let Ok(Submission::Slot(lease)) = self.keepers[0].submit(&demand, now) else {
             panic!("it is for one slot");
         };
         self.settle();
         lease
     }
 
-    fn look(&mut self, asked: &Ticket) -> Collected {
+    fn look(&mut self, asked: &Submission) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, now)
     }
 
-    fn cancel(&mut self, asked: &Ticket) {
+    fn cancel(&mut self, asked: &Submission) {
         let now = self.local();
         self.keepers[0].cancel(asked, now);
     }
@@ -224,7 +224,7 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     world.now += LEASE + Duration::from_secs(1);
     let now = world.local();
     let other = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
-    let Ok(Ticket::Slot(other)) = other else {
+    let Ok(Submission::Slot(other)) = other else {
         panic!("it is for one slot");
     };
     let sent = world.send(1);
@@ -318,7 +318,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         let slot = |world: &mut World| {
             let now = world.local();
             let asked = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
-            let Ok(Ticket::Slot(lease)) = asked else {
+            let Ok(Submission::Slot(lease)) = asked else {
                 panic!("it is for one slot");
             };
             let sent = world.send(1);

@@ -20,14 +20,14 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 }
 
 impl World {
-    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Ticket {
+    fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
         let now = self.local();
         self.keepers[keeper]
             .submit(&Demand::All(legs), now)
             .expect("open")
     }
 
-    fn see(&mut self, asked: &Ticket) -> Collected {
+    fn see(&mut self, asked: &Submission) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, now)
     }
@@ -128,7 +128,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let slot = |world: &mut World, keeper: usize, limit| {
         let now = world.local();
         match world.keepers[keeper].submit(&Demand::One(leg(limit, hour)), now) {
-            Ok(Ticket::Slot(lease)) => {
+            Ok(Submission::Slot(lease)) => {
                 world.settle();
                 lease
             }
@@ -151,7 +151,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     assert!(world.see(&asked).is_none(), "waits for `wide`, here");
     let now = world.local();
     let other = world.keepers[0].submit(&Demand::One(leg(0, hour)), now);
-    let Ok(Ticket::Slot(other)) = other else {
+    let Ok(Submission::Slot(other)) = other else {
         panic!()
     };
     assert!(world.collect(0, &other).is_none());
@@ -266,7 +266,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
 fn refunds_are_sent_in_chunks() {
     let rate = Limit::rate("rate", 1_000, Duration::from_secs(1)).max_waiters(100_000);
     let mut world = World::under(1, &[&rate]);
-    let asked: Vec<Ticket> = (0..5_000u64)
+    let asked: Vec<Submission> = (0..5_000u64)
         .map(|key| {
             let key = Key::from(key);
             world.all(

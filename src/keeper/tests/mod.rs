@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::{
     Bounds, Demand, Leg, LimitId, Settings,
     core::Core,
-    demand::{Taken, Ticket},
+    demand::{Submission, Taken},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
@@ -132,13 +132,13 @@ impl World {
         let now = self.local();
         let asked = self.keepers[keeper].submit(&Demand::One(leg(0, wait)), now);
         match asked.expect("open") {
-            Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id:?} is a claim"),
+            Submission::Slot(lease) => lease,
+            Submission::Claim(id) => panic!("{id:?} is a claim"),
         }
     }
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
-        let (now, asked) = (self.local(), Ticket::Slot(lease.clone()));
+        let (now, asked) = (self.local(), Submission::Slot(lease.clone()));
         self.keepers[keeper].collect(&asked, now)
     }
 

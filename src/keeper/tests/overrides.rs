@@ -40,7 +40,7 @@ impl World {
             ..leg(0, Duration::ZERO)
         };
         let asked = self.keepers[0].submit(&Demand::One(leg), now);
-        let Ok(Ticket::Slot(lease)) = asked else {
+        let Ok(Submission::Slot(lease)) = asked else {
             panic!("refused at once");
         };
         self.settle();

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{Demand, LEASE, Lease, Leg, Ticket, World, lasts, leg};
+use super::{Demand, LEASE, Lease, Leg, Submission, World, lasts, leg};
 use crate::{key::Key, ledger::Seq, limit::Limit};
 
 const KEYS: u64 = 1_000;
@@ -19,8 +19,8 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             .submit(&Demand::One(leg), now)
             .expect("open")
         {
-            Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id:?} is a claim"),
+            Submission::Slot(lease) => lease,
+            Submission::Claim(id) => panic!("{id:?} is a claim"),
         }
     };
     let leases: Vec<_> = (0..keys).map(&mut submit).collect();

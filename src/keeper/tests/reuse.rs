@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Bounds, Core, Demand, PATIENT, STORE_TIMEOUT, Ticket, World, held, leg, settings};
+use super::{Bounds, Core, Demand, PATIENT, STORE_TIMEOUT, Submission, World, held, leg, settings};
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
@@ -259,7 +259,7 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     world.release(0, &other);
     let lease = take(&mut world, 0);
     assert!(lease.is_reused());
-    let quotas = world.keepers[0].quotas(&Ticket::Slot(lease));
+    let quotas = world.keepers[0].quotas(&Submission::Slot(lease));
     assert_eq!(quotas[0].remaining, 1);
 }
 
@@ -294,7 +294,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         };
         let now = world.local();
         let ask = |_| world.keepers[0].submit(&demand, now).expect("open");
-        let asked: Vec<Ticket> = (0..requests).map(ask).collect();
+        let asked: Vec<Submission> = (0..requests).map(ask).collect();
         leases.iter().for_each(|lease| world.release(0, lease));
         assert_eq!(world.keepers[0].idle_count(), 2, "they were not sent yet");
 

@@ -16,8 +16,8 @@ impl World {
     fn ask_for_units(&mut self, weight: u32) -> Arc<Lease> {
         let (now, demand) = (self.local(), Demand::One(Self::leg(0, weight)));
         match self.keepers[0].submit(&demand, now).expect("open") {
-            Ticket::Slot(lease) => lease,
-            Ticket::Claim(id) => panic!("{id:?} is a claim"),
+            Submission::Slot(lease) => lease,
+            Submission::Claim(id) => panic!("{id:?} is a claim"),
         }
     }
 

@@ -87,7 +87,7 @@ impl Exchanger {
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
         let mut connection = link.connection();
-        let command = match link.is_first() {
+        let command = match link.take_first_call() {
             true => self.by_text(link, exchange),
             false => self.encode(link, "EVALSHA", SCRIPT.get_hash(), exchange),
         };

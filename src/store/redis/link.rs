@@ -79,7 +79,7 @@ impl Link {
 
     /// Whether the caller is the first to run the script here. It sends the text, so that the exchanges right behind
     /// find the script by its digest, and none is delayed by a retry.
-    pub(super) fn is_first(&self) -> bool {
+    pub(super) fn take_first_call(&self) -> bool {
         !self.state.script_was_sent.swap(true, Relaxed)
     }
 
@@ -87,7 +87,7 @@ impl Link {
         self.connection.clone()
     }
 
-    /// Whether the server can tell that this connection has ended by what it counts.
+    /// Whether the server counts our subscription, so that a count of 0 means that we are gone.
     pub(super) fn listens(&self) -> bool {
         self.state.is_counted.load(Relaxed)
     }

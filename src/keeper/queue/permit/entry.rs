@@ -188,7 +188,7 @@ impl Entry {
         }
     }
 
-    /// Its exchange is sent. Returns whether it was to be sent.
+    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
     pub(in crate::keeper::queue) fn send(&mut self, now: Instant) -> Option<Instant> {
         let State::Listed { since } = self.state else {
             return None;
