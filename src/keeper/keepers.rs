@@ -114,7 +114,6 @@ impl Keepers {
         });
     }
 
-    #[inline]
     pub(crate) fn release(&self, leases: &Leases) {
         // Most permits are of one slot. They have no accounts, and nothing to group.
         if let (Leases::One(_), [lease]) = (leases, leases.all()) {

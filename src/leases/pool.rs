@@ -105,7 +105,7 @@ impl Pool {
     /// of metrics are foreign code, and may panic.
     pub(crate) fn record_take(&self) {
         self.meter.note(Measure::Held(1.0));
-        self.meter.let_in(Duration::ZERO);
+        self.meter.note(Measure::Admitted(Duration::ZERO));
     }
 
     fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {

@@ -233,12 +233,19 @@ impl LimitMeter {
     }
 
     /// A request has got its permit.
-    pub(crate) fn let_in(&self, waited: Duration) {
+    fn let_in(&self, waited: Duration) {
         self.admitted.of(&self.labels).increment(1);
         self.wait.of(&self.labels).record(waited);
     }
 
+    #[inline]
     pub(crate) fn note(&self, measure: Measure) {
+        if cfg!(feature = "metrics") {
+            self.record(measure);
+        }
+    }
+
+    fn record(&self, measure: Measure) {
         let labels = &self.labels;
         match measure {
             Measure::Max(change) => move_by(self.max.of(labels), change),
