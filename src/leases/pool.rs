@@ -184,15 +184,23 @@ impl Pool {
         idle
     }
 
-    /// Takes out up to `count` idle slots, which are to be released. The right goes on.
-    pub(crate) fn withdraw(&self, count: usize, now: Instant) -> Vec<Arc<Lease>> {
+    /// Takes out up to `count` idle slots, which are to be released; first those that are `best`. The right goes on.
+    pub(crate) fn withdraw(
+        &self,
+        count: usize,
+        now: Instant,
+        best: impl Fn(&Lease) -> bool,
+    ) -> Vec<Arc<Lease>> {
         let mut idle = Vec::new();
-        if count > 0 {
-            self.each(|slots| {
-                let rest = count - idle.len();
-                let slots = iter::from_fn(|| slots.pop(|lease| !lease.is_over(now)));
-                idle.extend(slots.take(rest));
-            });
+        for others in [false, true] {
+            let will_do = |lease: &Lease| !lease.is_over(now) && (others || best(lease));
+            if idle.len() < count {
+                self.each(|slots| {
+                    let rest = count - idle.len();
+                    let slots = iter::from_fn(|| slots.pop(will_do));
+                    idle.extend(slots.take(rest));
+                });
+            }
         }
         idle
     }

@@ -512,7 +512,7 @@ impl Core {
         }
     }
 
-    /// A rate does not make requests wait any more: those that do go on, and are refunded. What they spend later counts.
+    /// A rate does not make requests wait any more: those that do go on, and are refunded. Later spending counts.
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {

@@ -21,13 +21,23 @@ use super::{
 
 /// The same ones each time, so that a change is not blamed for what it did not do. `.ci/test` runs ten times as many.
 const SEEDS: Range<u64> = 0..200;
+/// Worlds that found a defect which few others find. After a change of the simulation they may find nothing any more.
+const FOUND: [u64; 1] = [
+    // An idle slot that was being put back was to make room, although another one could.
+    4_070_565,
+];
 
 #[test]
 fn guarantees_hold_in_every_world() {
     if let Ok(seed) = env::var("TURNSTILE_SIM_SEED") {
         let seed = seed.parse().expect("TURNSTILE_SIM_SEED is a number");
         println!("{:?}", run(seed, true));
-    } else if let Ok(seeds) = env::var("TURNSTILE_SIM_SEEDS") {
+        return;
+    }
+    for seed in FOUND {
+        run(seed, false);
+    }
+    if let Ok(seeds) = env::var("TURNSTILE_SIM_SEEDS") {
         run_all(
             parse(&seeds).expect("TURNSTILE_SIM_SEEDS is a number, or a range such as 0..2000"),
         );
