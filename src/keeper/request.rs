@@ -194,7 +194,7 @@ impl Step {
 
     fn place(&self) -> Option<u32> {
         match &self.stage {
-            StepStage::Submitted(ticket) => self.keeper.with(|core, _| core.place(ticket)),
+            StepStage::Submitted(submission) => self.keeper.with(|core, _| core.place(submission)),
             _ => None,
         }
     }
@@ -209,7 +209,7 @@ impl Step {
     ) -> Poll<Result<Taken, AcquireError>> {
         let (looked, is_watched) = match &self.stage {
             StepStage::New(_) => (self.ask(wants_quotas), false),
-            StepStage::Submitted(ticket) => self.look(ticket, wants_quotas, cx.waker()),
+            StepStage::Submitted(submission) => self.look(submission, wants_quotas, cx.waker()),
             StepStage::Answered => panic!("`Acquire` polled after completion"),
         };
         let looked = match looked {
@@ -231,17 +231,17 @@ impl Step {
         let StepStage::New(demand) = &self.stage else {
             return Ok(None);
         };
-        let ((ticket, looked), needs_driver) = self.keeper.with_need(|core, now| {
-            let ticket = match core.submit(demand, now) {
-                Ok(ticket) => ticket,
+        let ((submission, looked), needs_driver) = self.keeper.with_need(|core, now| {
+            let submission = match core.submit(demand, now) {
+                Ok(submission) => submission,
                 Err(error) => return (None, Err(noted(core, error))),
             };
-            core.label(&ticket, &self.label);
-            let looked = look(core, &ticket, wants_quotas, now);
-            (Some(ticket), looked)
+            core.label(&submission, &self.label);
+            let looked = look(core, &submission, wants_quotas, now);
+            (Some(submission), looked)
         });
-        match (ticket, looked) {
-            (Some(ticket), Ok(None)) => self.stage = StepStage::Submitted(ticket),
+        match (submission, looked) {
+            (Some(submission), Ok(None)) => self.stage = StepStage::Submitted(submission),
             (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
             (_, looked) => return looked,
         }
@@ -252,10 +252,10 @@ impl Step {
     }
 
     /// Returns also whether this task is woken when there is an answer.
-    fn look(&self, ticket: &Submission, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
+    fn look(&self, submission: &Submission, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
         let ((looked, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
-            let looked = look(core, ticket, wants_quotas, now);
-            (looked, core.is_watched_by(ticket, waker))
+            let looked = look(core, submission, wants_quotas, now);
+            (looked, core.is_watched_by(submission, waker))
         });
         match looked {
             Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
@@ -265,16 +265,16 @@ impl Step {
 
     /// Sees to it that this task is woken when there is an answer, unless there is one now.
     fn watch(&self, wants_quotas: bool, waker: &Waker) -> Looked {
-        let StepStage::Submitted(ticket) = &self.stage else {
+        let StepStage::Submitted(submission) = &self.stage else {
             return Ok(None);
         };
         self.keeper.watch_driver();
         // Without the lock: to clone a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
-            let looked = look(core, ticket, wants_quotas, now);
+            let looked = look(core, submission, wants_quotas, now);
             match looked {
-                Ok(None) => core.watch(ticket, waker),
+                Ok(None) => core.watch(submission, waker),
                 _ => core.drop_waker(waker),
             }
             looked
@@ -289,8 +289,8 @@ impl Step {
         };
         match (taken, &self.stage) {
             (Some(taken), _) => give_back(&self.keeper, taken),
-            (None, StepStage::Submitted(ticket)) => {
-                self.keeper.with(|core, now| core.cancel(ticket, now))
+            (None, StepStage::Submitted(submission)) => {
+                self.keeper.with(|core, now| core.cancel(submission, now))
             }
             (None, _) => {}
         }
@@ -301,10 +301,10 @@ impl Step {
     }
 }
 
-fn look(core: &mut Core, ticket: &Submission, wants_quotas: bool, now: Instant) -> Looked {
+fn look(core: &mut Core, submission: &Submission, wants_quotas: bool, now: Instant) -> Looked {
     // A claim is gone once it is collected.
-    let quotas = wants_quotas.then(|| core.quotas(ticket));
-    match core.collect(ticket, now).transpose() {
+    let quotas = wants_quotas.then(|| core.quotas(submission));
+    match core.collect(submission, now).transpose() {
         Ok(taken) => Ok(taken.map(|mut taken| {
             if let Some(quotas) = quotas {
                 taken.notes.get_or_insert_default().quotas = quotas;
@@ -333,8 +333,8 @@ fn give_back(keeper: &Keeper, taken: Taken) {
 
 impl Drop for Step {
     fn drop(&mut self) {
-        if let StepStage::Submitted(ticket) = &self.stage {
-            self.keeper.with(|core, now| core.cancel(ticket, now));
+        if let StepStage::Submitted(submission) = &self.stage {
+            self.keeper.with(|core, now| core.cancel(submission, now));
         }
     }
 }

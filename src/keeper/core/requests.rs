@@ -50,8 +50,8 @@ impl Core {
 
     /// Labels the permit to be.
     #[inline]
-    pub(crate) fn label(&self, ticket: &Submission, label: &Label) {
-        match ticket {
+    pub(crate) fn label(&self, submission: &Submission, label: &Label) {
+        match submission {
             Submission::Slot(lease) => lease.set_label(label.clone()),
             Submission::Claim(id) => {
                 let legs = self
@@ -110,11 +110,11 @@ impl Core {
     /// release.
     pub(crate) fn collect(
         &mut self,
-        ticket: &Submission,
+        submission: &Submission,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
-        let answer = match ticket {
+        let answer = match submission {
             Submission::Slot(lease) => self.collect_slot(lease),
             Submission::Claim(id) => self.collect_claim(*id),
         };
@@ -139,8 +139,8 @@ impl Core {
     }
 
     /// Whether this task is woken when a request has an answer.
-    pub(crate) fn is_watched_by(&self, ticket: &Submission, waker: &Waker) -> bool {
-        let stored = match ticket {
+    pub(crate) fn is_watched_by(&self, submission: &Submission, waker: &Waker) -> bool {
+        let stored = match submission {
             Submission::Slot(lease) => {
                 let member = self.queues.get(lease.queue.0);
                 member.and_then(|member| member.queue.waker(lease.seq()))
@@ -151,8 +151,8 @@ impl Core {
     }
 
     /// This task is to be woken then, in place of another one.
-    pub(crate) fn watch(&mut self, ticket: &Submission, waker: StoredWaker) {
-        let old = match ticket {
+    pub(crate) fn watch(&mut self, submission: &Submission, waker: StoredWaker) {
+        let old = match submission {
             Submission::Slot(lease) => match self.queues.get_mut(lease.queue.0) {
                 Some(member) => member.queue.set_waker(lease.seq(), waker),
                 None => Some(waker),
@@ -170,8 +170,8 @@ impl Core {
     }
 
     /// How the limits of a request stand.
-    pub(crate) fn quotas(&self, ticket: &Submission) -> Vec<Quota> {
-        match ticket {
+    pub(crate) fn quotas(&self, submission: &Submission) -> Vec<Quota> {
+        match submission {
             Submission::Slot(lease) => {
                 let member = self.queues.get(lease.queue.0);
                 let quota = member.and_then(|member| member.queue.quota(&self.ctx));
@@ -185,16 +185,16 @@ impl Core {
     }
 
     /// The place at which a waiting request has joined the queue.
-    pub(crate) fn place(&self, ticket: &Submission) -> Option<u32> {
-        match ticket {
+    pub(crate) fn place(&self, submission: &Submission) -> Option<u32> {
+        match submission {
             Submission::Slot(lease) => self.place_of(lease),
             Submission::Claim(id) => self.place_of_claim(*id),
         }
     }
 
     /// A request is no longer wanted.
-    pub(crate) fn cancel(&mut self, ticket: &Submission, now: Instant) {
-        match ticket {
+    pub(crate) fn cancel(&mut self, submission: &Submission, now: Instant) {
+        match submission {
             Submission::Slot(lease) => self.release(lease, now),
             Submission::Claim(id) => {
                 self.ctx.now = now;

@@ -13,7 +13,7 @@ use crate::{
 /// A charge of a permit that is held, and perhaps given back meanwhile.
 #[derive(Clone)]
 pub(super) struct Charging {
-    ticket: Submission,
+    submission: Submission,
     /// The charge of the permit at its admission.
     fee: Fee,
 }
@@ -97,19 +97,19 @@ impl World {
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();
         let core = &mut self.replicas[self.clients[client].replica].core;
-        let ticket = core.submit(&Demand::One(leg), now).ok();
+        let submission = core.submit(&Demand::One(leg), now).ok();
         let fee = fee.clone();
-        self.clients[client].charging = ticket.map(|ticket| Charging { ticket, fee });
+        self.clients[client].charging = submission.map(|submission| Charging { submission, fee });
     }
 
     /// A client looks whether it was charged.
     pub(super) fn looks_at_charge(&mut self, client: usize) {
-        let Some(Charging { ticket, fee }) = self.clients[client].charging.clone() else {
+        let Some(Charging { submission, fee }) = self.clients[client].charging.clone() else {
             return;
         };
         let now = self.local();
         let replica = self.clients[client].replica;
-        let answer = self.replicas[replica].core.collect(&ticket, now);
+        let answer = self.replicas[replica].core.collect(&submission, now);
         let Some(answer) = answer else { return };
         self.clients[client].charging = None;
         let is_held = self.fee_of(client).is_some_and(|held| held.id == fee.id);
@@ -164,10 +164,10 @@ impl World {
     }
 
     fn drops_charge(&mut self, client: usize) {
-        if let Some(Charging { ticket, .. }) = self.clients[client].charging.take() {
+        if let Some(Charging { submission, .. }) = self.clients[client].charging.take() {
             let now = self.local();
             let core = &mut self.replicas[self.clients[client].replica].core;
-            core.cancel(&ticket, now);
+            core.cancel(&submission, now);
         }
     }
 
