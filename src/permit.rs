@@ -41,7 +41,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted { keepers, taken } = granted;
         let Taken {

@@ -24,6 +24,8 @@ pub(crate) enum Contender {
     ConcurrencyLimit,
     /// All requests share one key.
     Shared,
+    /// The same, with slots that are used again.
+    Reused,
     ByHeader,
     /// By header, and all together.
     PolicyOfTwo,
@@ -41,6 +43,7 @@ impl Contender {
         Self::Bare,
         Self::ConcurrencyLimit,
         Self::Shared,
+        Self::Reused,
         Self::ByHeader,
         Self::PolicyOfTwo,
         Self::Unlimited,
@@ -54,6 +57,7 @@ impl Contender {
             Self::Bare => "bare",
             Self::ConcurrencyLimit => "concurrency-limit",
             Self::Shared => "shared",
+            Self::Reused => "reused",
             Self::ByHeader => "by-header",
             Self::PolicyOfTwo => "policy-of-two",
             Self::Unlimited => "unlimited",
@@ -74,6 +78,7 @@ impl Contender {
                 requests(layer.layer(handler), count).await;
             }
             Self::Shared => requests(layer(ALL).layer(handler), count).await,
+            Self::Reused => requests(layer(ALL.reuse()).layer(handler), count).await,
             Self::ByHeader => requests(layer(by_header()).layer(handler), count).await,
             Self::PolicyOfTwo => {
                 let policy = [by_header(), ALL.into()];

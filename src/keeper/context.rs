@@ -26,7 +26,7 @@ use crate::{
 /// exchanges are longer.
 const MOMENTS: u32 = 1_000;
 
-/// A permit is renewed when this part of its lease is over, so that one failure is no loss.
+/// A lease is renewed when one of so many parts of it is over: that one renewal fails is no loss.
 pub(super) const RENEWALS_PER_LEASE: u32 = 3;
 
 /// The configuration of a keeper.

@@ -199,9 +199,8 @@ impl Step {
         }
     }
 
-    /// The result; if `wants_quotas`, with how its limits stand. Inlined: as calls, this and [`Step::ask`] would cost each
-    /// request 40 instructions.
-    #[inline(always)]
+    /// The result; if `wants_quotas`, with how its limits stand.
+    #[inline]
     fn poll(
         &mut self,
         wants_quotas: bool,
@@ -226,7 +225,7 @@ impl Step {
     }
 
     /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
-    #[inline(always)]
+    #[inline]
     fn ask(&mut self, wants_quotas: bool) -> Looked {
         let StepStage::New(demand) = &self.stage else {
             return Ok(None);

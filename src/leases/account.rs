@@ -28,8 +28,8 @@ use crate::{
     limit::{Limit, LimitId},
 };
 
-/// Charges of one account that can still be refunded. Of more, the smallest are forgotten: a prompt outlasts the tokens of its
-/// answer.
+/// Charges of one account that can still be refunded: the latest, and the largest before it. So a prompt outlasts the tokens
+/// of its answer.
 const MAX_CHARGES: usize = 32;
 
 /// How long sums that were spent wait for others: then all sums of this process are reported together.
@@ -162,8 +162,11 @@ impl Accounts {
         let parts = account.pay_back();
         let refund = (!parts.is_empty()).then(|| (account.fee.clone(), parts));
         let waits = account.can_report() && !account.is_urgent();
+        let listed = (account.fee.charge.key.clone(), id);
         if account.is_urgent() {
-            self.to_report.insert((account.fee.charge.key.clone(), id));
+            self.to_report.insert(listed);
+        } else if !account.can_report() {
+            self.to_report.remove(&listed);
         }
         if account.is_over() {
             self.open.remove(&id);
@@ -284,12 +287,13 @@ impl Account {
             return;
         }
         self.counted += u64::from(cost);
-        self.charges.push((cost, paid));
-        if self.charges.len() > MAX_CHARGES {
+        if self.charges.len() == MAX_CHARGES {
             let costs = self.charges.iter().map(|(cost, _)| *cost).enumerate();
-            let smallest = costs.min_by_key(|(_, cost)| *cost);
-            smallest.map(|(index, _)| self.charges.remove(index));
+            if let Some((smallest, _)) = costs.min_by_key(|(_, cost)| *cost) {
+                self.charges.remove(smallest);
+            }
         }
+        self.charges.push((cost, paid));
     }
 
     /// The permit has spent this. Returns whether it counts: after the settlement it does not.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tokio::{task::JoinSet, time::Instant};
-use tower_turnstile::{AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Usage};
+use tower_turnstile::{
+    Acquire, AcquireErrorKind, Class, ConfigErrorKind, Key, Limit, Limiter, Mode, Semaphore, Usage,
+};
 
 use crate::backend::{
     Backend, PATIENT, meanwhile, queue, queue_under, soon, until, until_free, until_waiting, usage,
@@ -318,30 +320,40 @@ async fn waiters_of_several_limits_wait_for_those_that_are_left(backend: Backend
     until_free(&limiter.semaphore(&ALL, Key::SHARED)).await;
 }
 
-async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backend) {
-    let limiter = backend.replica().await;
-    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
-    drop(slow.acquire().await.expect("in time"));
-    let mut waiter = slow.acquire();
+/// A request that waits for its time at a rate.
+async fn until_asleep(limiter: &Limiter, mut request: Acquire) -> Acquire {
     let waits = async {
         while limiter.status().waiting == 0 {
             tokio::task::yield_now().await;
         }
     };
-    meanwhile(&mut waiter, waits).await;
+    meanwhile(&mut request, waits).await;
+    request
+}
+
+/// Tries until the rate refuses a request for so long.
+async fn until_refused(semaphore: &Semaphore, until: impl Fn(Option<Duration>) -> bool) {
+    soon(async {
+        let used_up = async || semaphore.try_acquire().await.expect_err("used up");
+        while !until(used_up().await.retry_after()) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+async fn a_permit_that_a_shadow_lets_go_is_charged_what_it_spends(backend: Backend) {
+    let limiter = backend.replica().await;
+    let slow = limiter.semaphore(SLOW.wait_up_to(PATIENT), "a");
+    drop(slow.acquire().await.expect("in time"));
+    let waiter = until_asleep(&limiter, slow.acquire()).await;
     update(&limiter, &SLOW.mode(Mode::Shadow));
     let permit = soon(waiter).await.expect("not enforced");
     permit.spend(&SLOW, 2);
     drop(permit);
     update(&limiter, &SLOW);
     let of_two = Some(Duration::from_secs(20));
-    soon(async {
-        let used_up = async || slow.try_acquire().await.expect_err("used up");
-        while used_up().await.retry_after() < of_two {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until_refused(&slow, |rest| rest >= of_two).await;
 }
 
 async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Backend) {
@@ -356,13 +368,7 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
     drop(jobs.acquire().await.expect("in time"));
     for (number, mode) in [(1, Mode::Off), (2, Mode::Shadow)] {
         for semaphore in [&slow, &jobs] {
-            let mut waiter = semaphore.acquire();
-            let waits = async {
-                while limiter.status().waiting == 0 {
-                    tokio::task::yield_now().await;
-                }
-            };
-            meanwhile(&mut waiter, waits).await;
+            let waiter = until_asleep(&limiter, semaphore.acquire()).await;
             update(&limiter, &SLOW.mode(mode));
             drop(soon(waiter).await.expect("not enforced"));
             update(&limiter, &SLOW);
@@ -371,14 +377,8 @@ async fn waiters_for_their_time_go_on_when_the_rate_is_not_enforced(backend: Bac
         assert!(began.elapsed() >= earliest, "the other one is enforced");
     }
     // Nobody of them was charged in the end.
-    soon(async {
-        let of_the_first = Some(Duration::from_secs(10));
-        let used_up = async || slow.try_acquire().await.expect_err("used up");
-        while used_up().await.retry_after() > of_the_first {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    let of_the_first = Some(Duration::from_secs(10));
+    until_refused(&slow, |rest| rest <= of_the_first).await;
     let passed = began.elapsed();
     assert!(
         passed < Duration::from_secs(10),

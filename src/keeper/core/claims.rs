@@ -1,9 +1,8 @@
 //! Claims: requests for slots under several limits and charges at rates, all or nothing.
 //!
 //! Its legs are entries of their queues and go the same way as a request for a single slot. They are acquired in one
-//! order on all replicas, narrow limits first, so that claims never deadlock. A leg whose turn has
-//! not come is *parked*. A claim that has to wait for one leg keeps those before it: giving them back to queue for them
-//! again could go on for ever.
+//! order on all replicas, narrow limits first, so that claims never deadlock. A leg whose turn has not come is *parked*. A
+//! claim that has to wait for one leg keeps those before it: giving them back to queue for them again could go on for ever.
 //!
 //! Rates come first, and are charged once. The charge is refunded if the claim is refused after all.
 

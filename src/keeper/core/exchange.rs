@@ -135,7 +135,11 @@ impl Core {
     /// Sums that were spent, all or those for this key.
     fn draft_sums(&mut self, draft: &mut Draft, only: Option<&Arc<str>>) {
         for _ in 0..MAX_REFUNDS {
-            let Some((id, charge)) = self.next_report(only) else {
+            let is_other = |only| self.accounts.next_key() != Some(only);
+            if only.is_some_and(is_other) {
+                break;
+            }
+            let Some((id, charge)) = self.next_report() else {
                 break;
             };
             let claim = Claim {

@@ -250,15 +250,14 @@ impl Core {
         }
     }
 
-    /// The next report, of all or for this key, and whose it is.
-    pub(super) fn next_report(&mut self, only: Option<&Arc<str>>) -> Option<(AccountId, Charge)> {
-        while only.is_none() || self.accounts.next_key() == only {
+    /// The next report, and whose it is.
+    pub(super) fn next_report(&mut self) -> Option<(AccountId, Charge)> {
+        loop {
             let id = self.accounts.next()?;
             if let Some(fee) = self.report(id) {
                 return Some((id, fee.charge));
             }
         }
-        None
     }
 
     /// The next sum of an account, as a charge that no rate refuses, at the values that the limit has now.

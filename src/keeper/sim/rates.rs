@@ -27,7 +27,7 @@ const KEPT_US: u64 = 120_000_000;
 #[derive(Default)]
 pub(super) struct Charges {
     keys: BTreeMap<String, Vec<Standing>>,
-    /// What is left after refunds of all that were ever made, also of those that the store has lost since, by the state that
+    /// The cost, after refunds, of all that were ever made, also of those that the store has lost since, by the state that
     /// they left. A refund restores the state before, so several of them may have left the same.
     made: HashMap<(String, Tat), u32>,
 }

@@ -1,7 +1,10 @@
 //! Accounts of permits at a rate: reports that are lost, refused, and overtaken by the settlement.
 
 use super::*;
-use crate::leases::{Account, Fee};
+use crate::{
+    leases::{Account, Fee},
+    part::Part,
+};
 
 /// 50 at once, and one more in a quarter of an hour.
 const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
@@ -21,7 +24,12 @@ fn world_under(limit: &Limit) -> (World, Fee) {
 impl World {
     /// A newcomer is charged this, while nothing else is under way.
     fn charge(&mut self, cost: u32) -> Fee {
+        self.charge_for(Key::SHARED, cost)
+    }
+
+    fn charge_for(&mut self, key: Key, cost: u32) -> Fee {
         let leg = Leg {
+            key,
             cost,
             clamps: false,
             ..leg(0, Duration::ZERO)
@@ -176,6 +184,47 @@ fn what_was_not_sent_yet_outlasts_a_refusal() {
     assert_eq!(world.charged(), 1 + 20);
     world.end(&fee);
     assert_eq!(world.charged(), 1 + 20);
+}
+
+/// Of two keys none is between the other's, although the report of a permit was cancelled after it was due.
+#[test]
+fn in_a_cluster_an_exchange_reports_for_one_key() {
+    let mut world = World::new(1, &TOKENS);
+    let part = Some(Part::of(Key::SHARED.digest("tokens")));
+    let settings = Settings {
+        part,
+        ..settings(0)
+    };
+    world.keepers[0] = Core::new(settings, true, world.start);
+    world.keepers[0].add(&TOKENS).expect("valid");
+    let hello = world.keepers[0].hello(world.start);
+    world.complete(0, &hello);
+    let mut fees = ["a", "a", "b", "b"].map(|key| world.charge_for(Key::from(key), 1));
+    fees.sort_by(|one, other| (&one.charge.key, one.id).cmp(&(&other.charge.key, other.id)));
+    fees.iter().for_each(|fee| world.spend(fee, 5));
+    world.pass(Duration::from_secs(1));
+    world.settle_at(&fees[1], 1);
+    let reports = [(); 2].map(|()| {
+        let claims = world.send(0).exchange.claims.clone();
+        let charged = claims.iter().flat_map(|claim| &claim.charges);
+        charged.map(|charge| charge.key.clone()).collect::<Vec<_>>()
+    });
+    let of = |fee: &Fee| fee.charge.key.clone();
+    assert_eq!(reports, [vec![of(&fees[0])], vec![of(&fees[2]); 2]]);
+    assert!(!world.may_send(0));
+}
+
+/// More charges than are remembered, of which the last one is the smallest.
+#[test]
+fn the_latest_charge_is_known_after_many_larger_ones() {
+    let (mut world, fee) = world_under(&TOKENS.burst(100));
+    world.lose_store();
+    for _ in 0..40 {
+        world.spend(&fee, 2);
+    }
+    let before = world.remaining(&fee);
+    world.spend(&fee, 1);
+    assert_eq!(world.remaining(&fee), before - 1);
 }
 
 #[test]

@@ -181,6 +181,21 @@ async fn slots_of_several_limits_serve_nobody_else() {
     assert!(!watcher.is_over());
 }
 
+/// As a charge has a share of its permit for the moment in which it is made.
+#[tokio::test(start_paused = true)]
+async fn a_permit_may_be_released_beside_another_share() {
+    let keepers = in_memory();
+    let granted = take(&keepers, &[W, N]).await.expect("free");
+    let permit = Permit::new(granted);
+    let share = permit.share().downgrade().upgrade().expect("it is held");
+    permit.release().await.expect("nothing is sent");
+    assert_eq!(state(&keepers), (0, 0));
+    let next = take(&keepers, &[W, N]).await.expect("free");
+    drop(share);
+    assert!(take(&keepers, &[N]).await.is_err(), "another permit has it");
+    assert!(!next.taken.leases.is_lost());
+}
+
 /// G5: dropped before its first step, or while it waits after the others.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_request_gives_back_what_it_had() {

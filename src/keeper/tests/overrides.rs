@@ -236,10 +236,14 @@ fn a_pause_refuses_claims_too() {
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);
     let asked = world.keepers[0].submit(&demand, now);
-    let Ok(ticket) = asked else { panic!("refused") };
+    let Ok(submission) = asked else {
+        panic!("refused")
+    };
     world.settle();
     world.steer(0, &[("b", Decision::Pause)]);
-    let answer = world.keepers[0].collect(&ticket, now).expect("an answer");
+    let answer = world.keepers[0]
+        .collect(&submission, now)
+        .expect("an answer");
     let error = answer.err().expect("refused");
     assert_eq!(
         (error.limit_name(), error.kind()),
@@ -299,10 +303,12 @@ fn a_rate_has_its_override_and_no_other() {
             key: key.clone(),
             ..leg(0, Duration::ZERO)
         };
-        let ticket = world.keepers[0].submit(&Demand::One(leg), now);
-        let ticket = ticket.unwrap_or_else(|error| panic!("{error}"));
+        let submission = world.keepers[0].submit(&Demand::One(leg), now);
+        let submission = submission.unwrap_or_else(|error| panic!("{error}"));
         world.settle();
-        let answer = world.keepers[0].collect(&ticket, now).expect("an answer");
+        let answer = world.keepers[0]
+            .collect(&submission, now)
+            .expect("an answer");
         answer.err().and_then(|error| error.retry_after())
     };
     let gold = Key::from("gold");
