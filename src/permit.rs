@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use crate::{
     error::{AcquireErrorKind, LostErrorKind, ReleaseError},
-    keeper::{Bounds, Granted, Keepers, Notes, Taken},
-    leases::Leases,
+    keeper::{Granted, Keepers, Notes, Taken},
+    leases::{Bounds, Leases},
     limit::Limit,
     permit_id::PermitId,
     status::Quota,

@@ -16,9 +16,9 @@ use futures_util::future::try_join_all;
 
 use crate::{
     error::{AcquireError, ConfigError},
-    keeper::{BoundPool, Demand, Keepers, Leg, LimitId, Request},
+    keeper::{BoundPool, Demand, Keepers, Leg, Request},
     key::Key,
-    limit::{Limit, Limits, check_together},
+    limit::{Limit, LimitId, Limits, check_together},
     limiter::Limiter,
     permit::Permit,
     status::Usage,

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    demand::{ClaimId, LimitId},
+    demand::ClaimId,
     effects::{Effect, Effects, Report},
 };
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     key::Key,
     leases::{KeeperId, Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
+    limit::LimitId,
     part::Part,
     sync::{Confirmations, Inquiry},
     telemetry::{History, LimitMeter, Measure},

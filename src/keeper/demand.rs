@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-pub(crate) use crate::limit::LimitId;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
     leases::{Fee, Lease, Leases},
     ledger::Seq,
-    limit::Limit,
+    limit::{Limit, LimitId},
     status::Quota,
 };
 

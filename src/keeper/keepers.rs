@@ -13,16 +13,16 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
-    core::{Bounds, Core},
-    demand::{Leg, LimitId, Taken},
+    core::Core,
+    demand::{Leg, Taken},
     lock::{Afterwards, Keeper},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
-    leases::{Account, Fee, Lease, Leases, Pool, QueueId, Tenure},
+    leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
     ledger::MemberId,
-    limit::{Limit, MAX_WAIT, Mode},
+    limit::{Limit, LimitId, MAX_WAIT, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,

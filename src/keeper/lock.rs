@@ -155,9 +155,9 @@ impl Keeper {
     }
 
     /// For reads, and for what leaves no effects.
-    pub(super) fn lock(&self) -> Guard<'_> {
+    pub(super) fn lock(&self) -> KeeperGuard<'_> {
         let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
-        Guard {
+        KeeperGuard {
             _marker: LockMarker::new(),
             locked,
         }
@@ -193,12 +193,12 @@ impl Afterwards<'_> {
 }
 
 /// While it is held, no foreign code runs on this thread.
-pub(super) struct Guard<'a> {
+pub(super) struct KeeperGuard<'a> {
     locked: MutexGuard<'a, Locked>,
     _marker: LockMarker,
 }
 
-impl Deref for Guard<'_> {
+impl Deref for KeeperGuard<'_> {
     type Target = Locked;
 
     fn deref(&self) -> &Locked {
@@ -206,7 +206,7 @@ impl Deref for Guard<'_> {
     }
 }
 
-impl DerefMut for Guard<'_> {
+impl DerefMut for KeeperGuard<'_> {
     fn deref_mut(&mut self) -> &mut Locked {
         &mut self.locked
     }

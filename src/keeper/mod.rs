@@ -37,8 +37,7 @@ mod tests;
 
 pub(crate) use self::{
     context::Settings,
-    core::Bounds,
-    demand::{Demand, Leg, LimitId, Notes, Taken},
+    demand::{Demand, Leg, Notes, Taken},
     driver::ConnectError,
     keepers::{BoundPool, Granted, Keepers},
     lock::Keeper,

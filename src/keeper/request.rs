@@ -6,15 +6,12 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use tokio::time::Instant;
-
 use super::{
-    core::Core,
-    demand::{Demand, Leg, LimitId, Submission, Taken},
+    demand::{Demand, Leg, Submission, Taken},
     keepers::{Granted, Keepers},
     lock::Keeper,
 };
-use crate::{error::AcquireError, leases::Label, part::Part, sync::StoredWaker};
+use crate::{error::AcquireError, leases::Label, limit::LimitId, part::Part, sync::StoredWaker};
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -176,7 +173,7 @@ enum StepStage {
 }
 
 /// The result of looking for an answer.
-type Looked = Result<Option<Taken>, AcquireError>;
+type Collected = Result<Option<Taken>, AcquireError>;
 
 impl Step {
     fn of_leg(keepers: &Keepers, (part, leg): &(Part, Leg)) -> Self {
@@ -206,16 +203,16 @@ impl Step {
         wants_quotas: bool,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Taken, AcquireError>> {
-        let (looked, is_watched) = match &self.stage {
+        let (collected, is_watched) = match &self.stage {
             StepStage::New(_) => (self.ask(wants_quotas), false),
             StepStage::Submitted(submission) => self.look(submission, wants_quotas, cx.waker()),
             StepStage::Answered => panic!("`Acquire` polled after completion"),
         };
-        let looked = match looked {
+        let collected = match collected {
             Ok(None) if !is_watched => self.watch(wants_quotas, cx.waker()),
-            looked => looked,
+            collected => collected,
         };
-        match looked.transpose() {
+        match collected.transpose() {
             Some(answer) => {
                 self.stage = StepStage::Answered;
                 Poll::Ready(answer)
@@ -226,23 +223,22 @@ impl Step {
 
     /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
     #[inline]
-    fn ask(&mut self, wants_quotas: bool) -> Looked {
+    fn ask(&mut self, wants_quotas: bool) -> Collected {
         let StepStage::New(demand) = &self.stage else {
             return Ok(None);
         };
-        let ((submission, looked), needs_driver) = self.keeper.with_need(|core, now| {
-            let submission = match core.submit(demand, now) {
+        let ((submission, collected), needs_driver) = self.keeper.with_need(|core, now| {
+            let submission = match core.submit(demand, &self.label, now) {
                 Ok(submission) => submission,
-                Err(error) => return (None, Err(noted(core, error))),
+                Err(error) => return (None, Err(error)),
             };
-            core.label(&submission, &self.label);
-            let looked = look(core, &submission, wants_quotas, now);
-            (Some(submission), looked)
+            let answer = core.collect(&submission, wants_quotas, now);
+            (Some(submission), answer.transpose())
         });
-        match (submission, looked) {
+        match (submission, collected) {
             (Some(submission), Ok(None)) => self.stage = StepStage::Submitted(submission),
             (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
-            (_, looked) => return looked,
+            (_, collected) => return collected,
         }
         match needs_driver {
             true => self.start_driver(None),
@@ -251,19 +247,24 @@ impl Step {
     }
 
     /// Returns also whether this task is woken when there is an answer.
-    fn look(&self, submission: &Submission, wants_quotas: bool, waker: &Waker) -> (Looked, bool) {
-        let ((looked, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
-            let looked = look(core, submission, wants_quotas, now);
-            (looked, core.is_watched_by(submission, waker))
+    fn look(
+        &self,
+        submission: &Submission,
+        wants_quotas: bool,
+        waker: &Waker,
+    ) -> (Collected, bool) {
+        let ((collected, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
+            let answer = core.collect(submission, wants_quotas, now);
+            (answer.transpose(), core.is_watched_by(submission, waker))
         });
-        match looked {
+        match collected {
             Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
-            looked => (looked, is_watched),
+            collected => (collected, is_watched),
         }
     }
 
     /// Sees to it that this task is woken when there is an answer, unless there is one now.
-    fn watch(&self, wants_quotas: bool, waker: &Waker) -> Looked {
+    fn watch(&self, wants_quotas: bool, waker: &Waker) -> Collected {
         let StepStage::Submitted(submission) = &self.stage else {
             return Ok(None);
         };
@@ -271,18 +272,14 @@ impl Step {
         // Without the lock: to clone a waker runs foreign code.
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
-            let looked = look(core, submission, wants_quotas, now);
-            match looked {
-                Ok(None) => core.watch(submission, waker),
-                _ => core.drop_waker(waker),
-            }
-            looked
+            let answer = core.collect_or_watch(submission, wants_quotas, waker, now);
+            answer.transpose()
         })
     }
 
     /// Without the driver no lease would be renewed, and no exchange sent.
     #[cold]
-    fn start_driver(&self, taken: Option<Taken>) -> Looked {
+    fn start_driver(&self, taken: Option<Taken>) -> Collected {
         let Err(kind) = self.keeper.start_driver() else {
             return Ok(taken);
         };
@@ -293,30 +290,8 @@ impl Step {
             }
             (None, _) => {}
         }
-        self.keeper.with(|core, _| {
-            let error = core.refusal(self.limit, kind);
-            Err(noted(core, error))
-        })
+        Err(self.keeper.with(|core, _| core.refuse(self.limit, kind)))
     }
-}
-
-fn look(core: &mut Core, submission: &Submission, wants_quotas: bool, now: Instant) -> Looked {
-    // A claim is gone once it is collected.
-    let quotas = wants_quotas.then(|| core.quotas(submission));
-    match core.collect(submission, now).transpose() {
-        Ok(taken) => Ok(taken.map(|mut taken| {
-            if let Some(quotas) = quotas {
-                taken.notes.get_or_insert_default().quotas = quotas;
-            }
-            taken
-        })),
-        Err(error) => Err(noted(core, error)),
-    }
-}
-
-fn noted(core: &mut Core, error: AcquireError) -> AcquireError {
-    core.note_refusal(&error);
-    error
 }
 
 fn give_back(keeper: &Keeper, taken: Taken) {

@@ -29,9 +29,9 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    keeper::{Demand, Keepers, Leg, LimitId, Request as PermitRequest},
+    keeper::{Demand, Keepers, Leg, Request as PermitRequest},
     leases::Label,
-    limit::Mode,
+    limit::{LimitId, Mode},
     permit::Permit,
     status::Quota,
 };

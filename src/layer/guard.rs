@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use super::options::OnLost;
-use crate::{error::LostErrorKind, keeper::Bounds, permit::Share, telemetry::LimitMeter};
+use crate::{error::LostErrorKind, leases::Bounds, permit::Share, telemetry::LimitMeter};
 
 /// Holds the slot of a response, on its way from the service's future to its body.
 pub(super) enum Guard {

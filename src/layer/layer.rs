@@ -22,7 +22,7 @@ use super::{
 };
 #[cfg(feature = "config")]
 use crate::limit::MAX_SCOPES;
-use crate::{error::ConfigError, keeper::LimitId, limiter::Limiter};
+use crate::{error::ConfigError, limit::LimitId, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///

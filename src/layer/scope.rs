@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     error::ConfigError,
-    keeper::{Leg, LimitId},
+    keeper::Leg,
     key::Key,
-    limit::Limit,
+    limit::{Limit, LimitId},
 };
 
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.

@@ -19,10 +19,10 @@ use super::{
     wire::{Answer, Ask, Body, Of, Order, VERSION},
 };
 use crate::{
-    keeper::{Keepers, LimitId},
+    keeper::Keepers,
     key::Key,
     leases::Label,
-    limit::Mode,
+    limit::{LimitId, Mode},
     operable::{MAX_REFUSALS, RefusalNote},
     permit_id::PermitId,
 };

@@ -14,10 +14,11 @@ use super::{
     walk::{Walk, Which, walk},
 };
 use crate::{
-    keeper::{Keepers, LimitId},
+    keeper::Keepers,
     key::Key,
     leases::Lease,
     ledger::{MemberId, ReplicaId},
+    limit::LimitId,
     operable::{EntryLook, Visitor},
     permit_id::PermitId,
     status::Usage,

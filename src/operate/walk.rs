@@ -11,10 +11,11 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::{digest::KeyDigest, wire::Of};
 use crate::{
-    keeper::{Keepers, LimitId},
+    keeper::Keepers,
     key::Key,
     leases::Label,
     ledger::{MemberId, ReplicaId, Seq, weight_of},
+    limit::LimitId,
     operable::{Cursor, EntryLook, Visitor},
     status::Usage,
 };

@@ -7,17 +7,19 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, Index, breaker::Failure};
+use super::{Asker, ClaimStage, Core, breaker::Failure};
 use crate::{
+    error::AcquireError,
     keeper::{
-        demand::{ClaimId, LimitId},
+        demand::{ClaimId, Demand, Submission},
         queue::{
-            LegState, Release,
+            LegState, Queue, Release,
             audit::{Books, hold},
         },
     },
-    leases::{AccountId, Lease, Paid, Pool, QueueId},
+    leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
+    limit::LimitId,
     store::in_flight::ExchangeId,
 };
 
@@ -80,52 +82,13 @@ impl Core {
             availability == self.ctx.availability,
             "breaker and context differ"
         );
-        let mut ready: Vec<_> = self.ready.iter().copied().collect();
-        ready.sort_unstable();
-        let (mut listed, mut due) = (Vec::new(), BTreeSet::new());
-        let shared = self.ctx.shared;
-        for (index, member) in &mut self.queues {
-            let index = QueueId(index);
-            let queue = &mut member.queue;
-            let at = format!("queue {} ({})", index.0, queue.limit().name());
-            hold!(
-                self.by_key[queue.number().0].get(queue.key()) == Some(index),
-                "{at}: lost its key"
-            );
-            if shared {
-                hold!(
-                    self.by_ledger.get(queue.ledger()) == Some(&index),
-                    "{at}: lost its ledger"
-                );
-            }
-            if member.ready {
-                listed.push(index);
-            }
-            let idle = !member.ready && queue.is_idle();
-            hold!(!idle || member.cached, "{at}: is idle and there");
-            hold!(
-                member.ready || !queue.has_work(),
-                "{at}: has work and is not listed"
-            );
-            let next = if idle { None } else { queue.next_due() };
-            hold!(
-                member.due == next,
-                "{at}: due {:?}, not {next:?}",
-                member.due
-            );
-            due.extend(member.due.map(|at| (at, index)));
-            let batches = in_flight.get(&index).copied().unwrap_or(0);
-            queue.audit(&self.ctx, &mut books, batches)?;
+        self.queues.audit()?;
+        for id in self.queues.ids() {
+            let batches = in_flight.get(&id).copied().unwrap_or(0);
+            self.queues
+                .unlisted(id)
+                .audit(&self.ctx, &mut books, batches)?;
         }
-        listed.sort_unstable();
-        hold!(listed == ready, "listed {listed:?}, ready {ready:?}");
-        let keys: usize = self.by_key.iter().map(Index::len).sum();
-        hold!(keys == self.queues.len(), "keys without queues");
-        hold!(
-            !shared || self.by_ledger.len() == self.queues.len(),
-            "ledgers without queues"
-        );
-        hold!(due == self.due, "due {:?}, not {due:?}", self.due);
         hold!(
             books.expiries == self.ctx.expiries,
             "expiries {:?}, not {:?}",
@@ -152,10 +115,10 @@ impl Core {
             let at = format!("claim {}", id.0);
             let (mut waits, mut waits_in_queues, mut busy) = (0, 0, false);
             for lease in &claim.legs {
-                let Some(member) = self.queues.get(lease.queue.0) else {
+                let Some(queue) = self.queues.get(lease.queue) else {
                     return Err(format!("{at}: its queue is gone"));
                 };
-                let (queue, seq) = (&member.queue, lease.seq());
+                let seq = lease.seq();
                 let Some(state) = queue.leg_state(seq, self.ctx.now) else {
                     return Err(format!("{at}: its leg {seq} is gone"));
                 };
@@ -215,8 +178,8 @@ impl Core {
             ("in flight", !self.in_flight.is_empty()),
             ("expiries", !self.ctx.expiries.is_empty()),
             ("renewals", !self.ctx.renewals.is_empty()),
-            ("due", !self.due.is_empty()),
-            ("ready", !self.ready.is_empty()),
+            ("due", self.queues.next_due().is_some()),
+            ("ready", self.queues.ready().len() > 0),
         ];
         parts
             .iter()
@@ -248,6 +211,14 @@ impl Core {
         self.claims.contains_key(&ClaimId(request)) || accounts.next().is_some()
     }
 
+    pub(in crate::keeper) fn submit_unlabelled(
+        &mut self,
+        demand: &Demand,
+        now: Instant,
+    ) -> Result<Submission, AcquireError> {
+        self.submit(demand, &Label::default(), now)
+    }
+
     /// As if an exchange had timed out.
     pub(in crate::keeper) fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
@@ -256,12 +227,12 @@ impl Core {
     }
 
     pub(in crate::keeper) fn idle_count(&self) -> usize {
-        let queues = self.queues.iter();
-        queues.map(|(_, member)| member.queue.idle()).sum()
+        self.queues.iter().map(Queue::idle).sum()
     }
 
     pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
-        self.queues[index].queue.take_idle(&mut self.ctx)
+        let queue = self.queues.unlisted(QueueId(index));
+        queue.take_idle(&mut self.ctx)
     }
 
     pub(in crate::keeper) fn queue_count(&self) -> usize {
@@ -278,7 +249,7 @@ impl Core {
     }
 
     pub(in crate::keeper) fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
-        self.queues[lease.queue.0].queue.pool().cloned()
+        self.queues[lease.queue].pool().cloned()
     }
 
     /// Whether a name is anywhere in here.
@@ -288,14 +259,13 @@ impl Core {
 
     /// Whether there is an entry of a name that may be in the store.
     pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
-        let mut queues = self.queues.iter();
-        queues.any(|(_, member)| member.queue.expects(seq))
+        self.queues.iter().any(|queue| queue.expects(seq))
     }
 
     /// A release that has not been acknowledged.
     pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut queues = self.queues.iter();
-        let waiting = queues.find_map(|(_, member)| member.queue.release_of(seq));
+        let waiting = queues.find_map(|queue| queue.release_of(seq));
         let notes = self.in_flight.iter().flat_map(|sent| &sent.notes);
         waiting.or_else(|| { notes }.find_map(|note| note.release_of(seq)))
     }
@@ -307,7 +277,7 @@ impl Core {
         self.claims.iter().filter_map(move |(id, claim)| {
             let (mut waits, mut holds) = (None, Vec::new());
             for lease in &claim.legs {
-                let (queue, seq) = (&self.queues[lease.queue.0].queue, lease.seq());
+                let (queue, seq) = (&self.queues[lease.queue], lease.seq());
                 match queue.leg_state(seq, self.ctx.now) {
                     Some(LegState::Held { .. }) => holds.push(MemberId { replica, seq }),
                     Some(LegState::Pending) if queue.waits_in_store(seq) => waits = Some(queue),
@@ -325,7 +295,7 @@ impl Core {
 
     /// The ledger of a permit.
     pub(in crate::keeper) fn ledger_of(&self, lease: &Lease) -> &str {
-        self.queues[lease.queue.0].queue.ledger()
+        self.queues[lease.queue].ledger()
     }
 
     /// Idle slots that are not over, by ledger.
@@ -334,9 +304,9 @@ impl Core {
         now: Instant,
     ) -> impl Iterator<Item = (String, Vec<Seq>)> {
         let queues = self.queues.iter();
-        queues.filter_map(move |(_, member)| {
-            let idle = member.queue.idle_seqs(now)?;
-            Some((member.queue.ledger().to_string(), idle))
+        queues.filter_map(move |queue| {
+            let idle = queue.idle_seqs(now)?;
+            Some((queue.ledger().to_string(), idle))
         })
     }
 

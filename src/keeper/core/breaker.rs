@@ -88,7 +88,7 @@ impl Work {
 
 /// How the state has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum Transition {
     None,
     /// The store is down. `is_news`: it was not known to be in trouble.
     Opened {
@@ -148,7 +148,7 @@ impl Breaker {
         sent: Instant,
         now: Instant,
         rng: &mut fastrand::Rng,
-    ) -> Change {
+    ) -> Transition {
         let refused = failure == Failure::Refused;
         match &mut self.state {
             BreakerState::Closed { failed, fruitless } => {
@@ -157,11 +157,11 @@ impl Breaker {
                     // Those that were under way together count as one.
                     *fruitless += u32::from(failed.is_none());
                     failed.get_or_insert(now);
-                    return Change::None;
+                    return Transition::None;
                 }
                 self.refuses_writes = false;
                 self.back_off(refused, now, rng);
-                Change::Opened { is_news: true }
+                Transition::Opened { is_news: true }
             }
             BreakerState::Open {
                 refused: was_refused,
@@ -170,30 +170,30 @@ impl Breaker {
                 let is_news = refused && !*was_refused;
                 self.back_off(refused, now, rng);
                 match is_news {
-                    true => Change::Opened { is_news },
-                    false => Change::StaysOpen,
+                    true => Transition::Opened { is_news },
+                    false => Transition::StaysOpen,
                 }
             }
         }
     }
 
     /// The store has answered, and has refused to write.
-    pub(super) fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Change {
+    pub(super) fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         if let BreakerState::Open { .. } = self.state {
-            return Change::None;
+            return Transition::None;
         }
         let is_news = !std::mem::replace(&mut self.refuses_writes, true);
         self.back_off(false, now, rng);
-        Change::Opened { is_news }
+        Transition::Opened { is_news }
     }
 
     /// No answer has come in the time that requests can wait, whatever the reason.
-    pub(super) fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Change {
+    pub(super) fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
-            BreakerState::Open { .. } => Change::None,
+            BreakerState::Open { .. } => Transition::None,
             BreakerState::Closed { .. } => {
                 self.back_off(false, now, rng);
-                Change::Opened { is_news: true }
+                Transition::Opened { is_news: true }
             }
         }
     }
@@ -212,7 +212,7 @@ impl Breaker {
     }
 
     /// The store has answered.
-    pub(super) fn answered(&mut self, work: Work) -> Change {
+    pub(super) fn answered(&mut self, work: Work) -> Transition {
         let was_open = matches!(self.state, BreakerState::Open { .. });
         let recovered = self.refuses_writes && work == Work::Admitted;
         self.refuses_writes &= !recovered;
@@ -228,11 +228,11 @@ impl Breaker {
             fruitless,
         };
         match (was_open, recovered) {
-            (true, _) => Change::Closed {
+            (true, _) => Transition::Closed {
                 is_news: !self.refuses_writes,
             },
-            (false, true) => Change::Recovered,
-            (false, false) => Change::None,
+            (false, true) => Transition::Recovered,
+            (false, false) => Transition::None,
         }
     }
 }
@@ -259,14 +259,14 @@ mod tests {
         }
 
         /// An exchange that is sent now fails a moment later.
-        fn fails(&mut self, failure: Failure) -> Change {
+        fn fails(&mut self, failure: Failure) -> Transition {
             let sent = self.now;
             self.now += Duration::from_millis(1);
             let Self { breaker, now, rng } = self;
             breaker.failed(failure, sent, *now, rng)
         }
 
-        fn refuses_to_write(&mut self) -> Change {
+        fn refuses_to_write(&mut self) -> Transition {
             self.breaker.refused_to_write(self.now, &mut self.rng)
         }
 
@@ -276,13 +276,13 @@ mod tests {
         }
     }
 
-    const NEWS: Change = Change::Opened { is_news: true };
-    const BACK: Change = Change::Closed { is_news: true };
+    const NEWS: Transition = Transition::Opened { is_news: true };
+    const BACK: Transition = Transition::Closed { is_news: true };
 
     #[test]
     fn one_cut_is_no_outage_and_two_in_a_row_are() {
         let mut scene = Scene::new();
-        assert_eq!(scene.fails(Failure::Cut), Change::None);
+        assert_eq!(scene.fails(Failure::Cut), Transition::None);
         assert_eq!(scene.breaker.availability(), Availability::Up);
         assert_eq!(scene.fails(Failure::Cut), NEWS);
         assert_eq!(scene.breaker.availability(), Availability::Down);
@@ -295,7 +295,10 @@ mod tests {
         for _ in 0..2 * MAX_FRUITLESS {
             scene.now += Duration::from_millis(1);
             let Scene { breaker, now, rng } = &mut scene;
-            assert_eq!(breaker.failed(Failure::Cut, sent, *now, rng), Change::None);
+            assert_eq!(
+                breaker.failed(Failure::Cut, sent, *now, rng),
+                Transition::None
+            );
         }
     }
 
@@ -303,9 +306,9 @@ mod tests {
     fn connections_in_between_make_cuts_harmless_until_there_are_many() {
         let mut scene = Scene::new();
         for _ in 0..MAX_FRUITLESS {
-            assert_eq!(scene.fails(Failure::Cut), Change::None);
+            assert_eq!(scene.fails(Failure::Cut), Transition::None);
             scene.breaker.connected();
-            assert_eq!(scene.breaker.answered(Work::None), Change::None);
+            assert_eq!(scene.breaker.answered(Work::None), Transition::None);
         }
         assert_eq!(scene.fails(Failure::Cut), NEWS);
     }
@@ -314,7 +317,7 @@ mod tests {
     fn work_makes_earlier_cuts_forgotten() {
         let mut scene = Scene::new();
         for _ in 0..3 * MAX_FRUITLESS {
-            assert_eq!(scene.fails(Failure::Cut), Change::None);
+            assert_eq!(scene.fails(Failure::Cut), Transition::None);
             scene.breaker.connected();
             scene.breaker.answered(Work::Some);
         }
@@ -338,9 +341,9 @@ mod tests {
     fn an_outage_that_turns_out_to_be_a_refusal_is_news() {
         let mut scene = Scene::new();
         scene.fails(Failure::TimedOut);
-        assert_eq!(scene.fails(Failure::TimedOut), Change::StaysOpen);
+        assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
         assert_eq!(scene.fails(Failure::Refused), NEWS);
-        assert_eq!(scene.fails(Failure::Refused), Change::StaysOpen);
+        assert_eq!(scene.fails(Failure::Refused), Transition::StaysOpen);
     }
 
     #[test]
@@ -375,16 +378,22 @@ mod tests {
         let mut scene = Scene::new();
         assert_eq!(scene.refuses_to_write(), NEWS);
         for _ in 0..10 {
-            let still = Change::Closed { is_news: false };
+            let still = Transition::Closed { is_news: false };
             assert_eq!(scene.breaker.answered(Work::None), still);
             // Releases and renewals work.
-            assert_eq!(scene.breaker.answered(Work::Some), Change::None);
+            assert_eq!(scene.breaker.answered(Work::Some), Transition::None);
             assert!(!scene.breaker.is_well());
-            assert_eq!(scene.refuses_to_write(), Change::Opened { is_news: false });
+            assert_eq!(
+                scene.refuses_to_write(),
+                Transition::Opened { is_news: false }
+            );
         }
         assert!(scene.pause() > SECOND / 2);
         scene.breaker.answered(Work::None);
-        assert_eq!(scene.breaker.answered(Work::Admitted), Change::Recovered);
+        assert_eq!(
+            scene.breaker.answered(Work::Admitted),
+            Transition::Recovered
+        );
         assert!(scene.breaker.is_well());
         assert_eq!(scene.refuses_to_write(), NEWS);
         assert!(scene.pause() < SECOND / 2);

@@ -10,15 +10,15 @@ use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Claim, ClaimStage, Core, rates::harsher};
+use super::{ClaimStage, Core, PendingClaim, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
-        demand::{ClaimId, Leg, LimitId, Notes, Taken},
+        demand::{ClaimId, Leg, Notes, Taken},
         queue::LegState,
     },
-    leases::{Fee, Lease, Leases, Paid, QueueId},
-    limit::{MAX_WEIGHT, Mode},
+    leases::{Fee, Label, Lease, Leases, Paid},
+    limit::{LimitId, MAX_WEIGHT, Mode},
     status::Quota,
     telemetry::Measure,
 };
@@ -39,7 +39,7 @@ enum Progress {
 impl Core {
     /// Asks for all of it. The claim is there until [`collect_claim`](Self::collect_claim) or
     /// [`drop_claim`](Self::drop_claim).
-    pub(super) fn submit_claim(&mut self, legs: &[Leg]) -> ClaimId {
+    pub(super) fn submit_claim(&mut self, legs: &[Leg], label: &Label) -> ClaimId {
         let id = ClaimId(self.ctx.next_name(1));
         let (mut ordered, mut fees, mut refusal) = (Vec::new(), Vec::new(), None);
         for leg in legs {
@@ -54,18 +54,20 @@ impl Core {
                 continue;
             }
             let class = limit.class_of(&leg.key);
-            let index = self.queue(leg.limit, &leg.key);
-            let queue = &mut self.queues[index.0].queue;
-            queue.set_own_max(&mut self.ctx, leg.max);
-            let wait = match queue.max() {
-                // It would wait for nothing.
-                0 => Duration::ZERO,
-                _ if shadow => Duration::ZERO,
-                _ => leg.wait,
-            };
-            // A limit that is not enforced refuses no weight.
-            let weight = leg.weight.clamp(1, MAX_WEIGHT);
-            let lease = queue.submit_leg(&mut self.ctx, wait, weight, (id, shadow));
+            let queue = self.queue(leg.limit, &leg.key);
+            let lease = self.change(queue, |queue, ctx| {
+                queue.set_own_max(ctx, leg.max);
+                let wait = match queue.max() {
+                    // It would wait for nothing.
+                    0 => Duration::ZERO,
+                    _ if shadow => Duration::ZERO,
+                    _ => leg.wait,
+                };
+                // A limit that is not enforced refuses no weight.
+                let weight = leg.weight.clamp(1, MAX_WEIGHT);
+                queue.submit_leg(ctx, wait, weight, (id, shadow))
+            });
+            lease.set_label(label.clone());
             ordered.push((class, lease));
         }
         ordered.sort_by(|(class, lease), (other, other_lease)| {
@@ -73,10 +75,8 @@ impl Core {
                 .cmp(other)
                 .then_with(|| self.by_ledger_order(lease, other_lease))
         });
-        let legs: Vec<_> = ordered.into_iter().map(|(_, lease)| lease).collect();
-        let queues: Vec<QueueId> = legs.iter().map(|lease| lease.queue).collect();
-        let claim = Claim {
-            legs,
+        let claim = PendingClaim {
+            legs: ordered.into_iter().map(|(_, lease)| lease).collect(),
             fees,
             stage: ClaimStage::Open,
             asked: self.ctx.now,
@@ -89,21 +89,12 @@ impl Core {
             self.refuse_claim(id, error);
         }
         self.advance(id);
-        // A value of its own may have changed one.
-        for index in queues {
-            if self.queues.contains(index.0) {
-                self.relist(index);
-            }
-        }
         id
     }
 
     /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
     fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
-        let (one, other) = (
-            &self.queues[one.queue.0].queue,
-            &self.queues[other.queue.0].queue,
-        );
+        let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
         (one.ledger().cmp(other.ledger()))
             .then_with(|| one.number().cmp(&other.number()))
             .then_with(|| one.key().cmp(other.key()))
@@ -160,7 +151,7 @@ impl Core {
     fn progress(&self, id: ClaimId) -> Progress {
         let mut turn = None;
         for (number, lease) in self.claims[&id].legs.iter().enumerate() {
-            let queue = &self.queues[lease.queue.0].queue;
+            let queue = &self.queues[lease.queue];
             let Some(state) = queue.leg_state(lease.seq(), self.ctx.now) else {
                 continue;
             };
@@ -192,16 +183,12 @@ impl Core {
     /// Without the store legs are acquired one after the other: no other step comes between.
     fn begin_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        let queue = &mut self.queues[lease.queue.0].queue;
-        queue.begin_leg(&mut self.ctx, lease.seq());
-        self.relist(lease.queue);
+        self.change(lease.queue, |queue, ctx| queue.begin_leg(ctx, lease.seq()));
     }
 
     fn park_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        let queue = &mut self.queues[lease.queue.0].queue;
-        queue.park_leg(&mut self.ctx, lease.seq());
-        self.relist(lease.queue);
+        self.change(lease.queue, |queue, ctx| queue.park_leg(ctx, lease.seq()));
     }
 
     fn pass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
@@ -209,11 +196,13 @@ impl Core {
             return;
         };
         let lease = claim.legs.remove(leg);
-        let queue = &mut self.queues[lease.queue.0].queue;
-        claim.passed.push((queue.limit().clone(), kind));
-        self.ctx.note_pass(queue.number(), kind);
-        queue.give_up(&mut self.ctx, lease.seq());
-        self.relist(lease.queue);
+        let passed = &mut claim.passed;
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                passed.push((queue.limit().clone(), kind));
+                ctx.note_pass(queue.number(), kind);
+                queue.give_up(ctx, lease.seq());
+            });
     }
 
     fn grant_claim(&mut self, id: ClaimId) {
@@ -241,13 +230,13 @@ impl Core {
     }
 
     /// Keeps the refusal of a claim that still has its legs and fees.
-    fn keep_refusal(&mut self, claim: &Claim, error: &AcquireError) {
+    fn keep_refusal(&mut self, claim: &PendingClaim, error: &AcquireError) {
         let Some(limit) = self.number_of(error.limit_name()) else {
             return;
         };
         let queues = &self.queues;
         let about = || {
-            let queues = claim.legs.iter().map(|lease| &queues[lease.queue.0].queue);
+            let queues = claim.legs.iter().map(|lease| &queues[lease.queue]);
             let mut keys = queues.filter(|queue| queue.number() == limit);
             let mut fees = claim.fees.iter().filter(|fee| fee.number() == limit);
             let key = keys.next().map(|queue| queue.key());
@@ -257,14 +246,12 @@ impl Core {
         self.refusals.keep(limit, error, self.ctx.now, about);
     }
 
-    fn let_go(&mut self, id: ClaimId, claim: &mut Claim) {
+    fn let_go(&mut self, id: ClaimId, claim: &mut PendingClaim) {
         if let ClaimStage::Sleeping(until) = claim.stage {
             self.end_sleep(until, id);
         }
         for lease in claim.legs.drain(..) {
-            let queue = &mut self.queues[lease.queue.0].queue;
-            queue.give_up(&mut self.ctx, lease.seq());
-            self.relist(lease.queue);
+            self.change(lease.queue, |queue, ctx| queue.give_up(ctx, lease.seq()));
         }
         for fee in claim.fees.drain(..) {
             self.refund(&fee);
@@ -294,7 +281,7 @@ impl Core {
         }
         let mut place = 0;
         for (index, lease) in claim.legs.iter().enumerate() {
-            let queue = &mut self.queues[lease.queue.0].queue;
+            let queue = self.queues.unlisted(lease.queue);
             self.ctx.note_admission(queue.number(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
             if index > 0 {
@@ -325,7 +312,7 @@ impl Core {
 
     /// Refuses all that are not collected yet. Returns how many.
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
-        let undecided = |claim: &Claim| !matches!(claim.stage, ClaimStage::Refused(_));
+        let undecided = |claim: &PendingClaim| !matches!(claim.stage, ClaimStage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
         let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
         // From the end, so that the times that rates have reserved for them can be taken back.
@@ -338,8 +325,8 @@ impl Core {
 
     /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
     pub(super) fn pause_claims(&mut self, limit: LimitId, until: Instant) {
-        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue.0].queue.number() == limit;
-        let concerned = |claim: &Claim| {
+        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue].number() == limit;
+        let concerned = |claim: &PendingClaim| {
             let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
             let is_owed = |fee: &Fee| fee.number() == limit;
             is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
@@ -369,20 +356,20 @@ impl Core {
     }
 
     pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
-        let queue = &self.queues.get(lease.queue.0)?.queue;
+        let queue = self.queues.get(lease.queue)?;
         queue.waiting_place(lease.seq())
     }
 
     /// How its limits stand, as far as that is known.
-    pub(super) fn quotas_of(&self, claim: &Claim) -> Vec<Quota> {
+    pub(super) fn quotas_of(&self, claim: &PendingClaim) -> Vec<Quota> {
         let slots = self.slots_of(claim);
         let rates = claim.fees.iter().filter_map(|fee| self.quota_of(fee));
         slots.chain(rates).collect()
     }
 
-    fn slots_of(&self, claim: &Claim) -> impl Iterator<Item = Quota> {
+    fn slots_of(&self, claim: &PendingClaim) -> impl Iterator<Item = Quota> {
         let legs = claim.legs.iter();
-        legs.filter_map(|lease| self.queues[lease.queue.0].queue.quota(&self.ctx))
+        legs.filter_map(|lease| self.queues[lease.queue].quota(&self.ctx))
     }
 
     /// A refusal that no limit is to blame for. It names the one that the claim waits for, or else its first.
@@ -393,7 +380,7 @@ impl Core {
             return self.leg_error(id, leg, kind);
         }
         let first = claim.legs.first();
-        let first = first.map(|lease| self.queues[lease.queue.0].queue.number());
+        let first = first.map(|lease| self.queues[lease.queue].number());
         let limit = first
             .or(claim.fees.first().map(Fee::number))
             .unwrap_or(LimitId(0));
@@ -408,7 +395,7 @@ impl Core {
         let claim = &self.claims[&id];
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let lease = &claim.legs[leg];
-        let queue = &self.queues[lease.queue.0].queue;
+        let queue = &self.queues[lease.queue];
         queue.error(&self.ctx, lease.seq(), kind, waited)
     }
 }
@@ -416,7 +403,7 @@ impl Core {
 /// Charges at rates.
 impl Core {
     fn owes(&self, id: ClaimId) -> bool {
-        let owed = |claim: &Claim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+        let owed = |claim: &PendingClaim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
         self.claims.get(&id).is_some_and(owed)
     }
 

@@ -8,10 +8,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, PendingExchange};
+use super::{Asker, ClaimStage, Core, PendingClaim, PendingExchange};
 use crate::{
-    keeper::queue::{LegState, Note},
-    leases::{Lease, Paid, QueueId},
+    keeper::{
+        context::Context,
+        queue::{LegState, Note, Queue},
+    },
+    leases::{Lease, Paid},
     ledger::{
         Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, number_of, weight_of,
     },
@@ -55,7 +58,7 @@ impl Core {
                     (Some(_), None) => MAX_IN_FLIGHT,
                     (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
                 };
-                let work = !self.ready.is_empty()
+                let work = self.queues.ready().len() > 0
                     || !self.asking.is_empty()
                     || !self.refunds.is_empty()
                     || self.accounts.next_key().is_some();
@@ -152,25 +155,15 @@ impl Core {
     }
 
     fn draft_queues(&mut self, draft: &mut Draft, most: usize) {
-        for _ in 0..self.ready.len() {
+        let count = self.queues.ready().len();
+        for _ in 0..count {
             if draft.room == 0 || draft.batches.len() == most {
                 break;
             }
-            let Some(index) = self.ready.pop_front() else {
+            let Some(queue) = self.queues.pop_ready() else {
                 break;
             };
-            self.queues[index.0].ready = false;
-            self.draft_batch(draft, index);
-            self.relist(index);
-        }
-    }
-
-    fn draft_batch(&mut self, draft: &mut Draft, index: QueueId) {
-        let queue = &mut self.queues[index.0].queue;
-        let (room, deadline) = (&mut draft.room, &mut draft.deadline);
-        if let Some((batch, note)) = queue.take_batch(&mut self.ctx, room, deadline) {
-            draft.batches.push(batch);
-            draft.notes.push(note);
+            self.change(queue, |queue, ctx| draft.add_batch(queue, ctx));
         }
     }
 
@@ -180,13 +173,13 @@ impl Core {
             let Some(id) = self.asking.pop_first() else {
                 break;
             };
-            let is_listed = |claim: &&mut super::Claim| matches!(claim.stage, ClaimStage::Listed);
+            let is_listed = |claim: &&mut PendingClaim| matches!(claim.stage, ClaimStage::Listed);
             let Some(claim) = self.claims.get_mut(&id).filter(is_listed) else {
                 continue;
             };
-            let queues = &mut self.queues;
-            let mut legs = claim.legs.iter();
-            if legs.any(|lease| queues[lease.queue.0].queue.is_introducing()) {
+            let mut queues = claim.legs.iter().map(|lease| lease.queue);
+            let mut is_introducing = |id| self.queues.unlisted(id).is_introducing();
+            if queues.any(&mut is_introducing) {
                 self.held_back.insert(id);
                 continue;
             }
@@ -209,32 +202,34 @@ impl Core {
 
     /// A leg that the claim does not have yet; its queue gets a batch if it has none.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
-        let (index, seq) = (lease.queue, lease.seq());
-        let queue = &mut self.queues[index.0].queue;
-        let Some(LegState::Parked) = queue.leg_state(seq, self.ctx.now) else {
-            return None;
-        };
-        let units = weight_of(seq) as usize;
-        let makes_room = queue.make_room(&mut self.ctx, units);
-        let batch = match draft.notes.iter().position(|note| note.queue == index) {
-            Some(number) => {
-                let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
-                queue.take_releases(batch, note, &mut draft.room);
-                number
-            }
-            None => {
-                queue.touch();
-                self.draft_batch(draft, index);
-                draft.batches.len() - 1
-            }
-        };
-        let want = self.queues[index.0].queue.take_leg(&mut self.ctx, seq)?;
-        draft.batches[batch].waits |= want == Want::Wait;
-        draft.room = draft.room.saturating_sub(units);
-        if makes_room {
-            self.relist(index);
-        }
-        Some(ClaimAsk { batch, seq, want })
+        let seq = lease.seq();
+        self.change(lease.queue, |queue, ctx| {
+            let Some(LegState::Parked) = queue.leg_state(seq, ctx.now) else {
+                return None;
+            };
+            let units = weight_of(seq) as usize;
+            queue.make_room(ctx, units);
+            let batch = match draft
+                .notes
+                .iter()
+                .position(|note| note.queue == lease.queue)
+            {
+                Some(number) => {
+                    let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
+                    queue.take_releases(batch, note, &mut draft.room);
+                    number
+                }
+                None => {
+                    queue.touch();
+                    draft.add_batch(queue, ctx);
+                    draft.batches.len() - 1
+                }
+            };
+            let want = queue.take_leg(ctx, seq)?;
+            draft.batches[batch].waits |= want == Want::Wait;
+            draft.room = draft.room.saturating_sub(units);
+            Some(ClaimAsk { batch, seq, want })
+        })
     }
 
     fn send(&mut self, draft: Draft) -> Outgoing {
@@ -288,6 +283,15 @@ impl Draft {
             refunds: Vec::new(),
             room: MAX_UNITS,
             deadline,
+        }
+    }
+
+    /// What a queue has to send, as far as there is room.
+    fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
+        let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
+        if let Some((batch, note)) = batch {
+            self.batches.push(batch);
+            self.notes.push(note);
         }
     }
 

@@ -6,17 +6,18 @@ use std::{cmp::Reverse, mem, slice, sync::Arc};
 
 use tokio::time::Instant;
 
-use super::{Core, Index};
+use super::Core;
 #[cfg(feature = "operate")]
 use crate::operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{
-        demand::{Demand, Leg, LimitId, Taken},
+        demand::{Demand, Leg, Taken},
         effects::Report,
     },
     key::Key,
-    limit::{Limit, Mode},
+    leases::QueueId,
+    limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::Part,
     telemetry::{LimitMeter, Measure},
@@ -37,7 +38,7 @@ impl Core {
         self.report_misfit(&declared);
         self.updated.push(declared);
         self.declared.push(limit.clone());
-        self.by_key.push(Index::default());
+        self.queues.add_limit();
         self.measured.push((0, 0));
         let number = self.ctx.add_limit(meter.clone());
         self.measure_limit(number);
@@ -305,18 +306,16 @@ impl Core {
     pub(crate) fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         let mut left = LOOK;
         let Cursor { mut queue, mut seq } = from;
-        while queue < self.queues.capacity() {
+        while QueueId(queue) < self.queues.id_bound() {
             if left == 0 {
                 return Some(Cursor { queue, seq });
             }
             left -= 1;
-            if let Some(member) = self.queues.get(queue) {
-                let of = &member.queue;
-                if visitor.queue(of.number(), of.key(), of.ledger(), &|| of.usage())
-                    && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
-                {
-                    return Some(Cursor { queue, seq });
-                }
+            if let Some(of) = self.queues.get(QueueId(queue))
+                && visitor.queue(of.number(), of.key(), of.ledger(), &|| of.usage())
+                && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
+            {
+                return Some(Cursor { queue, seq });
             }
             (queue, seq) = (queue + 1, 0);
         }

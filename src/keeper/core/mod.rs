@@ -3,14 +3,14 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `requests` | submitted, collected, cancelled; permits released; shutdown |
-//! | `timers` | one sleep for all; bounds on permits |
-//! | `limits` | the limits, and the values that they have now |
 //! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
+//! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
+//! | `limits` | the limits, and the values that they have now |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit) |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |
-//! | this one | the data; where to find the queue that needs something |
+//! | this one | the data |
+//! | `queues` | where to find the queue that needs something |
 //! | `breaker` | the circuit breaker |
 //!
 //! Each file calls only those below it. Anything that concerns a single ledger is the business of its
@@ -26,34 +26,31 @@ mod breaker;
 mod claims;
 mod exchange;
 mod limits;
+mod queues;
 mod rates;
 mod replies;
 mod requests;
-mod timers;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    hash::Hash,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
-    time::Duration,
 };
 
-use slab::Slab;
 use tokio::time::Instant;
 
-use self::breaker::Breaker;
+use self::{breaker::Breaker, queues::Queues};
 use super::{
     context::{Availability, Context, Settings, earliest},
-    demand::{ClaimId, LimitId},
+    demand::ClaimId,
     effects::Effects,
     queue::{Note, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{AccountId, Accounts, Fee, Lease, QueueId, StoreClock},
-    ledger::{Exchange, Refund, Seq, Tat},
-    limit::Limit,
+    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, QueueId, StoreClock},
+    ledger::{Exchange, Refund, Tat},
+    limit::{Limit, LimitId},
     operable::Refusals,
     overrides::InForce,
     store::in_flight::ExchangeId,
@@ -61,13 +58,7 @@ use crate::{
 };
 
 #[cfg(test)]
-pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS};
-
-/// Queues of ledgers in this process that are kept although they are idle: about 2 KiB each.
-pub(super) const MAX_CACHED: usize = 64;
-
-/// Entries that a map may have room for without being made smaller.
-const SMALL_ROOM: usize = 1_000;
+pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS, queues::MAX_CACHED};
 
 /// The state machine.
 pub(crate) struct Core {
@@ -82,21 +73,12 @@ pub(crate) struct Core {
     overrides: Arc<InForce>,
     /// The values in force, and whether they are operators', as the metrics have them.
     measured: Vec<(i64, i64)>,
-    /// Boxed, or to make room for more of them would take long.
-    queues: Slab<Box<Member>>,
-    /// By the limits' numbers.
-    by_key: Vec<Index>,
-    by_ledger: HashMap<Arc<str>, QueueId>,
-    /// Queues of ledgers in this process that were idle lately, and may be again.
-    cached: VecDeque<QueueId>,
-    /// Queues with work, in the order in which they got it.
-    ready: VecDeque<QueueId>,
-    due: BTreeSet<(Instant, QueueId)>,
+    queues: Queues,
     in_flight: Vec<PendingExchange>,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
-    claims: BTreeMap<ClaimId, Claim>,
+    claims: BTreeMap<ClaimId, PendingClaim>,
     /// Claims to be sent.
     asking: BTreeSet<ClaimId>,
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
@@ -107,7 +89,7 @@ pub(crate) struct Core {
     rates: Rates,
     /// The costs of permits at rates.
     accounts: Accounts,
-    bounded: Bounded,
+    bounded: BoundedPermits,
     clock: Option<StoreClock>,
     breaker: Breaker,
     connection: Connection,
@@ -122,28 +104,8 @@ pub(crate) struct Core {
     refusals: Refusals,
 }
 
-/// A queue, and where it is listed.
-struct Member {
-    queue: Queue,
-    /// In `ready`.
-    ready: bool,
-    /// In `due`.
-    due: Option<Instant>,
-    /// In `cached`.
-    cached: bool,
-}
-
-/// The queues of one limit, by key.
-#[derive(Default)]
-struct Index {
-    /// The one of the key that all share, which needs no hash to be found.
-    shared: Option<QueueId>,
-    /// Callers choose their keys, so the hash has to be one that they cannot foresee.
-    others: HashMap<Key, QueueId>,
-}
-
 /// A request for slots under several limits and charges at rates, all or nothing.
-struct Claim {
+struct PendingClaim {
     /// In the order in which they are acquired.
     legs: Vec<Arc<Lease>>,
     fees: Vec<Fee>,
@@ -215,29 +177,6 @@ struct Reach {
     reported: Option<Instant>,
 }
 
-/// Bounds that end a permit while its lease is alive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    /// From the moment at which it is bound.
-    pub max_hold: Option<Duration>,
-    /// From the moment that [`Lease::set_unread`] says.
-    pub idle: Option<Duration>,
-}
-
-/// The permits that have bounds, until they are released, and when to look at which.
-#[derive(Default)]
-struct Bounded {
-    permits: HashMap<Seq, BoundedPermit>,
-    due: BTreeSet<(Instant, Seq)>,
-}
-
-struct BoundedPermit {
-    lease: Arc<Lease>,
-    until: Option<Instant>,
-    idle: Option<Duration>,
-    due: Instant,
-}
-
 impl Asker {
     fn claim(self) -> Option<ClaimId> {
         match self {
@@ -254,12 +193,6 @@ impl Asker {
     }
 }
 
-impl Bounds {
-    pub(crate) fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 impl Core {
     /// `shared`: there is a store; else ledgers in this process decide.
     pub(crate) fn new(settings: Settings, shared: bool, now: Instant) -> Self {
@@ -270,12 +203,7 @@ impl Core {
             overrides: Arc::default(),
             measured: Vec::new(),
             declared: Vec::new(),
-            queues: Slab::new(),
-            by_key: Vec::new(),
-            by_ledger: HashMap::new(),
-            cached: VecDeque::new(),
-            ready: VecDeque::new(),
-            due: BTreeSet::new(),
+            queues: Queues::new(!shared),
             in_flight: Vec::new(),
             exchanges: 0,
             claims: BTreeMap::new(),
@@ -285,7 +213,7 @@ impl Core {
             refunds: Vec::new(),
             rates: Rates::default(),
             accounts: Accounts::default(),
-            bounded: Bounded::default(),
+            bounded: BoundedPermits::default(),
             clock: None,
             breaker: Breaker::new(),
             connection: Connection::default(),
@@ -337,7 +265,7 @@ impl Core {
 
     /// Whether nothing is left to be sent to the store, or to be expected from it.
     pub(super) fn is_quiet(&self) -> bool {
-        let nothing_to_send = self.ready.is_empty()
+        let nothing_to_send = self.queues.ready().len() == 0
             && self.asking.is_empty()
             && self.refunds.is_empty()
             && self.accounts.next_key().is_none();
@@ -346,13 +274,12 @@ impl Core {
 
     /// Whether a request waits for an answer, or a shutdown for its end.
     pub(super) fn has_requests(&self) -> bool {
-        let inquires = |index: &QueueId| self.queues[index.0].queue.has_inquiries();
         self.ctx.counts.waiting > 0
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
             || self.alarm.is_some()
             || !self.ctx.confirmations.is_empty()
-            || self.ready.iter().any(inquires)
+            || self.queues.ready().any(Queue::has_inquiries)
     }
 
     /// Whether no permit, request, release or refund is left, and none will come.
@@ -375,107 +302,56 @@ impl Core {
             .map(LimitId)
     }
 
-    pub(crate) fn refusal(&self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
+    fn refusal(&self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
         self.limits[limit.0].acquire_error(kind)
     }
 
     /// The queue of a key, made if need be. It goes when it is idle.
     fn queue(&mut self, limit: LimitId, key: &Key) -> QueueId {
-        if let Some(index) = self.by_key[limit.0].get(key) {
-            return index;
+        if let Some(id) = self.queues.of_key(limit, key) {
+            return id;
         }
         let rules = self.limits[limit.0].clone();
         let ledger: Arc<str> = match self.ctx.shared {
             true => self.ctx.settings.ledger_name(key, rules.name()).into(),
             false => Arc::default(),
         };
-        let index = QueueId(self.queues.vacant_key());
-        self.by_key[limit.0].insert(key.clone(), index);
-        if self.ctx.shared {
-            self.by_ledger.insert(ledger.clone(), index);
-        }
-        let mut queue = Queue::new(index, (limit, key.clone()), ledger, rules, &self.ctx);
-        if !self.overrides.is_empty() {
-            let steered = self.overrides.for_key(&self.limits[limit.0], key);
-            queue.steer(&mut self.ctx, steered);
-        }
-        queue.start(&mut self.ctx);
-        self.queues.insert(Box::new(Member {
-            queue,
-            ready: false,
-            due: None,
-            cached: false,
-        }));
-        index
-    }
-
-    /// After every change of a queue: lists it where it will be found, or drops it.
-    fn relist(&mut self, index: QueueId) {
-        let member = &mut self.queues[index.0];
-        member.queue.follow_local_right(&mut self.ctx);
-        if !member.ready && member.queue.has_work() {
-            member.ready = true;
-            self.ready.push_back(index);
-        }
-        let idle = !member.ready && member.queue.is_idle();
-        let due = if idle { None } else { member.queue.next_due() };
-        if due != member.due {
-            if let Some(old) = member.due {
-                self.due.remove(&(old, index));
+        let overrides = &self.overrides;
+        let steered = (!overrides.is_empty()).then(|| overrides.for_key(&rules, key));
+        self.queues.add(|id| {
+            let mut queue = Queue::new(id, (limit, key.clone()), ledger, rules, &self.ctx);
+            if let Some(steered) = steered {
+                queue.steer(&mut self.ctx, steered);
             }
-            self.due.extend(due.map(|at| (at, index)));
-            member.due = due;
-        }
-        if idle {
-            self.cache_or_drop(index);
-        }
+            queue.start(&mut self.ctx);
+            queue
+        })
     }
 
-    /// A queue of a ledger in this process is kept for a while: its key is likely to come again, and to make it anew
-    /// costs more than all that is done with it.
-    fn cache_or_drop(&mut self, index: QueueId) {
-        if self.ctx.shared || self.orphaned {
-            return self.drop_queue(index);
-        }
-        if !std::mem::replace(&mut self.queues[index.0].cached, true) {
-            self.cached.push_back(index);
-        }
-        while self.cached.len() > MAX_CACHED {
-            self.drop_oldest_cached();
-        }
+    /// Changes a queue. See [`Queues::change`].
+    #[inline]
+    fn change<R>(
+        &mut self,
+        queue: QueueId,
+        change: impl FnOnce(&mut Queue, &mut Context) -> R,
+    ) -> R {
+        self.queues.change(&mut self.ctx, queue, change)
     }
 
-    /// One that is in use leaves the list only, and comes back when it is idle again.
-    fn drop_oldest_cached(&mut self) {
-        if let Some(index) = self.cached.pop_front() {
-            let member = &mut self.queues[index.0];
-            member.cached = false;
-            if !member.ready && member.queue.is_idle() {
-                self.drop_queue(index);
-            }
-        }
-    }
-
-    fn drop_queue(&mut self, index: QueueId) {
-        self.queues[index.0].queue.recall(&mut self.ctx);
-        let queue = self.queues.remove(index.0).queue;
-        self.by_key[queue.number().0].remove(queue.key());
-        self.by_ledger.remove(queue.ledger());
-        leave_room(&mut self.by_ledger);
+    /// Changes a queue that may be gone.
+    #[inline]
+    fn change_if_there<R>(
+        &mut self,
+        queue: QueueId,
+        change: impl FnOnce(&mut Queue, &mut Context) -> R,
+    ) -> Option<R> {
+        self.queues.change_if_there(&mut self.ctx, queue, change)
     }
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
-        let indices: Vec<QueueId> = self
-            .queues
-            .iter()
-            .map(|(index, _)| QueueId(index))
-            .collect();
-        for index in indices {
+        for id in self.queues.ids() {
             // It may have been dropped for another one.
-            if let Some(member) = self.queues.get_mut(index.0) {
-                change(&mut member.queue, &mut self.ctx);
-                self.relist(index);
-            }
+            self.change_if_there(id, &mut change);
         }
     }
 
@@ -493,11 +369,11 @@ impl Core {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let probe = self.breaker.probe_at();
         let due = [
-            self.due.first().map(|(at, _)| *at),
+            self.queues.next_due(),
             self.ctx.renewals.first().map(|(at, ..)| *at),
             self.ctx.expiries.first().map(|(at, ..)| *at),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
-            self.bounded.due.first().map(|(at, _)| *at),
+            self.bounded.next_due(),
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
             self.accounts.next_due(),
@@ -506,44 +382,5 @@ impl Core {
             self.alarm,
         ];
         due.into_iter().fold(None, earliest)
-    }
-}
-
-impl Index {
-    fn get(&self, key: &Key) -> Option<QueueId> {
-        match *key == Key::SHARED {
-            true => self.shared,
-            false => self.others.get(key).copied(),
-        }
-    }
-
-    fn insert(&mut self, key: Key, queue: QueueId) {
-        match key == Key::SHARED {
-            true => self.shared = Some(queue),
-            false => drop(self.others.insert(key, queue)),
-        }
-    }
-
-    fn remove(&mut self, key: &Key) {
-        match *key == Key::SHARED {
-            true => self.shared = None,
-            false => {
-                self.others.remove(key);
-                leave_room(&mut self.others);
-            }
-        }
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.others.len() + usize::from(self.shared.is_some())
-    }
-}
-
-/// Room for many is not kept when they are gone.
-fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    let room = map.capacity();
-    if room > SMALL_ROOM && map.len() < room / 8 {
-        map.shrink_to(room / 4);
     }
 }

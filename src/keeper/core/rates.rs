@@ -9,12 +9,12 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
         context::Availability,
-        demand::{ClaimId, Leg, LimitId},
+        demand::{ClaimId, Leg},
     },
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, Refund, Tat, WAIT_FOREVER_US},
-    limit::{Fallback, Limit, MAX_LIMIT},
+    limit::{Fallback, Limit, LimitId, MAX_LIMIT},
     status::Quota,
     telemetry::{Cost, Measure},
 };

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     Asker, ClaimStage, Connection, Core, PendingExchange,
-    breaker::{Change, Failure, Work},
+    breaker::{Failure, Transition, Work},
     rates::harsher,
 };
 use crate::{
@@ -75,7 +75,7 @@ impl Core {
         }
         let (mut outage, work) = (None, Work::of(&reply));
         for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
-            let queue = &mut self.queues[note.queue.0].queue;
+            let queue = self.queues.unlisted(note.queue);
             if reply.more {
                 queue.touch();
             }
@@ -113,12 +113,11 @@ impl Core {
             }
         }
         for (index, seq) in stale.into_iter().rev() {
-            self.queues[index.0].queue.resend(&mut self.ctx, seq);
+            let queue = self.queues.unlisted(index);
+            queue.resend(&mut self.ctx, seq);
         }
         for note in &notes {
-            let queue = &mut self.queues[note.queue.0].queue;
-            queue.after_answer(&mut self.ctx, note, seen);
-            self.relist(note.queue);
+            self.change(note.queue, |queue, ctx| queue.after_answer(ctx, note, seen));
         }
         match outage {
             Some(error) => self.note_refused_write(&error.message),
@@ -173,8 +172,19 @@ impl Core {
         self.advance_moved();
     }
 
+    /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
+    /// due by time is done.
+    pub(crate) fn on_stall(&mut self, now: Instant) {
+        self.ctx.now = now;
+        if self.ctx.shared && self.store_is_up() {
+            self.note_stall();
+            self.abandon_exchanges();
+        }
+        self.on_time(now);
+    }
+
     /// The driver that has sent them will not see the answers. This says nothing of the store.
-    pub(super) fn abandon_exchanges(&mut self) {
+    fn abandon_exchanges(&mut self) {
         for sent in std::mem::take(&mut self.in_flight) {
             self.unanswered(sent);
         }
@@ -193,18 +203,17 @@ impl Core {
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
         for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
-            let queue = &mut self.queues[note.queue.0].queue;
+            let queue = self.queues.unlisted(note.queue);
             queue.on_failure(&mut self.ctx, batch, note, not_after_us, availability);
         }
         for claim in exchange.claims.iter().rev() {
             for ask in &claim.asks {
-                let queue = &mut self.queues[notes[ask.batch].queue.0].queue;
+                let queue = self.queues.unlisted(notes[ask.batch].queue);
                 queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
             }
         }
         for note in &notes {
-            self.queues[note.queue.0].queue.after_failure();
-            self.relist(note.queue);
+            self.change(note.queue, |queue, _| queue.after_failure());
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
@@ -257,19 +266,18 @@ impl Core {
     /// Another replica's exchange has promoted waiters of this one, or wants idle slots.
     fn on_wake(&mut self, wake: &Wake) {
         // Of another key nothing is recorded: anybody can publish it.
-        let Some(&index) = self.by_ledger.get(wake.key.as_str()) else {
+        let Some(queue) = self.queues.of_ledger(&wake.key) else {
             return;
         };
         self.ctx.record(|history, now| history.woken(wake, now));
-        let queue = &mut self.queues[index.0].queue;
-        if wake.seqs.is_empty() {
-            let now = self.ctx.now;
-            queue.recall_since(&mut self.ctx, now);
-        }
-        for seq in &wake.seqs {
-            queue.on_wake(&mut self.ctx, *seq, wake);
-        }
-        self.relist(index);
+        self.change(queue, |queue, ctx| {
+            if wake.seqs.is_empty() {
+                queue.recall_since(ctx, ctx.now);
+            }
+            for seq in &wake.seqs {
+                queue.on_wake(ctx, *seq, wake);
+            }
+        });
     }
 }
 
@@ -283,7 +291,7 @@ impl Core {
             .failed(failure, sent, self.ctx.now, &mut self.ctx.rng);
         self.follow(change, was_well);
         match change {
-            Change::Opened { .. } => {
+            Transition::Opened { .. } => {
                 self.reach.reported = Some(self.ctx.now);
                 let error = why.to_owned();
                 self.ctx.report(match failure {
@@ -291,7 +299,7 @@ impl Core {
                     Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
                 });
             }
-            Change::StaysOpen => {
+            Transition::StaysOpen => {
                 self.each_queue(|queue, ctx| queue.forget_releases(ctx.now));
                 self.remind_of(why);
             }
@@ -300,7 +308,7 @@ impl Core {
     }
 
     /// The driver does not run, so that the store's answers are not seen.
-    pub(super) fn note_stall(&mut self) {
+    fn note_stall(&mut self) {
         let was_well = self.breaker.is_well();
         let change = self.breaker.given_up(self.ctx.now, &mut self.ctx.rng);
         self.follow(change, was_well);
@@ -314,7 +322,7 @@ impl Core {
             .breaker
             .refused_to_write(self.ctx.now, &mut self.ctx.rng);
         self.follow(change, was_well);
-        if let Change::Opened { is_news: true } = change {
+        if let Transition::Opened { is_news: true } = change {
             let error = why.to_owned();
             self.ctx.report(Report::StoreFull { error });
         }
@@ -336,18 +344,18 @@ impl Core {
         let was_well = self.breaker.is_well();
         let change = self.breaker.answered(work);
         self.follow(change, was_well);
-        if let Change::Closed { is_news: true } | Change::Recovered = change {
+        if let Transition::Closed { is_news: true } | Transition::Recovered = change {
             self.ctx.report(Report::StoreBack);
         }
     }
 
     /// Acts on a change of the breaker.
-    fn follow(&mut self, change: Change, was_well: bool) {
+    fn follow(&mut self, change: Transition, was_well: bool) {
         let availability = self.breaker.availability();
         self.ctx.availability = availability;
         let is_well = self.breaker.is_well();
         let state = match change {
-            Change::Opened { is_news: true } => Some(StoreState::Down {
+            Transition::Opened { is_news: true } => Some(StoreState::Down {
                 was_up: was_well,
                 refused: availability == Availability::Refused,
             }),
@@ -358,9 +366,9 @@ impl Core {
             self.ctx.effects.push(Effect::MeasureStore(state));
         }
         match change {
-            Change::Opened { .. } => self.leave_store(),
-            Change::Closed { .. } => self.each_queue(|queue, ctx| queue.return_to_store(ctx)),
-            Change::None | Change::StaysOpen | Change::Recovered => {}
+            Transition::Opened { .. } => self.leave_store(),
+            Transition::Closed { .. } => self.each_queue(|queue, ctx| queue.return_to_store(ctx)),
+            Transition::None | Transition::StaysOpen | Transition::Recovered => {}
         }
     }
 
@@ -413,7 +421,7 @@ impl Core {
         for (claim, answer) in exchange.claims.iter().zip(answers) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
-                let queue = &mut self.queues[notes[ask.batch].queue.0].queue;
+                let queue = self.queues.unlisted(notes[ask.batch].queue);
                 queue.uncount_leg(standing);
             }
         }
@@ -429,7 +437,7 @@ impl Core {
         let mut stale = None;
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
             let index = sent.notes[ask.batch].queue;
-            let queue = &mut self.queues[index.0].queue;
+            let queue = self.queues.unlisted(index);
             if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
                 stale = Some((index, ask.seq));
             }
@@ -454,7 +462,7 @@ impl Core {
             } else {
                 Availability::Up
             };
-            let queue = &mut self.queues[note.queue.0].queue;
+            let queue = self.queues.unlisted(note.queue);
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
@@ -469,8 +477,8 @@ impl Core {
     /// The first of its limits.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
         if let Some(ask) = sent.claim.asks.first() {
-            let queue = &self.queues[sent.notes[ask.batch].queue.0].queue;
-            return Some(queue.limit().clone());
+            let queue = sent.notes[ask.batch].queue;
+            return Some(self.queues[queue].limit().clone());
         }
         let fee = match sent.asker {
             Asker::Account(id) => self.accounts.get(id)?.fee(),

@@ -1,33 +1,42 @@
-//! Requests and permits: submitted, collected, cancelled, released; the shutdown.
+//! Requests and permits: submitted, collected, cancelled, released; what is due by time; the shutdown.
 
 use std::{slice, sync::Arc, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Bounds, Core};
+use super::Core;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        demand::{Demand, Leg, LimitId, Submission, Taken},
+        context::Context,
+        demand::{Demand, Leg, Submission, Taken},
         effects::{Effect, Report},
+        queue::Queue,
     },
     key::Key,
-    leases::{Fee, Label, Lease, Pool, QueueId},
-    limit::{Limit, MAX_WEIGHT, Mode},
+    leases::{Bounds, Fee, Label, Lease, Pool, QueueId},
+    limit::{Limit, LimitId, MAX_WEIGHT, Mode},
     status::{Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
 };
 
 impl Core {
-    /// Asks for a permit. The request is there until [`collect`](Self::collect) has an answer, or
+    /// Asks for a permit with this label. The request is there until [`collect`](Self::collect) has an answer, or
     /// [`cancel`](Self::cancel).
     pub(crate) fn submit(
         &mut self,
         demand: &Demand,
+        label: &Label,
         now: Instant,
     ) -> Result<Submission, AcquireError> {
         self.ctx.now = now;
+        let submitted = self.try_submit(demand, label);
+        submitted.inspect_err(|error| self.note_refusal(error))
+    }
+
+    #[inline]
+    fn try_submit(&mut self, demand: &Demand, label: &Label) -> Result<Submission, AcquireError> {
         if self.ctx.ending {
             return Err(self.refusal(demand.first_limit(), AcquireErrorKind::ShutDown));
         }
@@ -37,30 +46,32 @@ impl Core {
         let legs = match demand {
             Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
                 self.check_weights(slice::from_ref(leg))?;
-                return Ok(Submission::Slot(self.submit_slot(leg)));
+                return Ok(Submission::Slot(self.submit_slot(leg, label)));
             }
             Demand::One(leg) => slice::from_ref(leg),
             Demand::All(legs) => legs,
         };
         self.check_weights(legs)?;
-        let claim = self.submit_claim(legs);
+        let claim = self.submit_claim(legs, label);
         self.advance_moved();
         Ok(Submission::Claim(claim))
     }
 
-    /// Labels the permit to be.
-    #[inline]
-    pub(crate) fn label(&self, submission: &Submission, label: &Label) {
-        match submission {
-            Submission::Slot(lease) => lease.set_label(label.clone()),
-            Submission::Claim(id) => {
-                let legs = self
-                    .claims
-                    .get(id)
-                    .into_iter()
-                    .flat_map(|claim| &claim.legs);
-                legs.for_each(|lease| lease.set_label(label.clone()));
-            }
+    /// Refuses a request that was not submitted, or is dropped for this.
+    pub(in crate::keeper) fn refuse(
+        &mut self,
+        limit: LimitId,
+        kind: AcquireErrorKind,
+    ) -> AcquireError {
+        let error = self.refusal(limit, kind);
+        self.note_refusal(&error);
+        error
+    }
+
+    /// Counts a refusal that is a request's answer.
+    fn note_refusal(&mut self, error: &AcquireError) {
+        if let Some(number) = self.number_of(error.limit_name()) {
+            self.ctx.measure(number, Measure::Refused(error.kind()));
         }
     }
 
@@ -80,101 +91,123 @@ impl Core {
         Err(AcquireError::new(kind, details))
     }
 
-    fn submit_slot(&mut self, leg: &Leg) -> Arc<Lease> {
-        let index = self.queue(leg.limit, &leg.key);
-        let queue = &mut self.queues[index.0].queue;
-        queue.set_own_max(&mut self.ctx, leg.max);
-        // A key whose limit is 0 never gets a slot.
-        let wait = match queue.max() {
-            0 => Duration::ZERO,
-            _ => leg.wait,
-        };
-        let idle = match leg.weight {
-            1 => queue.take_idle(&mut self.ctx),
-            _ => None,
-        };
-        let lease = idle.unwrap_or_else(|| queue.submit(&mut self.ctx, wait, leg.weight));
-        self.relist(index);
+    #[inline]
+    fn submit_slot(&mut self, leg: &Leg, label: &Label) -> Arc<Lease> {
+        let queue = self.queue(leg.limit, &leg.key);
+        let lease = self.change(queue, |queue, ctx| {
+            queue.set_own_max(ctx, leg.max);
+            // A key whose limit is 0 never gets a slot.
+            let wait = match queue.max() {
+                0 => Duration::ZERO,
+                _ => leg.wait,
+            };
+            let idle = match leg.weight {
+                1 => queue.take_idle(ctx),
+                _ => None,
+            };
+            idle.unwrap_or_else(|| queue.submit(ctx, wait, leg.weight))
+        });
+        lease.set_label(label.clone());
         self.advance_moved();
         lease
     }
 
-    /// Counts a refusal that is a request's answer.
-    pub(crate) fn note_refusal(&mut self, error: &AcquireError) {
-        if let Some(number) = self.number_of(error.limit_name()) {
-            self.ctx.measure(number, Measure::Refused(error.kind()));
-        }
-    }
-
-    /// The answer to a request, once there is one. A refused one is gone then; a granted one is for the permit to
-    /// release.
+    /// The answer to a request, once there is one; if `wants_quotas`, with what its limits have left. A refused one is
+    /// gone then; a granted one is for the permit to release.
     pub(crate) fn collect(
         &mut self,
         submission: &Submission,
+        wants_quotas: bool,
         now: Instant,
     ) -> Option<Result<Taken, AcquireError>> {
         self.ctx.now = now;
-        let answer = match submission {
+        // A claim is gone once it is collected.
+        let quotas = wants_quotas.then(|| self.quotas(submission));
+        let mut answer = match submission {
             Submission::Slot(lease) => self.collect_slot(lease),
             Submission::Claim(id) => self.collect_claim(*id),
         };
         self.advance_moved();
+        match (&mut answer, quotas) {
+            (Some(Ok(taken)), Some(quotas)) => taken.notes.get_or_insert_default().quotas = quotas,
+            (Some(Err(error)), _) => self.note_refusal(error),
+            _ => {}
+        }
         answer
     }
 
+    #[inline]
     fn collect_slot(&mut self, lease: &Arc<Lease>) -> Option<Result<Taken, AcquireError>> {
-        let queue = &mut self.queues.get_mut(lease.queue.0)?.queue;
-        if let Some(taken) = queue.take(&mut self.ctx, lease) {
-            // Nothing that the queue is listed by has changed.
+        // Nothing that the queue is listed by changes.
+        if let Some(taken) = self
+            .queues
+            .unlisted_if_there(lease.queue)?
+            .take(&mut self.ctx, lease)
+        {
             return Some(Ok(taken));
         }
-        let answer = queue.collect(&mut self.ctx, lease);
-        if let Some(Err(error)) = &answer {
-            let about = || (Some(queue.key()), Some(&**lease));
-            self.refusals
-                .keep(queue.number(), error, self.ctx.now, about);
-        }
-        self.relist(lease.queue);
-        answer
+        let refusals = &mut self.refusals;
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                let answer = queue.collect(ctx, lease);
+                if let Some(Err(error)) = &answer {
+                    let about = || (Some(queue.key()), Some(&**lease));
+                    refusals.keep(queue.number(), error, ctx.now, about);
+                }
+                answer
+            })
     }
 
     /// Whether this task is woken when a request has an answer.
     pub(crate) fn is_watched_by(&self, submission: &Submission, waker: &Waker) -> bool {
         let stored = match submission {
             Submission::Slot(lease) => {
-                let member = self.queues.get(lease.queue.0);
-                member.and_then(|member| member.queue.waker(lease.seq()))
+                let queue = self.queues.get(lease.queue);
+                queue.and_then(|queue| queue.waker(lease.seq()))
             }
             Submission::Claim(id) => self.claims.get(id).and_then(|claim| claim.waker.as_ref()),
         };
         stored.is_some_and(|stored| stored.will_wake(waker))
     }
 
-    /// This task is to be woken then, in place of another one.
-    pub(crate) fn watch(&mut self, submission: &Submission, waker: StoredWaker) {
-        let old = match submission {
-            Submission::Slot(lease) => match self.queues.get_mut(lease.queue.0) {
-                Some(member) => member.queue.set_waker(lease.seq(), waker),
+    /// As [`collect`](Self::collect). If there is no answer yet, this task is to be woken when there is, in place of another
+    /// one.
+    pub(crate) fn collect_or_watch(
+        &mut self,
+        submission: &Submission,
+        wants_quotas: bool,
+        waker: StoredWaker,
+        now: Instant,
+    ) -> Option<Result<Taken, AcquireError>> {
+        let answer = self.collect(submission, wants_quotas, now);
+        let unused = match answer {
+            Some(_) => Some(waker),
+            None => self.watch(submission, waker),
+        };
+        self.ctx.effects.drop_waker(unused);
+        answer
+    }
+
+    /// Returns the waker that is not used any more.
+    fn watch(&mut self, submission: &Submission, waker: StoredWaker) -> Option<StoredWaker> {
+        match submission {
+            Submission::Slot(lease) => match self.queues.unlisted_if_there(lease.queue) {
+                Some(queue) => queue.set_waker(lease.seq(), waker),
                 None => Some(waker),
             },
             Submission::Claim(id) => match self.claims.get_mut(id) {
                 Some(claim) => claim.waker.replace(waker),
                 None => Some(waker),
             },
-        };
-        self.ctx.effects.drop_waker(old);
+        }
     }
 
-    pub(crate) fn drop_waker(&mut self, waker: StoredWaker) {
-        self.ctx.effects.drop_waker(Some(waker));
-    }
-
-    /// How the limits of a request stand.
-    pub(crate) fn quotas(&self, submission: &Submission) -> Vec<Quota> {
+    /// What the limits of a request have left.
+    fn quotas(&self, submission: &Submission) -> Vec<Quota> {
         match submission {
             Submission::Slot(lease) => {
-                let member = self.queues.get(lease.queue.0);
-                let quota = member.and_then(|member| member.queue.quota(&self.ctx));
+                let queue = self.queues.get(lease.queue);
+                let quota = queue.and_then(|queue| queue.quota(&self.ctx));
                 quota.into_iter().collect()
             }
             Submission::Claim(id) => {
@@ -208,15 +241,15 @@ impl Core {
     pub(crate) fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
-        if let Some(member) = self.queues.get_mut(lease.queue.0) {
-            if !member.queue.put_idle(&mut self.ctx, lease) {
+        let put_back = |queue: &mut Queue, ctx: &mut Context| {
+            if !queue.put_idle(ctx, lease) {
                 lease.return_at(now);
-                member.queue.give_up(&mut self.ctx, lease.seq());
+                queue.give_up(ctx, lease.seq());
             }
-            self.relist(lease.queue);
-            self.advance_moved();
-        } else {
-            lease.return_at(now);
+        };
+        match self.change_if_there(lease.queue, put_back) {
+            Some(()) => self.advance_moved(),
+            None => lease.return_at(now),
         }
     }
 
@@ -229,11 +262,11 @@ impl Core {
         confirmation: Confirmation,
         now: Instant,
     ) -> Option<Arc<Limit>> {
-        let (index, seq) = (lease.queue, lease.seq());
+        let seq = lease.seq();
         self.release_one_of_several(lease, now);
-        let member = self.queues.get(index.0);
-        let releasing = member.filter(|member| member.queue.is_releasing(seq));
-        let limit = releasing.map(|member| member.queue.limit().clone());
+        let queue = self.queues.get(lease.queue);
+        let releasing = queue.filter(|queue| queue.is_releasing(seq));
+        let limit = releasing.map(|queue| queue.limit().clone());
         match limit.is_some() && self.store_is_up() {
             true => {
                 let until = now + self.ctx.settings.store_timeout;
@@ -251,16 +284,16 @@ impl Core {
 
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
     pub(crate) fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
-        if let Some(member) = self.queues.get_mut(lease.queue.0) {
-            member.queue.set_apart(lease.seq());
+        if let Some(queue) = self.queues.unlisted_if_there(lease.queue) {
+            queue.set_apart(lease.seq());
         }
         self.release(lease, now);
     }
 
     /// A permit that was acquired limit by limit has this slot beside another one.
     pub(in crate::keeper) fn set_companion(&mut self, lease: &Lease) {
-        if let Some(member) = self.queues.get_mut(lease.queue.0) {
-            member.queue.set_companion(&mut self.ctx, lease.seq());
+        if let Some(queue) = self.queues.unlisted_if_there(lease.queue) {
+            queue.set_companion(&mut self.ctx, lease.seq());
         }
     }
 
@@ -269,11 +302,10 @@ impl Core {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
-        if let Some(member) = self.queues.get_mut(lease.queue.0) {
-            member.queue.give_up_unused(&mut self.ctx, lease.seq());
-            self.relist(lease.queue);
-            self.advance_moved();
-        }
+        self.change_if_there(lease.queue, |queue, ctx| {
+            queue.give_up_unused(ctx, lease.seq());
+        });
+        self.advance_moved();
     }
 
     /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
@@ -293,18 +325,17 @@ impl Core {
 
     /// The meter of a lease's limit. `None`: it is not held any more.
     pub(crate) fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
-        let member = self.queues.get(lease.queue.0);
-        // The queue of a lost lease may be gone, and its index taken by another.
-        let member = member.filter(|member| member.queue.contains(lease.seq()))?;
-        Some(self.ctx.meter(member.queue.number()).clone())
+        let queue = self.queues.get(lease.queue);
+        // The queue of a lost lease may be gone, and its number taken by another.
+        let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
+        Some(self.ctx.meter(queue.number()).clone())
     }
 
     /// Asks what all replicas together hold under a key.
     pub(crate) fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
-        let index = self.queue(limit, key);
-        self.queues[index.0].queue.inquire(&mut self.ctx, inquiry);
-        self.relist(index);
+        let queue = self.queue(limit, key);
+        self.change(queue, |queue, ctx| queue.inquire(ctx, inquiry));
         self.advance_moved();
     }
 
@@ -319,27 +350,103 @@ impl Core {
         if !self.limits[limit.0].is_reused() {
             return None;
         }
-        let index = self.queue(limit, key);
-        let pool = self.queues[index.0].queue.pool()?.clone();
-        pool.bind();
-        self.relist(index);
-        Some((index, pool))
+        let id = self.queue(limit, key);
+        let bind =
+            |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
+        let pool = self.change(id, bind)?;
+        Some((id, pool))
     }
 
     pub(in crate::keeper) fn unbind(&mut self, queue: QueueId, pool: &Pool) {
-        pool.unbind();
-        self.relist(queue);
+        self.change(queue, |_, _| pool.unbind());
     }
 
     pub(crate) fn status(&self) -> Status {
-        let queues = self.queues.iter();
-        let idle: usize = queues.map(|(_, member)| member.queue.idle()).sum();
+        let idle: usize = self.queues.iter().map(Queue::idle).sum();
         let others = idle + self.ctx.counts.companions;
         Status {
             // One that was lost while it was idle is noticed there later.
             held: self.ctx.counts.held.saturating_sub(others),
             waiting: self.ctx.counts.waiting + self.sleepers.len(),
             store_up: self.breaker.is_well(),
+        }
+    }
+}
+
+/// Time passes. One sleep of the driver is for all of this.
+impl Core {
+    /// Does what is due.
+    pub(crate) fn on_time(&mut self, now: Instant) {
+        self.ctx.now = now;
+        self.alarm.take_if(|at| *at <= now);
+        while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
+            self.ctx.effects.push(Effect::GiveUpOn(overdue));
+        }
+        self.end_overrides();
+        self.wake_sleepers();
+        self.accounts.on_time(now);
+        while let Some(&(at, queue, seq)) = self.ctx.expiries.first()
+            && at <= now
+        {
+            self.ctx.expiries.pop_first();
+            self.change(queue, |queue, ctx| {
+                queue.refuse(ctx, seq, AcquireErrorKind::TimedOut);
+            });
+            // A claim that has waited for long enough gives others its slots before their waits end.
+            self.advance_moved();
+        }
+        self.end_bounded();
+        self.reconnect();
+        while let Some(queue) = self.queues.overdue(now) {
+            self.change(queue, |queue, ctx| queue.on_time(ctx));
+        }
+        self.renew_due();
+        self.advance_moved();
+    }
+
+    /// Waiters and holders need a new connection, if nothing else has made one.
+    fn reconnect(&mut self) {
+        let now = self.ctx.now;
+        let is_due = |at: &mut Instant| *at <= now;
+        let due = self.connection.reconnect_at.take_if(is_due).is_some();
+        if due && self.store_is_up() && !self.queues.is_empty() {
+            self.clock = None;
+            self.connection.is_wanted = true;
+        }
+    }
+
+    /// Renews the permits that are due, queue by queue.
+    fn renew_due(&mut self) {
+        let mut due = Vec::new();
+        while let Some(&(at, queue, seq)) = self.ctx.renewals.first()
+            && at <= self.ctx.now
+        {
+            self.ctx.renewals.pop_first();
+            due.push((queue, seq));
+        }
+        due.sort_unstable();
+        for of_a_queue in due.chunk_by(|one, other| one.0 == other.0) {
+            let seqs = of_a_queue.iter().map(|(_, seq)| *seq);
+            // It may have been dropped for another one.
+            self.change_if_there(of_a_queue[0].0, |queue, ctx| queue.renew_due(ctx, seqs));
+        }
+    }
+
+    /// Takes back permits whose bounds are over.
+    fn end_bounded(&mut self) {
+        while let Some((lease, kind)) = self.bounded.pop_over(self.ctx.now) {
+            self.ctx.end_lease(&lease, kind);
+            let seq = lease.seq();
+            let queue = self.queues.get(lease.queue);
+            // If the slot was lost before, only the response is left to end.
+            if queue.is_some_and(|queue| queue.contains(seq)) {
+                self.change(lease.queue, |queue, ctx| {
+                    let limit = queue.limit().clone();
+                    ctx.report(Report::Ended { limit, kind });
+                    ctx.measure(queue.number(), Measure::Expired(kind));
+                    queue.give_up(ctx, seq);
+                });
+            }
         }
     }
 }
@@ -372,9 +479,7 @@ impl Core {
     /// The limiter was dropped: no more requests will come.
     pub(crate) fn orphan(&mut self) {
         self.was_shut_down = std::mem::replace(&mut self.ctx.ending, true);
-        while !self.cached.is_empty() {
-            self.drop_oldest_cached();
-        }
+        self.queues.stop_caching(&mut self.ctx);
         self.orphaned = true;
         self.measure_limits();
         self.recall_all();
@@ -387,8 +492,7 @@ impl Core {
         if !self.orphaned || self.was_shut_down || !self.ctx.shared {
             return;
         }
-        let queues = self.queues.iter();
-        let count = queues.map(|(_, member)| member.queue.unreleased()).sum();
+        let count = self.queues.iter().map(Queue::unreleased).sum();
         if count > 0 {
             let lease = self.ctx.settings.lease;
             self.ctx.report(Report::Unreleased { count, lease });

@@ -44,16 +44,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    context::{Context, earliest},
-    demand::LimitId,
-};
+use super::context::{Context, earliest};
 use crate::{
     error::AcquireErrorKind,
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq, weight_of},
-    limit::{Fallback, Limit},
+    limit::{Fallback, Limit, LimitId},
     overrides::Steered,
     small_map::SmallMap,
     sync::Inquiry,

@@ -13,10 +13,11 @@ use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Context, earliest},
-        demand::{ClaimId, LimitId},
+        demand::ClaimId,
     },
     leases::Lease,
     ledger::{Call, Operation, Seq, Standing, weight_of},
+    limit::LimitId,
     telemetry::Measure,
 };
 

@@ -10,11 +10,12 @@ use super::{
 };
 use crate::{
     keeper::{
-        Demand, Leg, LimitId,
+        Demand, Leg,
         demand::{Submission, Taken},
     },
     key::Key,
     leases::Leases,
+    limit::LimitId,
 };
 
 pub(super) struct Client {
@@ -78,7 +79,7 @@ impl World {
         };
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
         let now = self.local();
-        let asked = self.replicas[replica].core.submit(&demand, now);
+        let asked = self.replicas[replica].core.submit_unlabelled(&demand, now);
         if let Ok(Submission::Slot(lease)) = &asked
             && lease.is_reused()
         {
@@ -182,7 +183,7 @@ impl World {
         }
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        match core.collect(&asked, now) {
+        match core.collect(&asked, false, now) {
             Some(Ok(taken)) => self.client_takes(client, life, taken),
             Some(Err(error)) => {
                 self.note(|| format!("client {client} is refused: {:?}", error.kind()));

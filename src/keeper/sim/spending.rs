@@ -97,7 +97,7 @@ impl World {
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();
         let core = &mut self.replicas[self.clients[client].replica].core;
-        let submission = core.submit(&Demand::One(leg), now).ok();
+        let submission = core.submit_unlabelled(&Demand::One(leg), now).ok();
         let fee = fee.clone();
         self.clients[client].charging = submission.map(|submission| Charging { submission, fee });
     }
@@ -109,7 +109,7 @@ impl World {
         };
         let now = self.local();
         let replica = self.clients[client].replica;
-        let answer = self.replicas[replica].core.collect(&submission, now);
+        let answer = self.replicas[replica].core.collect(&submission, false, now);
         let Some(answer) = answer else { return };
         self.clients[client].charging = None;
         let is_held = self.fee_of(client).is_some_and(|held| held.id == fee.id);

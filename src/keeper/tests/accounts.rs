@@ -35,10 +35,10 @@ impl World {
             ..leg(0, Duration::ZERO)
         };
         let now = self.local();
-        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
         let asked = asked.expect("open");
         self.settle();
-        let Some(Ok(taken)) = self.keepers[0].collect(&asked, now) else {
+        let Some(Ok(taken)) = self.keepers[0].collect(&asked, false, now) else {
             panic!("within the burst");
         };
         taken.notes.expect("it was charged").fees.remove(0)

@@ -28,7 +28,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
 impl World {
     fn claim(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
         let now = self.local();
-        let asked = self.keepers[keeper].submit(&Demand::All(legs), now);
+        let asked = self.keepers[keeper].submit_unlabelled(&Demand::All(legs), now);
         asked.expect("open")
     }
 
@@ -40,7 +40,7 @@ impl World {
     fn hold(&mut self, limit: usize) -> Arc<Lease> {
         let now = self.local();
         let demand = Demand::One(leg(limit, PATIENT));
-        let Ok(Submission::Slot(lease)) = self.keepers[0].submit(&demand, now) else {
+        let Ok(Submission::Slot(lease)) = self.keepers[0].submit_unlabelled(&demand, now) else {
             panic!("it is for one slot");
         };
         self.settle();
@@ -49,7 +49,7 @@ impl World {
 
     fn look(&mut self, asked: &Submission) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, now)
+        self.keepers[0].collect(asked, false, now)
     }
 
     fn cancel(&mut self, asked: &Submission) {
@@ -223,7 +223,7 @@ fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     // Nothing is renewed for more than a lease, and another replica takes the slot.
     world.now += LEASE + Duration::from_secs(1);
     let now = world.local();
-    let other = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
+    let other = world.keepers[1].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
     let Ok(Submission::Slot(other)) = other else {
         panic!("it is for one slot");
     };
@@ -317,7 +317,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         let mut world = world(2);
         let slot = |world: &mut World| {
             let now = world.local();
-            let asked = world.keepers[1].submit(&Demand::One(leg(0, PATIENT)), now);
+            let asked = world.keepers[1].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
             let Ok(Submission::Slot(lease)) = asked else {
                 panic!("it is for one slot");
             };

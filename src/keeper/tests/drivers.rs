@@ -80,7 +80,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let now = Instant::now();
             let demand = Demand::One(leg(0, PATIENT));
-            keeper.with(|core, _| drop(core.submit(&demand, now)));
+            keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
         }
         assert_eq!(sent()[0], 0, "the late one did not run");
     });

@@ -23,13 +23,13 @@ impl World {
     fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
         let now = self.local();
         self.keepers[keeper]
-            .submit(&Demand::All(legs), now)
+            .submit_unlabelled(&Demand::All(legs), now)
             .expect("open")
     }
 
     fn see(&mut self, asked: &Submission) -> Collected {
         let now = self.local();
-        self.keepers[0].collect(asked, now)
+        self.keepers[0].collect(asked, false, now)
     }
 
     fn update(&mut self, limit: &Limit) {
@@ -127,7 +127,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     let hour = Duration::from_secs(3_600);
     let slot = |world: &mut World, keeper: usize, limit| {
         let now = world.local();
-        match world.keepers[keeper].submit(&Demand::One(leg(limit, hour)), now) {
+        match world.keepers[keeper].submit_unlabelled(&Demand::One(leg(limit, hour)), now) {
             Ok(Submission::Slot(lease)) => {
                 world.settle();
                 lease
@@ -150,7 +150,7 @@ fn a_leg_that_is_lost_in_an_outage_leaves_the_local_ledger() {
     world.store_goes_down();
     assert!(world.see(&asked).is_none(), "waits for `wide`, here");
     let now = world.local();
-    let other = world.keepers[0].submit(&Demand::One(leg(0, hour)), now);
+    let other = world.keepers[0].submit_unlabelled(&Demand::One(leg(0, hour)), now);
     let Ok(Submission::Slot(other)) = other else {
         panic!()
     };
@@ -241,7 +241,7 @@ fn a_claim_granted_before_a_shutdown_is_not_admitted_after_it() {
             ..leg(0, PATIENT)
         };
         world.keepers[0]
-            .submit(&Demand::One(one), now)
+            .submit_unlabelled(&Demand::One(one), now)
             .expect("open")
     };
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
@@ -329,7 +329,7 @@ fn a_key_with_a_value_of_0_is_refused_without_the_store() {
             ..leg(0, Duration::ZERO)
         };
         let asked = world.keepers[0]
-            .submit(&Demand::One(banned), now)
+            .submit_unlabelled(&Demand::One(banned), now)
             .expect("open");
         assert!(!held(world.see(&asked)), "{policy:?}");
     }
@@ -427,8 +427,8 @@ fn a_process_keeps_few_idle_lines_and_none_for_ever() {
             key,
             ..leg(limit.0, PATIENT)
         });
-        let asked = core.submit(&demand, now).expect("open");
-        assert!(held(core.collect(&asked, now)));
+        let asked = core.submit_unlabelled(&demand, now).expect("open");
+        assert!(held(core.collect(&asked, false, now)));
         asked
     };
     let stays = ask(&mut core, 0);

@@ -20,16 +20,16 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Bounds, Demand, Leg, LimitId, Settings,
+    Demand, Leg, Settings,
     core::Core,
     demand::{Submission, Taken},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind, ConfigError, LostErrorKind},
     key::Key,
-    leases::Lease,
+    leases::{Bounds, Lease},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
-    limit::{Fallback, Limit},
+    limit::{Fallback, Limit, LimitId},
     store::{Event, StoreError, StoreErrorKind, in_flight::Outgoing},
     sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
@@ -130,7 +130,7 @@ impl World {
 
     fn ask(&mut self, keeper: usize, wait: Duration) -> Arc<Lease> {
         let now = self.local();
-        let asked = self.keepers[keeper].submit(&Demand::One(leg(0, wait)), now);
+        let asked = self.keepers[keeper].submit_unlabelled(&Demand::One(leg(0, wait)), now);
         match asked.expect("open") {
             Submission::Slot(lease) => lease,
             Submission::Claim(id) => panic!("{id:?} is a claim"),
@@ -139,7 +139,7 @@ impl World {
 
     fn collect(&mut self, keeper: usize, lease: &Arc<Lease>) -> Collected {
         let (now, asked) = (self.local(), Submission::Slot(lease.clone()));
-        self.keepers[keeper].collect(&asked, now)
+        self.keepers[keeper].collect(&asked, false, now)
     }
 
     fn refusal(&mut self, keeper: usize, lease: &Arc<Lease>) -> Option<AcquireErrorKind> {

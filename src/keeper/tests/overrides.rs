@@ -39,7 +39,7 @@ impl World {
             max,
             ..leg(0, Duration::ZERO)
         };
-        let asked = self.keepers[0].submit(&Demand::One(leg), now);
+        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
         let Ok(Submission::Slot(lease)) = asked else {
             panic!("refused at once");
         };
@@ -55,7 +55,7 @@ impl World {
 
     fn submit_error(&mut self) -> AcquireError {
         let now = self.local();
-        let asked = self.keepers[0].submit(&Demand::One(leg(0, PATIENT)), now);
+        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg(0, PATIENT)), now);
         asked.map(drop).expect_err("paused")
     }
 
@@ -235,14 +235,14 @@ fn a_pause_refuses_claims_too() {
     let holder = world.grant(PATIENT);
     let now = world.local();
     let demand = Demand::All(vec![leg(0, PATIENT), leg(1, PATIENT)]);
-    let asked = world.keepers[0].submit(&demand, now);
+    let asked = world.keepers[0].submit_unlabelled(&demand, now);
     let Ok(submission) = asked else {
         panic!("refused")
     };
     world.settle();
     world.steer(0, &[("b", Decision::Pause)]);
     let answer = world.keepers[0]
-        .collect(&submission, now)
+        .collect(&submission, false, now)
         .expect("an answer");
     let error = answer.err().expect("refused");
     assert_eq!(
@@ -303,11 +303,11 @@ fn a_rate_has_its_override_and_no_other() {
             key: key.clone(),
             ..leg(0, Duration::ZERO)
         };
-        let submission = world.keepers[0].submit(&Demand::One(leg), now);
+        let submission = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
         let submission = submission.unwrap_or_else(|error| panic!("{error}"));
         world.settle();
         let answer = world.keepers[0]
-            .collect(&submission, now)
+            .collect(&submission, false, now)
             .expect("an answer");
         answer.err().and_then(|error| error.retry_after())
     };

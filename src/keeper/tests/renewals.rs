@@ -16,7 +16,7 @@ fn hold(world: &mut World, keys: u64) -> Vec<Arc<Lease>> {
             ..leg(0, Duration::ZERO)
         };
         match world.keepers[0]
-            .submit(&Demand::One(leg), now)
+            .submit_unlabelled(&Demand::One(leg), now)
             .expect("open")
         {
             Submission::Slot(lease) => lease,

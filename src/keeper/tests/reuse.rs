@@ -257,10 +257,14 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
     let (one, other) = (take(&mut world, 0), take(&mut world, 0));
     world.release(0, &one);
     world.release(0, &other);
-    let lease = take(&mut world, 0);
+    let lease = world.ask(0, PATIENT);
     assert!(lease.is_reused());
-    let quotas = world.keepers[0].quotas(&Submission::Slot(lease));
-    assert_eq!(quotas[0].remaining, 1);
+    let now = world.local();
+    let answer = world.keepers[0].collect(&Submission::Slot(lease), true, now);
+    let Some(Ok(taken)) = answer else {
+        panic!("two slots lie idle");
+    };
+    assert_eq!(taken.notes.expect("quotas").quotas[0].remaining, 1);
 }
 
 /// A slot that was handed on is no concern of who had it before.
@@ -293,7 +297,11 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
             false => Demand::One(leg),
         };
         let now = world.local();
-        let ask = |_| world.keepers[0].submit(&demand, now).expect("open");
+        let ask = |_| {
+            world.keepers[0]
+                .submit_unlabelled(&demand, now)
+                .expect("open")
+        };
         let asked: Vec<Submission> = (0..requests).map(ask).collect();
         leases.iter().for_each(|lease| world.release(0, lease));
         assert_eq!(world.keepers[0].idle_count(), 2, "they were not sent yet");
@@ -304,7 +312,7 @@ fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
         assert_eq!(world.keepers[0].idle_count(), 2 - requests);
         world.complete(0, &sent);
         for asked in asked {
-            let collected = world.keepers[0].collect(&asked, now);
+            let collected = world.keepers[0].collect(&asked, false, now);
             assert!(held(collected));
         }
         // The right goes on.

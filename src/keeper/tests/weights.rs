@@ -15,7 +15,10 @@ impl World {
 
     fn ask_for_units(&mut self, weight: u32) -> Arc<Lease> {
         let (now, demand) = (self.local(), Demand::One(Self::leg(0, weight)));
-        match self.keepers[0].submit(&demand, now).expect("open") {
+        match self.keepers[0]
+            .submit_unlabelled(&demand, now)
+            .expect("open")
+        {
             Submission::Slot(lease) => lease,
             Submission::Claim(id) => panic!("{id:?} is a claim"),
         }
@@ -136,7 +139,9 @@ fn a_heavy_request_keeps_its_place_among_claims() {
     let _heavy = world.ask_for_units(3);
     let both = Demand::All(vec![World::leg(0, 1), World::leg(1, 1)]);
     let now = world.local();
-    world.keepers[0].submit(&both, now).expect("open");
+    world.keepers[0]
+        .submit_unlabelled(&both, now)
+        .expect("open");
     let sent = world.send(0);
     let asks = sent.exchange.claims.iter().map(|claim| &claim.asks[0]);
     let weights: Vec<u32> = asks.map(|ask| weight_of(ask.seq)).collect();

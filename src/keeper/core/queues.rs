@@ -1,0 +1,361 @@
+//! The queues of a core, and where each is found: by its key, by its ledger, and by what it has to do next.
+//!
+//! A queue is changed by [`change`](Queues::change), which lists it anew afterwards, or drops it if it is idle: that
+//! cannot be forgotten. Where one step changes a queue several times, the earlier changes are
+//! [`unlisted`](Queues::unlisted), and the last one is not.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    hash::Hash,
+    mem, ops,
+    sync::Arc,
+};
+
+use slab::Slab;
+use tokio::time::Instant;
+
+use crate::{
+    keeper::{context::Context, queue::Queue},
+    key::Key,
+    leases::QueueId,
+    limit::LimitId,
+};
+
+/// Queues of ledgers in this process that are kept although they are idle: about 2 KiB each.
+pub(in crate::keeper) const MAX_CACHED: usize = 64;
+
+/// Entries that a map may have room for without being made smaller.
+const SMALL_ROOM: usize = 1_000;
+
+pub(super) struct Queues {
+    /// Boxed, or to make room for more of them would take long.
+    members: Slab<Box<ListedQueue>>,
+    /// By the limits' numbers.
+    by_key: Vec<ByKey>,
+    /// Those whose ledger is in the store.
+    by_ledger: HashMap<Arc<str>, QueueId>,
+    /// Those with work, in the order in which they got it.
+    ready: VecDeque<QueueId>,
+    due: BTreeSet<(Instant, QueueId)>,
+    /// Those that were idle lately, and may be again.
+    cached: VecDeque<QueueId>,
+    /// Whether idle ones are kept for a while. If a ledger is in this process, its key is likely to come again, and to
+    /// make its queue anew costs more than all that is done with it.
+    caches: bool,
+}
+
+/// A queue, and where it is listed.
+struct ListedQueue {
+    queue: Queue,
+    /// In `ready`.
+    ready: bool,
+    /// In `due`.
+    due: Option<Instant>,
+    /// In `cached`.
+    cached: bool,
+}
+
+/// The queues of one limit, by key.
+#[derive(Default)]
+struct ByKey {
+    /// The one of the key that all share, which needs no hash to be found.
+    shared: Option<QueueId>,
+    /// Callers choose their keys, so the hash has to be one that they cannot foresee.
+    others: HashMap<Key, QueueId>,
+}
+
+impl Queues {
+    pub(super) fn new(caches: bool) -> Self {
+        Self {
+            members: Slab::new(),
+            by_key: Vec::new(),
+            by_ledger: HashMap::new(),
+            ready: VecDeque::new(),
+            due: BTreeSet::new(),
+            cached: VecDeque::new(),
+            caches,
+        }
+    }
+
+    /// There is one limit more.
+    pub(super) fn add_limit(&mut self) {
+        self.by_key.push(ByKey::default());
+    }
+
+    /// Adds the queue that `make` returns. It goes when it is idle after a change.
+    pub(super) fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
+        let id = QueueId(self.members.vacant_key());
+        let queue = make(id);
+        self.by_key[queue.number().0].insert(queue.key().clone(), id);
+        if !queue.ledger().is_empty() {
+            self.by_ledger.insert(queue.ledger().clone(), id);
+        }
+        self.members.insert(Box::new(ListedQueue {
+            queue,
+            ready: false,
+            due: None,
+            cached: false,
+        }));
+        id
+    }
+
+    /// Changes a queue, and lists it where it will be found, or drops it.
+    #[inline]
+    pub(super) fn change<R>(
+        &mut self,
+        ctx: &mut Context,
+        id: QueueId,
+        change: impl FnOnce(&mut Queue, &mut Context) -> R,
+    ) -> R {
+        let result = change(&mut self.members[id.0].queue, ctx);
+        self.list(ctx, id);
+        result
+    }
+
+    /// As [`change`](Self::change), for a queue that may be gone.
+    #[inline]
+    pub(super) fn change_if_there<R>(
+        &mut self,
+        ctx: &mut Context,
+        id: QueueId,
+        change: impl FnOnce(&mut Queue, &mut Context) -> R,
+    ) -> Option<R> {
+        let member = self.members.get_mut(id.0)?;
+        let result = change(&mut member.queue, ctx);
+        self.list(ctx, id);
+        Some(result)
+    }
+
+    /// A queue for a change after which it is still found where it is listed, or that [`change`](Self::change) follows in
+    /// the same step.
+    #[inline]
+    pub(super) fn unlisted(&mut self, id: QueueId) -> &mut Queue {
+        &mut self.members[id.0].queue
+    }
+
+    /// As [`unlisted`](Self::unlisted), for a queue that may be gone.
+    #[inline]
+    pub(super) fn unlisted_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
+        let member = self.members.get_mut(id.0)?;
+        Some(&mut member.queue)
+    }
+
+    fn list(&mut self, ctx: &mut Context, id: QueueId) {
+        let member = &mut self.members[id.0];
+        member.queue.follow_local_right(ctx);
+        if !member.ready && member.queue.has_work() {
+            member.ready = true;
+            self.ready.push_back(id);
+        }
+        let idle = !member.ready && member.queue.is_idle();
+        let due = if idle { None } else { member.queue.next_due() };
+        if due != member.due {
+            if let Some(old) = member.due {
+                self.due.remove(&(old, id));
+            }
+            self.due.extend(due.map(|at| (at, id)));
+            member.due = due;
+        }
+        if idle {
+            self.cache_or_drop(ctx, id);
+        }
+    }
+
+    fn cache_or_drop(&mut self, ctx: &mut Context, id: QueueId) {
+        if !self.caches {
+            return self.drop_queue(ctx, id);
+        }
+        if !mem::replace(&mut self.members[id.0].cached, true) {
+            self.cached.push_back(id);
+        }
+        while self.cached.len() > MAX_CACHED {
+            self.drop_oldest_cached(ctx);
+        }
+    }
+
+    /// One that is in use leaves the list only, and comes back when it is idle again.
+    fn drop_oldest_cached(&mut self, ctx: &mut Context) {
+        if let Some(id) = self.cached.pop_front() {
+            let member = &mut self.members[id.0];
+            member.cached = false;
+            if !member.ready && member.queue.is_idle() {
+                self.drop_queue(ctx, id);
+            }
+        }
+    }
+
+    fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
+        self.members[id.0].queue.recall(ctx);
+        let queue = self.members.remove(id.0).queue;
+        self.by_key[queue.number().0].remove(queue.key());
+        self.by_ledger.remove(queue.ledger());
+        leave_room(&mut self.by_ledger);
+    }
+
+    /// From now on idle ones go at once.
+    pub(super) fn stop_caching(&mut self, ctx: &mut Context) {
+        self.caches = false;
+        while !self.cached.is_empty() {
+            self.drop_oldest_cached(ctx);
+        }
+    }
+}
+
+/// Where they are found.
+impl Queues {
+    #[inline]
+    pub(super) fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
+        self.by_key[limit.0].get(key)
+    }
+
+    pub(super) fn of_ledger(&self, ledger: &str) -> Option<QueueId> {
+        self.by_ledger.get(ledger).copied()
+    }
+
+    pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
+        let member = self.members.get(id.0)?;
+        Some(&member.queue)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Queue> {
+        self.members.iter().map(|(_, member)| &member.queue)
+    }
+
+    pub(super) fn ids(&self) -> Vec<QueueId> {
+        self.members.iter().map(|(id, _)| QueueId(id)).collect()
+    }
+
+    /// No id is as high.
+    #[cfg(feature = "operate")]
+    pub(super) fn id_bound(&self) -> QueueId {
+        QueueId(self.members.capacity())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Those with work.
+    pub(super) fn ready(&self) -> impl ExactSizeIterator<Item = &Queue> {
+        self.ready.iter().map(|id| &self[*id])
+    }
+
+    /// The one that has had work for the longest time. To be followed by a [`change`](Self::change).
+    pub(super) fn pop_ready(&mut self) -> Option<QueueId> {
+        let id = self.ready.pop_front()?;
+        self.members[id.0].ready = false;
+        Some(id)
+    }
+
+    /// When something is to be done next.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// One with something to be done by now.
+    pub(super) fn overdue(&self, now: Instant) -> Option<QueueId> {
+        let (at, id) = self.due.first()?;
+        (*at <= now).then_some(*id)
+    }
+}
+
+impl ops::Index<QueueId> for Queues {
+    type Output = Queue;
+
+    fn index(&self, id: QueueId) -> &Queue {
+        &self.members[id.0].queue
+    }
+}
+
+impl ByKey {
+    #[inline]
+    fn get(&self, key: &Key) -> Option<QueueId> {
+        match *key == Key::SHARED {
+            true => self.shared,
+            false => self.others.get(key).copied(),
+        }
+    }
+
+    fn insert(&mut self, key: Key, queue: QueueId) {
+        match key == Key::SHARED {
+            true => self.shared = Some(queue),
+            false => drop(self.others.insert(key, queue)),
+        }
+    }
+
+    fn remove(&mut self, key: &Key) {
+        match *key == Key::SHARED {
+            true => self.shared = None,
+            false => {
+                self.others.remove(key);
+                leave_room(&mut self.others);
+            }
+        }
+    }
+}
+
+/// Room for many is not kept when they are gone.
+fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    let room = map.capacity();
+    if room > SMALL_ROOM && map.len() < room / 8 {
+        map.shrink_to(room / 4);
+    }
+}
+
+/// For tests.
+#[cfg(test)]
+impl Queues {
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Says where a queue is not listed as it should be.
+    pub(super) fn audit(&mut self) -> Result<(), String> {
+        use crate::keeper::queue::audit::hold;
+
+        let (mut ready, mut due) = (BTreeSet::new(), BTreeSet::new());
+        for (id, member) in &mut self.members {
+            let (id, queue) = (QueueId(id), &mut member.queue);
+            let at = format!("queue {} ({})", id.0, queue.limit().name());
+            hold!(
+                self.by_key[queue.number().0].get(queue.key()) == Some(id),
+                "{at}: lost its key"
+            );
+            hold!(
+                queue.ledger().is_empty() || self.by_ledger.get(queue.ledger()) == Some(&id),
+                "{at}: lost its ledger"
+            );
+            let idle = !member.ready && queue.is_idle();
+            hold!(!idle || member.cached, "{at}: is idle and there");
+            hold!(
+                member.ready || !queue.has_work(),
+                "{at}: has work and is not listed"
+            );
+            let next = if idle { None } else { queue.next_due() };
+            hold!(
+                member.due == next,
+                "{at}: due {:?}, not {next:?}",
+                member.due
+            );
+            ready.extend(member.ready.then_some(id));
+            due.extend(member.due.map(|at| (at, id)));
+        }
+        let listed = self.ready.iter().copied().collect();
+        hold!(ready == listed, "listed {listed:?}, ready {ready:?}");
+        hold!(ready.len() == self.ready.len(), "listed twice");
+        let lens = self.by_key.iter().map(|keys| {
+            let shared = usize::from(keys.shared.is_some());
+            keys.others.len() + shared
+        });
+        hold!(
+            lens.sum::<usize>() == self.members.len(),
+            "keys without queues"
+        );
+        hold!(
+            self.by_ledger.is_empty() || self.by_ledger.len() == self.members.len(),
+            "ledgers without queues"
+        );
+        hold!(due == self.due, "due {:?}, not {due:?}", self.due);
+        Ok(())
+    }
+}
