@@ -10,7 +10,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `target`, `cluster`, `sentinel` | which server a connection has to lead to |
-//! | `session`, `exchange` | what the keeper's driver polls; one exchange on its way |
+//! | `session` | what the keeper's driver polls: runs exchanges, and drives their connections |
 //! | `connection`, `link` | makes the connection of a session; one connection |
 //! | `subscription` | whether connections subscribe to wake-ups |
 //! | `events` | what the store reports by itself |
@@ -29,7 +29,6 @@ mod connection;
 pub(crate) mod control;
 mod error;
 mod events;
-mod exchange;
 mod known;
 mod link;
 mod locked;
@@ -44,8 +43,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 pub(crate) use self::target::Target;
 use self::{
-    connection::Connector, exchange::Exchanger, known::Known, session::RedisSession,
-    subscription::Subscription,
+    connection::Connector, known::Known, session::RedisSession, subscription::Subscription,
 };
 use super::{Session, Store};
 use crate::ledger::ReplicaId;
@@ -75,7 +73,7 @@ impl RedisStore {
     fn session(&self) -> RedisSession {
         let known = self.known.clone();
         let connector = Connector::new(known.clone(), self.target.dialer());
-        RedisSession::new(Exchanger { known, connector })
+        RedisSession::new(known, connector)
     }
 }
 

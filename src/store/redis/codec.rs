@@ -1,0 +1,444 @@
+//! Exchanges, replies and wake-ups on the wire: an [`Exchange`] as the script's keys and arguments, and the script's
+//! reply as a [`Reply`]. What is sent and what comes back of one thing stand together.
+//!
+//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes.
+//! `ledger/tests/twins.rs` tests both directions with the script in a real server, and `fuzzing.rs` with whatever a store
+//! may answer.
+
+use std::collections::HashMap;
+
+use redis::{Cmd, RedisWrite, Value};
+
+use crate::{
+    ledger::{
+        Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, ID_CHARS,
+        LedgerError, Promotion, Rate, Refund, Reply, Reuse, SEQ_CHARS, Seq, Standing, Tat, Wake,
+        Want, more_members, parse_seq,
+        script::{
+            ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
+            NOW, QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
+        },
+        seq_text, weight_of,
+    },
+    store::{StoreError, StoreErrorKind},
+};
+
+// The options of a ledger's record, which are added up.
+
+const WAITS: u64 = 1;
+const LISTENS: u64 = 2;
+const RECALLS: u64 = 4;
+const KEEPS: u64 = 8;
+const WEIGHS: u64 = 16;
+
+/// Arguments of a rate, with which those of a refund and of a charge begin.
+const RATE_ARGS: usize = 5;
+/// Parts of a wake-up, of which the last may have spaces.
+const WAKE_PARTS: usize = 4;
+
+/// Bytes to reserve for a call besides the script, its keys and its permits.
+const CALL_BYTES: usize = 250;
+/// Bytes to reserve for each key, with its record.
+const KEY_BYTES: usize = 130;
+
+// The exchange and its reply.
+
+/// The call of the script: `command` is `EVALSHA` or `EVAL`, and `script` its digest or its text.
+/// `idle_key` is named if the exchange names no other. `listens`: the connection subscribes to wake-ups.
+pub(crate) fn encode(
+    command: &str,
+    script: &str,
+    wake_prefix: &str,
+    idle_key: Option<&str>,
+    listens: bool,
+    exchange: &Exchange,
+) -> Cmd {
+    let permits = exchange.batches.iter().map(names).sum::<usize>();
+    let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
+    let claims = exchange.claims.iter().map(claim_args).sum::<usize>();
+    let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims;
+    let mut cmd = Cmd::with_capacity(
+        5 + ledgers + permits + more,
+        CALL_BYTES
+            + script.len()
+            + KEY_BYTES * (ledgers + rates.keys.len())
+            + ID_CHARS * (permits + more),
+    );
+    let keys = ledgers + rates.keys.len();
+    let idle_key = idle_key.filter(|_| keys == 0);
+    let keys = keys + usize::from(idle_key.is_some());
+    cmd.arg(command).arg(script).arg(keys).arg(idle_key);
+    for batch in &exchange.batches {
+        cmd.arg(&*batch.key);
+    }
+    cmd.arg(&rates.keys);
+    let replica = exchange.replica.text();
+    cmd.arg(packed(&replica, wake_prefix, listens, exchange));
+    for batch in &exchange.batches {
+        encode_permits(&mut cmd, &replica, batch);
+    }
+    for refund in &exchange.refunds {
+        cmd.arg(&rates.refund_args(refund));
+    }
+    for claim in &exchange.claims {
+        rates.encode_claim(&mut cmd, &replica, claim);
+    }
+    cmd
+}
+
+/// The first argument: a record of the exchange and one of each batch, and what is not a number.
+fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) -> Vec<u8> {
+    let acquires = exchange.batches.iter().map(|batch| batch.acquire.len());
+    let records = size_of::<[f64; RECORD]>() * (1 + exchange.batches.len());
+    let size = records + acquires.sum::<usize>() + wake_prefix.len() + replica.len();
+    let mut packed = Vec::with_capacity(size);
+    pack(
+        &mut packed,
+        [
+            exchange.lease_ms,
+            exchange.promote_ms,
+            exchange.heartbeat_ms,
+            exchange.not_after_us,
+            exchange.batches.len() as u64,
+            exchange.refunds.len() as u64,
+            exchange.claims.len() as u64,
+        ],
+    );
+    for (batch, weighs) in exchange.batches.iter().zip(exchange.weighs()) {
+        pack(
+            &mut packed,
+            [
+                batch.limit.into(),
+                batch.max_waiters.into(),
+                options(batch, listens, weighs),
+                released(batch) as u64,
+                batch.renew.len() as u64,
+                batch.adopt.len() as u64,
+                batch.acquire.len() as u64,
+            ],
+        );
+        packed.extend(batch.acquire.iter().map(|ask| b'0' + u8::from(ask.wait)));
+    }
+    packed.extend(wake_prefix.bytes());
+    packed.extend(replica.bytes());
+    packed
+}
+
+fn pack(packed: &mut Vec<u8>, record: [u64; RECORD]) {
+    for number in record {
+        packed.extend((number as f64).to_le_bytes());
+    }
+}
+
+/// Reads the reply to `exchange`. A ledger's error that is about the whole server fails the exchange.
+pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreError> {
+    let unreadable = || StoreError {
+        kind: StoreErrorKind::Misconfigured,
+        message: "the store's reply is not that of the script".to_owned(),
+    };
+    let mut parts = items(value).ok_or_else(unreadable)?;
+    let now_us = integer(parts.next()).ok_or_else(unreadable)? as u64;
+    let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
+    let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
+    let promoted_end_ms = now_us / 1_000 + exchange.promote_ms;
+    let mut batches = Vec::with_capacity(exchange.batches.len());
+    for batch in &exchange.batches {
+        batches.push(match parts.next() {
+            Some(Value::BulkString(message)) => Err(ledger_error(&message)?),
+            Some(Value::Int(in_use)) => {
+                Ok(decode_brief(batch, in_use, lease_end_ms).ok_or_else(unreadable)?)
+            }
+            Some(value) => Ok(decode_batch(batch, value, promoted_end_ms).ok_or_else(unreadable)?),
+            None => return Err(unreadable()),
+        });
+    }
+    let mut claims = Vec::with_capacity(exchange.claims.len());
+    for claim in &exchange.claims {
+        claims.push(match parts.next() {
+            Some(Value::BulkString(message)) => Err(ledger_error(&message)?),
+            Some(value) => Ok(decode_claim(claim, value).ok_or_else(unreadable)?),
+            None => return Err(unreadable()),
+        });
+    }
+    Ok(Reply {
+        now_us,
+        more,
+        batches,
+        claims,
+    })
+}
+
+// A batch and its reply.
+
+/// Whether the replica waits, and listens to its wake-ups, what it wants of reuse, and whether a permit weighs more than 1.
+fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
+    let reuse = match batch.reuse {
+        Reuse::Never => 0,
+        Reuse::Others => RECALLS,
+        Reuse::Keep => KEEPS,
+    };
+    let flag = |is_set: bool, flag: u64| u64::from(is_set) * flag;
+    let listens = flag(batch.waits && listens, LISTENS);
+    flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS)
+}
+
+/// How many names a batch has.
+fn names(batch: &Batch) -> usize {
+    released(batch) + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+}
+
+/// How many members the permits to release may have.
+fn released(batch: &Batch) -> usize {
+    let weights = batch.release.iter().map(|&seq| weight_of(seq) as usize);
+    weights.sum()
+}
+
+fn encode_permits(cmd: &mut Cmd, replica: &str, batch: &Batch) {
+    for &seq in &batch.release {
+        encode_id(cmd, replica, seq);
+        for unit in more_members(seq) {
+            let mut member = id(replica, seq).to_vec();
+            member.push(unit);
+            cmd.write_arg(&member);
+        }
+    }
+    let acquired = batch.acquire.iter().map(|ask| &ask.seq);
+    for &seq in batch.renew.iter().chain(&batch.adopt).chain(acquired) {
+        encode_id(cmd, replica, seq);
+    }
+}
+
+/// The reply of one number: there are no waiters, and every permit renewed or acquired holds.
+fn decode_brief(batch: &Batch, in_use: i64, until_ms: u64) -> Option<BatchReply> {
+    let held = |count| vec![Standing::Held { until_ms }; count];
+    batch.adopt.is_empty().then_some(())?;
+    Some(BatchReply {
+        in_use: in_use.try_into().ok()?,
+        renewed: held(batch.renew.len()),
+        acquired: held(batch.acquire.len()),
+        ..BatchReply::default()
+    })
+}
+
+fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<BatchReply> {
+    let mut parts = items(value)?;
+    let [in_use, waiting, head, nearest_ms] = integers::<LEDGER_REPLY>(&mut parts)?;
+    let mut standings =
+        |count| -> Option<Vec<_>> { (0..count).map(|_| standing(parts.next())).collect() };
+    let renewed = standings(batch.renew.len())?;
+    let adopted = standings(batch.adopt.len())?;
+    let adopted = adopted.into_iter().map(|standing| match standing {
+        Standing::Waiting { ticket } => Standing::Adopted {
+            until_ms: ticket.unsigned_abs(),
+        },
+        other => other,
+    });
+    let adopted = adopted.collect();
+    let acquired = standings(batch.acquire.len())?;
+    let promotion = |value| match value {
+        Value::BulkString(text) => Some(Promotion {
+            seq: parse_seq(&text)?,
+            until_ms: promoted_end_ms,
+        }),
+        _ => None,
+    };
+    Some(BatchReply {
+        in_use: in_use.try_into().ok()?,
+        waiting: waiting.try_into().ok()?,
+        head: (head != 0).then_some(head),
+        nearest_ms: (nearest_ms != 0).then_some(nearest_ms as u64),
+        renewed,
+        adopted,
+        acquired,
+        promoted: parts.map(promotion).collect::<Option<_>>()?,
+    })
+}
+
+// Refunds, claims and their replies.
+
+/// The keys of rates in an exchange, and their indexes among its keys, from 1 on as in Lua.
+struct RateKeys<'a> {
+    keys: Vec<&'a str>,
+    indexes: HashMap<&'a str, usize>,
+}
+
+impl<'a> RateKeys<'a> {
+    fn of(exchange: &'a Exchange) -> Self {
+        let (mut keys, mut indexes) = (Vec::new(), HashMap::new());
+        let refunds = exchange.refunds.iter().map(|refund| &*refund.key);
+        let charges = exchange.claims.iter().flat_map(|claim| &claim.charges);
+        for key in refunds.chain(charges.map(|charge| &*charge.key)) {
+            indexes.entry(key).or_insert_with(|| {
+                keys.push(key);
+                exchange.batches.len() + keys.len()
+            });
+        }
+        Self { keys, indexes }
+    }
+
+    fn refund_args(&self, refund: &Refund) -> [u64; REFUND_ARGS] {
+        let [index, count, period_us, burst, cost] =
+            self.rate_args(&refund.key, refund.rate, refund.cost);
+        let charged = refund.charged;
+        [
+            index,
+            count,
+            period_us,
+            burst,
+            cost,
+            charged.us,
+            charged.rem.into(),
+            charged.refunded_us,
+            charged.since_us,
+        ]
+    }
+
+    fn charge_args(&self, charge: &Charge) -> [u64; CHARGE_ARGS] {
+        let [index, count, period_us, burst, cost] =
+            self.rate_args(&charge.key, charge.rate, charge.cost);
+        let shadow = charge.shadow.into();
+        [index, count, period_us, burst, cost, charge.wait_us, shadow]
+    }
+
+    fn rate_args(&self, key: &str, rate: Rate, cost: u32) -> [u64; RATE_ARGS] {
+        let index = self.indexes[key] as u64;
+        let [count, burst, cost] = [rate.count, rate.burst, cost].map(u64::from);
+        [index, count, rate.period_us, burst, cost]
+    }
+
+    fn encode_claim(&self, cmd: &mut Cmd, replica: &str, claim: &Claim) {
+        let counts: [usize; CLAIM_ARGS] = [claim.charges.len(), claim.asks.len()];
+        cmd.arg(&counts);
+        for charge in &claim.charges {
+            cmd.arg(&self.charge_args(charge));
+        }
+        for ask in &claim.asks {
+            cmd.arg(&ask_args(ask));
+            encode_id(cmd, replica, ask.seq);
+        }
+    }
+}
+
+fn claim_args(claim: &Claim) -> usize {
+    CLAIM_ARGS + CHARGE_ARGS * claim.charges.len() + ASK_ARGS * claim.asks.len()
+}
+
+/// The arguments of an ask before its permit.
+fn ask_args(ask: &ClaimAsk) -> [usize; ASK_ARGS - 1] {
+    let want = match ask.want {
+        Want::Now => NOW,
+        Want::Wait => WAIT,
+        Want::IfFree => IF_FREE,
+    };
+    [ask.batch + 1, want]
+}
+
+fn decode_claim(claim: &Claim, value: Value) -> Option<ClaimReply> {
+    let mut parts = items(value)?;
+    let charges = claim.charges.iter();
+    let charged = charges.map(|charge| decode_charged(charge, &mut parts));
+    let charged = charged.collect::<Option<_>>()?;
+    let standings = claim.asks.iter().map(|_| standing(parts.next()));
+    Some(ClaimReply {
+        charged,
+        standings: standings.collect::<Option<_>>()?,
+    })
+}
+
+fn decode_charged(charge: &Charge, parts: &mut dyn Iterator<Item = Value>) -> Option<Charged> {
+    Some(match integer(parts.next())? {
+        0 => Charged::Not,
+        start @ ..0 => Charged::TooSoon {
+            start_us: start.unsigned_abs(),
+        },
+        start => {
+            let [us, rem, refunded_us, since_us] = integers::<{ CHARGED_REPLY - 1 }>(parts)?;
+            Charged::Until {
+                start_us: start as u64,
+                tat: Tat {
+                    us: us as u64,
+                    rem: rem.try_into().ok()?,
+                    rate: charge.rate,
+                    refunded_us: refunded_us as u64,
+                    since_us: since_us as u64,
+                },
+            }
+        }
+    })
+}
+
+// Permits, their standings, and wake-ups.
+
+fn encode_id(cmd: &mut Cmd, replica: &str, seq: Seq) {
+    cmd.write_arg(&id(replica, seq));
+}
+
+fn id(replica: &str, seq: Seq) -> [u8; ID_CHARS] {
+    let mut id = [0; ID_CHARS];
+    let (of_replica, name) = id.split_at_mut(replica.len());
+    of_replica.copy_from_slice(replica.as_bytes());
+    name.copy_from_slice(&seq_text(seq));
+    id
+}
+
+fn standing(value: Option<Value>) -> Option<Standing> {
+    Some(match integer(value)? {
+        ABSENT => Standing::Absent,
+        FULL => Standing::Full,
+        QUEUE_FULL => Standing::QueueFull,
+        STALE => Standing::Stale,
+        ticket @ ..0 => Standing::Waiting { ticket },
+        until_ms => Standing::Held {
+            until_ms: until_ms as u64,
+        },
+    })
+}
+
+/// Reads what the script publishes: `granted_us until_ms seqs key`.
+pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
+    let mut parts = str::from_utf8(payload).ok()?.splitn(WAKE_PARTS, ' ');
+    let granted_us = parts.next()?.parse().ok()?;
+    let until_ms = parts.next()?.parse().ok()?;
+    let seqs = parts.next()?.as_bytes().chunks(SEQ_CHARS).map(parse_seq);
+    Some(Wake {
+        granted_us,
+        until_ms,
+        seqs: seqs.collect::<Option<Vec<Seq>>>()?,
+        key: parts.next()?.to_owned(),
+    })
+}
+
+// What a reply is made of.
+
+/// Only a wrong type or a lack of memory may be the trouble of one ledger alone.
+fn ledger_error(message: &[u8]) -> Result<LedgerError, StoreError> {
+    let error = StoreError::of_server(&String::from_utf8_lossy(message));
+    let own = ["WRONGTYPE", "OOM"];
+    if own.iter().any(|code| error.message.starts_with(code)) {
+        let message = error.message;
+        return Ok(LedgerError { message });
+    }
+    Err(error)
+}
+
+fn items(value: Value) -> Option<impl Iterator<Item = Value>> {
+    match value {
+        Value::Array(values) => Some(values.into_iter()),
+        _ => None,
+    }
+}
+
+fn integers<const COUNT: usize>(parts: &mut dyn Iterator<Item = Value>) -> Option<[i64; COUNT]> {
+    let mut integers = [0; COUNT];
+    for number in &mut integers {
+        *number = integer(parts.next())?;
+    }
+    Some(integers)
+}
+
+fn integer(value: Option<Value>) -> Option<i64> {
+    match value {
+        Some(Value::Int(integer)) => Some(integer),
+        _ => None,
+    }
+}
