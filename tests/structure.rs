@@ -564,7 +564,7 @@ const WAY: [(&str, &str); 8] = [
         "store/in_flight.rs InFlight::send
            store/redis/session.rs RedisSession::exchange
              store/redis/session.rs Exchanger::exchange
-               store/redis/connection.rs Connector::link
+               store/redis/connector.rs Connector::link
                store/redis/session.rs Exchanger::run
                  store/redis/session.rs Exchanger::encode
                    store/redis/codec.rs encode

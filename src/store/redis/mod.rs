@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | `target`, `cluster`, `sentinel` | which server a connection has to lead to |
 //! | `session` | what the keeper's driver polls: runs exchanges, and drives their connections |
-//! | `connection`, `link` | makes the connection of a session; one connection |
+//! | `connector`, `link` | makes and replaces the connection of a session; one connection |
 //! | `subscription` | whether connections subscribe to wake-ups |
 //! | `events` | what the store reports by itself |
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
@@ -24,7 +24,7 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 pub(crate) mod codec;
-mod connection;
+mod connector;
 #[cfg(feature = "operate")]
 pub(crate) mod control;
 mod error;
@@ -42,9 +42,7 @@ mod target;
 use std::sync::{Arc, atomic::AtomicBool};
 
 pub(crate) use self::target::Target;
-use self::{
-    connection::Connector, known::Known, session::RedisSession, subscription::Subscription,
-};
+use self::{connector::Connector, known::Known, session::RedisSession, subscription::Subscription};
 use super::{Session, Store};
 use crate::ledger::ReplicaId;
 

@@ -19,7 +19,7 @@ use super::{
 };
 use super::{
     codec::{decode, encode},
-    connection::Connector,
+    connector::Connector,
     error::store_error,
     known::Known,
     link::{Link, Opened},

@@ -1,4 +1,4 @@
-//! The connection of a session: made by the exchange that needs it, shared by all, and replaced after an error.
+//! Makes the connection of a session when an exchange needs one, shares it between exchanges, and replaces it after an error.
 //!
 //! Tests: `tests.rs`.
 
