@@ -13,10 +13,10 @@ use crate::operate::Identity;
 #[cfg(all(feature = "operate", feature = "redis"))]
 use crate::operate::listen;
 #[cfg(feature = "redis")]
-use crate::store::redis::{RedisStore, Target};
+use crate::store::redis::{RedisStore, StoreTarget};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    home::{Home, Place},
+    home::{Home, HomeChoice},
     keeper::{Keeper, Keepers, Settings},
     ledger::{MAX_LEASE_MS, ReplicaId},
     limiter::Limiter,
@@ -50,7 +50,7 @@ pub struct LimiterBuilder {
     store_timeout: Duration,
     poll_interval: Duration,
     waiter_ttl: Duration,
-    place: Place,
+    place: HomeChoice,
     #[cfg(feature = "operate")]
     pub(crate) identity: Identity,
 }
@@ -63,7 +63,7 @@ impl Default for LimiterBuilder {
             store_timeout: Duration::from_millis(500),
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(5),
-            place: Place::default(),
+            place: HomeChoice::default(),
             #[cfg(feature = "operate")]
             identity: Identity::default(),
         }
@@ -189,7 +189,7 @@ impl LimiterBuilder {
     ///
     /// [`enable_all`]: tokio::runtime::Builder::enable_all
     pub fn runtime(mut self, runtime: Handle) -> Self {
-        self.place = Place::Runtime(runtime);
+        self.place = HomeChoice::Runtime(runtime);
         self
     }
 
@@ -202,7 +202,7 @@ impl LimiterBuilder {
     /// The thread (`turnstile`) ends when the last [`Limiter`] and the last permit are gone. Replaces
     /// [`runtime`](Self::runtime).
     pub fn dedicated_thread(mut self) -> Self {
-        self.place = Place::Thread;
+        self.place = HomeChoice::Thread;
         self
     }
 
@@ -281,7 +281,7 @@ impl LimiterBuilder {
             return self.in_memory();
         }
         #[cfg(feature = "redis")]
-        return Ok(self.on_target(Target::open(url)?).await?.0);
+        return Ok(self.on_target(StoreTarget::open(url)?).await?.0);
         #[cfg(not(feature = "redis"))]
         return check_url(url).and_then(|()| self.in_memory());
     }
@@ -300,7 +300,7 @@ impl LimiterBuilder {
         let url = url.as_ref();
         #[cfg(feature = "redis")]
         if url != MEMORY {
-            let (limiter, unreached) = self.on_target(Target::open(url)?).await?;
+            let (limiter, unreached) = self.on_target(StoreTarget::open(url)?).await?;
             return match unreached {
                 None => Ok(limiter),
                 Some(error) => Err(ConfigError::new(
@@ -344,7 +344,10 @@ impl LimiterBuilder {
 
     #[cfg(feature = "redis")]
     /// With the reason if it could not be reached.
-    async fn on_target(self, target: Target) -> Result<(Limiter, Option<String>), ConfigError> {
+    async fn on_target(
+        self,
+        target: StoreTarget,
+    ) -> Result<(Limiter, Option<String>), ConfigError> {
         let (home, mut keepers) = (self.home()?, Vec::new());
         #[cfg(feature = "operate")]
         let link = self.identity.link(&target, self.store_timeout);
@@ -467,7 +470,7 @@ pub(crate) fn check_url(url: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     #[cfg(feature = "redis")]
-    return Target::open(url).map(drop);
+    return StoreTarget::open(url).map(drop);
     #[cfg(not(feature = "redis"))]
     return Err(ConfigError::new(
         ConfigErrorKind::Url,

@@ -9,7 +9,7 @@ use tokio::{
 
 /// Where the driver is to run.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Place {
+pub(crate) enum HomeChoice {
     /// On the runtime of the task that needs it.
     #[default]
     Caller,
@@ -17,7 +17,7 @@ pub(crate) enum Place {
     Thread,
 }
 
-impl Place {
+impl HomeChoice {
     /// Starts the thread, if there is to be one.
     pub(crate) fn open(&self) -> io::Result<Home> {
         Ok(match self {

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{
     json::to_json,
     problem::Cause,
-    view::Seen,
-    views::{Details, Status, Subject},
+    view::Latest,
+    views::{Details, Overview, Subject},
 };
 use crate::operate::{
     Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind, Override,
@@ -68,10 +68,10 @@ struct Age {
 }
 
 impl Age {
-    fn of<T>(seen: &Seen<T>) -> Self {
+    fn of<T>(latest: &Latest<T>) -> Self {
         Self {
-            age_ms: Instant::now().duration_since(seen.asked).as_millis() as u64,
-            problem: seen.failed.as_ref().map(Cause::from),
+            age_ms: Instant::now().duration_since(latest.asked).as_millis() as u64,
+            problem: latest.failed.as_ref().map(Cause::from),
         }
     }
 }
@@ -83,7 +83,7 @@ struct StatusAnswer<'a> {
     version: &'static str,
     /// The author of changes by requests like this one, if they are allowed.
     author: Option<String>,
-    store: StoreState,
+    store: StoreSummary,
     replicas: List<'a, ReplicaRow>,
     limits: List<'a, LimitRow>,
     overrides: Option<OverridesAnswer<'a>>,
@@ -94,7 +94,7 @@ struct StatusAnswer<'a> {
 /// Whether the store answers.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum StoreState {
+enum StoreSummary {
     Up,
     /// Not to all replicas.
     Partly,
@@ -108,17 +108,17 @@ struct OverridesAnswer<'a> {
     ignored: usize,
 }
 
-pub(super) fn status(seen: &Seen<Status>, author: Option<String>) -> Bytes {
-    let Status {
+pub(super) fn status(latest: &Latest<Overview>, author: Option<String>) -> Bytes {
+    let Overview {
         replicas,
         limits,
         overrides,
-    } = &*seen.data;
+    } = &*latest.data;
     to_json(&StatusAnswer {
-        age: Age::of(seen),
+        age: Age::of(latest),
         version: env!("CARGO_PKG_VERSION"),
         author,
-        store: store_state(seen),
+        store: store_summary(latest),
         replicas: List::first(replicas, MAX_ROWS),
         limits: List::first(limits, MAX_ROWS),
         overrides: overrides.as_ref().ok().map(|overrides| OverridesAnswer {
@@ -130,14 +130,14 @@ pub(super) fn status(seen: &Seen<Status>, author: Option<String>) -> Bytes {
     })
 }
 
-fn store_state(seen: &Seen<Status>) -> StoreState {
+fn store_summary(latest: &Latest<Overview>) -> StoreSummary {
     let is_down = |kind| kind == OperateErrorKind::Unavailable;
-    let mut replicas = seen.data.replicas.rows.iter();
-    match &seen.failed {
-        Some(error) if is_down(error.kind()) => StoreState::Down,
-        _ if replicas.clone().all(|replica| replica.store_up) => StoreState::Up,
-        _ if replicas.any(|replica| replica.store_up) => StoreState::Partly,
-        _ => StoreState::Down,
+    let mut replicas = latest.data.replicas.rows.iter();
+    match &latest.failed {
+        Some(error) if is_down(error.kind()) => StoreSummary::Down,
+        _ if replicas.clone().all(|replica| replica.store_up) => StoreSummary::Up,
+        _ if replicas.any(|replica| replica.store_up) => StoreSummary::Partly,
+        _ => StoreSummary::Down,
     }
 }
 
@@ -153,12 +153,12 @@ struct DetailsAnswer<'a> {
 }
 
 /// At most so many keys, holders, waiters and refusals.
-pub(super) fn details(seen: &Seen<Details>, subject: &Subject, count: usize) -> Bytes {
+pub(super) fn details(latest: &Latest<Details>, subject: &Subject, count: usize) -> Bytes {
     let Details {
         keys,
         permits,
         refusals,
-    } = &*seen.data;
+    } = &*latest.data;
     let (mut holders, mut waiters) = (count, count);
     let permits = List::new(permits, |row| match row.state {
         PermitState::Held => take(&mut holders),
@@ -166,7 +166,7 @@ pub(super) fn details(seen: &Seen<Details>, subject: &Subject, count: usize) -> 
         PermitState::Ended => false,
     });
     to_json(&DetailsAnswer {
-        age: Age::of(seen),
+        age: Age::of(latest),
         limit: &subject.0,
         key: subject.1,
         keys: List::first(keys, count),
@@ -194,8 +194,8 @@ struct ExplanationAnswer<'a> {
 }
 
 /// At most so many permits, refusals, and slots that no replica has answered for.
-pub(super) fn explanation(seen: &Seen<Explanation>, count: usize) -> Bytes {
-    let why = &*seen.data;
+pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
+    let why = &*latest.data;
     let (verdict, place) = match why.verdict {
         Some(Verdict::Paused) => (Some("paused"), None),
         Some(Verdict::Admitted) => (Some("admitted"), None),
@@ -205,7 +205,7 @@ pub(super) fn explanation(seen: &Seen<Explanation>, count: usize) -> Bytes {
         None => (None, None),
     };
     to_json(&ExplanationAnswer {
-        age: Age::of(seen),
+        age: Age::of(latest),
         limit: &why.limit.limit,
         mode: &why.limit.mode,
         key: why.key,
@@ -227,10 +227,10 @@ struct LogAnswer<'a> {
     rows: &'a [LogEntry],
 }
 
-pub(super) fn log(seen: &Seen<Vec<LogEntry>>) -> Bytes {
+pub(super) fn log(latest: &Latest<Vec<LogEntry>>) -> Bytes {
     to_json(&LogAnswer {
-        age: Age::of(seen),
-        rows: &seen.data,
+        age: Age::of(latest),
+        rows: &latest.data,
     })
 }
 

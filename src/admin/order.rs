@@ -26,7 +26,7 @@ pub(super) enum Order {
         value: u32,
         for_ms: u64,
         reason: String,
-        seen: Option<Seen>,
+        seen: Option<SeenTokens>,
     },
     /// Sets the mode of a limit.
     Mode {
@@ -34,21 +34,21 @@ pub(super) enum Order {
         mode: Mode,
         for_ms: u64,
         reason: String,
-        seen: Option<Seen>,
+        seen: Option<SeenTokens>,
     },
     /// Admits nobody.
     Pause {
         limit: String,
         for_ms: u64,
         reason: String,
-        seen: Option<Seen>,
+        seen: Option<SeenTokens>,
     },
     /// Removes the overrides of a limit, or of one key.
     Unset {
         limit: String,
         key: Option<KeyDigest>,
         reason: String,
-        seen: Option<Seen>,
+        seen: Option<SeenTokens>,
     },
     /// Takes back a change of the log.
     Undo { id: String, reason: String },
@@ -68,7 +68,7 @@ pub(super) enum Made {
 }
 
 /// Tokens of the overrides that the operator has seen there. Absent: whatever there is.
-type Seen = Vec<String>;
+type SeenTokens = Vec<String>;
 
 /// The body of a question for the digest of a key, which is in a body so that no log of URLs has the key.
 #[derive(Debug, Deserialize)]
@@ -164,7 +164,7 @@ fn target(limit: String, key: Option<KeyDigest>) -> Target {
 async fn current(
     operator: &Operator,
     target: &Target,
-    seen: Option<Seen>,
+    seen: Option<SeenTokens>,
 ) -> Result<Overrides, OperateError> {
     let overrides = operator.overrides().await?;
     let Some(seen) = seen else {

@@ -19,7 +19,7 @@ pub(super) struct Problem {
 }
 
 #[derive(Serialize)]
-struct Details<'a> {
+struct ProblemDetails<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
@@ -74,7 +74,7 @@ impl Problem {
     }
 
     pub(super) fn respond(&self) -> Response<AdminBody> {
-        let details = Details {
+        let details = ProblemDetails {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or_default(),
             status: self.status.as_u16(),

@@ -119,30 +119,30 @@ impl Shared {
 
     async fn status(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
         self.origins.check(head)?;
-        let seen = self.views.status(&self.operator).await?;
+        let latest = self.views.status(&self.operator).await?;
         let author = self.authors.as_ref().and_then(|author| author(head));
-        Ok(json(answer::status(&seen, author)))
+        Ok(json(answer::status(&latest, author)))
     }
 
     async fn limit(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
         self.origins.check(head)?;
         let (subject, count) = subject(head.uri.query().unwrap_or_default())?;
-        let seen = self.views.details_of(&self.operator, &subject).await?;
-        Ok(json(answer::details(&seen, &subject, count)))
+        let latest = self.views.details_of(&self.operator, &subject).await?;
+        Ok(json(answer::details(&latest, &subject, count)))
     }
 
     async fn explain(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
         self.origins.check(head)?;
         let ((limit, key), count) = subject(head.uri.query().unwrap_or_default())?;
         let key = key.ok_or_else(|| Problem::malformed("`key` must be the digest of a key"))?;
-        let seen = self.views.explanation_of(&self.operator, limit, key);
-        Ok(json(answer::explanation(&seen.await?, count)))
+        let latest = self.views.explanation_of(&self.operator, limit, key);
+        Ok(json(answer::explanation(&latest.await?, count)))
     }
 
     async fn log(&self, head: &Parts) -> Result<Response<AdminBody>, Problem> {
         self.origins.check(head)?;
-        let seen = self.views.log(&self.operator).await?;
-        Ok(json(answer::log(&seen)))
+        let latest = self.views.log(&self.operator).await?;
+        Ok(json(answer::log(&latest)))
     }
 
     async fn change<B: Body>(&self, head: &Parts, body: B) -> Result<Response<AdminBody>, Problem> {

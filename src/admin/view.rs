@@ -17,11 +17,11 @@ use crate::operate::OperateError;
 pub(super) struct View<T> {
     /// A request that asks the replicas holds it meanwhile.
     asking: sync::Mutex<()>,
-    state: Mutex<State<T>>,
+    state: Mutex<ViewState<T>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct ViewState<T> {
     tried: Option<Tried>,
     /// The latest answers of replicas, and when they were asked.
     last: Option<(Arc<T>, Instant)>,
@@ -37,7 +37,7 @@ struct Tried {
 
 /// The latest answers, and how old they are.
 #[derive(Debug)]
-pub(super) struct Seen<T> {
+pub(super) struct Latest<T> {
     pub(super) data: Arc<T>,
     pub(super) asked: Instant,
     /// Why it is not newer.
@@ -48,7 +48,7 @@ impl<T> Default for View<T> {
     fn default() -> Self {
         Self {
             asking: sync::Mutex::new(()),
-            state: Mutex::new(State {
+            state: Mutex::new(ViewState {
                 tried: None,
                 last: None,
             }),
@@ -68,26 +68,26 @@ impl<T> View<T> {
         fresh_for: Duration,
         changes: u64,
         ask: impl Future<Output = Result<T, OperateError>>,
-    ) -> Result<Seen<T>, OperateError> {
+    ) -> Result<Latest<T>, OperateError> {
         let is_fresh = |tried: &Tried| tried.changes >= changes && tried.at.elapsed() < fresh_for;
-        if let Some(seen) = self.known(is_fresh) {
-            return seen;
+        if let Some(latest) = self.known(is_fresh) {
+            return latest;
         }
         let asking = match self.asking.try_lock() {
             Ok(asking) => asking,
             Err(_) => match self.known(|tried| tried.changes >= changes) {
-                Some(seen) => return seen,
+                Some(latest) => return latest,
                 None => self.asking.lock().await,
             },
         };
-        if let Some(seen) = self.known(is_fresh) {
-            return seen;
+        if let Some(latest) = self.known(is_fresh) {
+            return latest;
         }
         let at = Instant::now();
         let outcome = ask.await;
-        let seen = self.learn(at, changes, outcome);
+        let latest = self.learn(at, changes, outcome);
         drop(asking);
-        seen
+        latest
     }
 
     fn learn(
@@ -95,7 +95,7 @@ impl<T> View<T> {
         at: Instant,
         changes: u64,
         outcome: Result<T, OperateError>,
-    ) -> Result<Seen<T>, OperateError> {
+    ) -> Result<Latest<T>, OperateError> {
         let mut state = self.lock();
         let failed = match outcome {
             Ok(data) => {
@@ -109,29 +109,29 @@ impl<T> View<T> {
             changes,
             failed,
         };
-        let seen = state.seen(&tried);
+        let latest = state.latest(&tried);
         state.tried = Some(tried);
-        seen
+        latest
     }
 
-    fn known(&self, is_good: impl Fn(&Tried) -> bool) -> Option<Result<Seen<T>, OperateError>> {
+    fn known(&self, is_good: impl Fn(&Tried) -> bool) -> Option<Result<Latest<T>, OperateError>> {
         let state = self.lock();
         let tried = state.tried.as_ref().filter(|tried| is_good(tried))?;
-        Some(state.seen(tried))
+        Some(state.latest(tried))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, ViewState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> State<T> {
-    fn seen(&self, tried: &Tried) -> Result<Seen<T>, OperateError> {
+impl<T> ViewState<T> {
+    fn latest(&self, tried: &Tried) -> Result<Latest<T>, OperateError> {
         match (&self.last, &tried.failed) {
             (None, Some(error)) => Err(error.clone()),
             (last, failed) => {
                 let (data, asked) = last.as_ref().expect("only a failure leaves nothing");
-                Ok(Seen {
+                Ok(Latest {
                     data: Arc::clone(data),
                     asked: *asked,
                     failed: failed.clone(),
@@ -165,8 +165,8 @@ mod tests {
             sleep(Duration::from_millis(100)).await;
             Ok(asked.get())
         };
-        let seen = join_all((0..100).map(|_| view.get(FRESH, 0, ask()))).await;
-        assert!(seen.into_iter().all(|seen| *seen.unwrap().data == 1));
+        let latest = join_all((0..100).map(|_| view.get(FRESH, 0, ask()))).await;
+        assert!(latest.into_iter().all(|latest| *latest.unwrap().data == 1));
         view.get(FRESH, 0, ask()).await.unwrap();
         assert_eq!(asked.get(), 1, "it is fresh");
         view.get(FRESH, 1, ask()).await.unwrap();
@@ -187,12 +187,12 @@ mod tests {
         let again = view.get(FRESH, 0, pending()).await;
         assert_eq!(again.unwrap_err(), down(), "a failure is shared too");
         advance(FRESH).await;
-        let seen = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
-        assert_eq!((*seen.data, seen.failed), (7, None));
+        let latest = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        assert_eq!((*latest.data, latest.failed), (7, None));
         advance(FRESH).await;
-        let seen = view.get(FRESH, 0, async { Err(down()) }).await.unwrap();
-        assert_eq!((*seen.data, seen.failed), (7, Some(down())));
-        assert_eq!(seen.asked.elapsed(), FRESH);
+        let latest = view.get(FRESH, 0, async { Err(down()) }).await.unwrap();
+        assert_eq!((*latest.data, latest.failed), (7, Some(down())));
+        assert_eq!(latest.asked.elapsed(), FRESH);
     }
 
     #[tokio::test(start_paused = true)]
@@ -200,7 +200,7 @@ mod tests {
         let view = View::default();
         let left = timeout(FRESH, view.get(FRESH, 0, pending())).await;
         assert!(left.is_err());
-        let seen = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
-        assert_eq!(*seen.data, 7);
+        let latest = view.get(FRESH, 0, async { Ok(7) }).await.unwrap();
+        assert_eq!(*latest.data, 7);
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     problem::Problem,
-    view::{Seen, View},
+    view::{Latest, View},
 };
 use crate::operate::{
     Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateError, OperateErrorKind,
@@ -34,7 +34,7 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// The overview.
 #[derive(Debug)]
-pub(super) struct Status {
+pub(super) struct Overview {
     pub(super) replicas: Answers<ReplicaRow>,
     pub(super) limits: Answers<LimitRow>,
     pub(super) overrides: Result<Overrides, OperateError>,
@@ -53,7 +53,7 @@ pub(super) type Subject = (String, Option<KeyDigest>);
 
 #[derive(Debug, Default)]
 pub(super) struct Views {
-    status: View<Status>,
+    status: View<Overview>,
     log: View<Vec<LogEntry>>,
     details: Subjects<Details>,
     explanations: Subjects<Explanation>,
@@ -63,10 +63,11 @@ pub(super) struct Views {
 
 /// Views of limits and keys, those that are looked at.
 #[derive(Debug)]
-struct Subjects<T>(Mutex<HashMap<Subject, Looked<T>>>);
+struct Subjects<T>(Mutex<HashMap<Subject, OpenView<T>>>);
 
+/// A view of a limit or key, and when it was last looked at.
 #[derive(Debug)]
-struct Looked<T> {
+struct OpenView<T> {
     at: Instant,
     view: Arc<View<T>>,
 }
@@ -77,9 +78,9 @@ impl Views {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) async fn status(&self, operator: &Operator) -> Result<Seen<Status>, Problem> {
+    pub(super) async fn status(&self, operator: &Operator) -> Result<Latest<Overview>, Problem> {
         let ask = async {
-            Ok(Status {
+            Ok(Overview {
                 replicas: operator.replicas().await?,
                 limits: operator.limits().await?,
                 overrides: match operator.overrides().await {
@@ -93,7 +94,7 @@ impl Views {
         self.get(&self.status, self.open(), ask).await
     }
 
-    pub(super) async fn log(&self, operator: &Operator) -> Result<Seen<Vec<LogEntry>>, Problem> {
+    pub(super) async fn log(&self, operator: &Operator) -> Result<Latest<Vec<LogEntry>>, Problem> {
         self.get(&self.log, 0, operator.log()).await
     }
 
@@ -101,7 +102,7 @@ impl Views {
         &self,
         operator: &Operator,
         subject: &Subject,
-    ) -> Result<Seen<Details>, Problem> {
+    ) -> Result<Latest<Details>, Problem> {
         let view = self.details.look_at(subject)?;
         let (limit, key) = (&subject.0, subject.1);
         let ask = async {
@@ -119,7 +120,7 @@ impl Views {
         operator: &Operator,
         limit: String,
         key: KeyDigest,
-    ) -> Result<Seen<Explanation>, Problem> {
+    ) -> Result<Latest<Explanation>, Problem> {
         let subject = (limit, Some(key));
         let view = self.explanations.look_at(&subject)?;
         let ask = operator.explain(&subject.0, key);
@@ -136,11 +137,11 @@ impl Views {
         view: &View<T>,
         open: usize,
         ask: impl Future<Output = Result<T, OperateError>>,
-    ) -> Result<Seen<T>, Problem> {
+    ) -> Result<Latest<T>, Problem> {
         let fresh = FRESH.max(FRESH_PER_VIEW * (open + 1) as u32);
         let changes = self.changes.load(Ordering::Relaxed);
         match timeout(MAX_WAIT, view.get(fresh, changes, ask)).await {
-            Ok(seen) => Ok(seen?),
+            Ok(latest) => Ok(latest?),
             Err(_) => Err(Problem::busy("the replicas did not answer in time")),
         }
     }
@@ -156,7 +157,7 @@ impl<T> Subjects<T> {
             )));
         }
         let looked = subjects.entry(subject.clone());
-        let looked = looked.or_insert_with(|| Looked {
+        let looked = looked.or_insert_with(|| OpenView {
             at: Instant::now(),
             view: Arc::default(),
         });
@@ -164,7 +165,7 @@ impl<T> Subjects<T> {
         Ok(Arc::clone(&looked.view))
     }
 
-    fn looked_at(&self) -> MutexGuard<'_, HashMap<Subject, Looked<T>>> {
+    fn looked_at(&self) -> MutexGuard<'_, HashMap<Subject, OpenView<T>>> {
         let mut subjects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         subjects.retain(|_, looked| looked.at.elapsed() < CLOSED_AFTER);
         subjects

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{Edit, Gates, LimitLayer, Scope},
+    layer::{GateEdit, Gates, LimitLayer, Scope},
     limit::{Fallback, Limit},
     limiter::Limiter,
 };
@@ -33,7 +33,7 @@ pub(super) struct RouteLayers {
     /// For requests whose limits cannot be determined.
     closed: LimitLayer,
     /// Settings by the program, which go before those of the file.
-    edits: Vec<Edit>,
+    edits: Vec<GateEdit>,
 }
 
 impl RouteLayers {
@@ -41,7 +41,7 @@ impl RouteLayers {
         config: &Config,
         checked: Checked,
         limiter: &Limiter,
-        edits: Vec<Edit>,
+        edits: Vec<GateEdit>,
     ) -> Result<Self, ConfigFileError> {
         let mut faults = Faults::default();
         let mut layers = Vec::new();
@@ -72,7 +72,7 @@ impl RouteLayers {
     }
 
     /// The same with one more edit.
-    pub(super) fn edited(mut self, edit: Edit) -> Self {
+    pub(super) fn edited(mut self, edit: GateEdit) -> Self {
         for layer in self.layers.iter_mut().flatten().chain([&mut self.closed]) {
             edit(&mut layer.gates);
         }
@@ -109,7 +109,7 @@ impl RouteLayers {
         }
     }
 
-    pub(super) fn edits(&self) -> Vec<Edit> {
+    pub(super) fn edits(&self) -> Vec<GateEdit> {
         self.edits.clone()
     }
 }

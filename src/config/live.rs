@@ -18,7 +18,7 @@ use super::{
     sections::Config,
 };
 use crate::{
-    layer::{Edit, Gates, LimitLayer, Routing},
+    layer::{GateEdit, Gates, LimitLayer, Routing},
     limit::Limit,
     limiter::Limiter,
 };
@@ -257,7 +257,7 @@ impl Routing for Live {
         self.layers.load().find(method, path)
     }
 
-    fn edit(&self, edit: Edit) {
+    fn edit(&self, edit: GateEdit) {
         let _changing = self.changing();
         let layers = RouteLayers::clone(&self.layers.load());
         self.layers.store(Arc::new(layers.edited(edit)));

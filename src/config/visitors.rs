@@ -68,20 +68,20 @@ where
     W: Deserialize<'de>,
     T: Deserialize<'de>,
 {
-    deserializer.deserialize_any(WordOrTable {
+    deserializer.deserialize_any(WordOrTableVisitor {
         word,
         table,
         read: PhantomData::<(W, T)>,
     })
 }
 
-struct WordOrTable<F, G, R> {
+struct WordOrTableVisitor<F, G, R> {
     word: F,
     table: G,
     read: PhantomData<R>,
 }
 
-impl<'de, F, G, W, T, O> Visitor<'de> for WordOrTable<F, G, (W, T)>
+impl<'de, F, G, W, T, O> Visitor<'de> for WordOrTableVisitor<F, G, (W, T)>
 where
     F: FnOnce(W) -> Result<O, &'static str>,
     G: FnOnce(T) -> Result<O, &'static str>,

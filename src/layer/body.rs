@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{guard::Guard, refusal_body::RefusalBody, revocable::Revocable};
+use super::{guard::SlotGuard, refusal_body::RefusalBody, revocable::Revocable};
 use crate::{
     error::{BoxError, LostErrorKind},
     permit::Share,
@@ -93,13 +93,13 @@ impl<B: Body + Send + 'static> LimitedBody for B {}
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// A body that has ended already is never polled by some servers: HEAD, 204, 304.
-    pub(super) fn new(body: B, mut guard: Guard) -> Self {
+    pub(super) fn new(body: B, mut guard: SlotGuard) -> Self {
         if body.is_end_stream() {
-            guard = Guard::Plain(None);
+            guard = SlotGuard::Plain(None);
         }
         let source = match guard {
-            Guard::Plain(share) => Source::Plain { body, share },
-            Guard::Revocable(tie) => {
+            SlotGuard::Plain(share) => Source::Plain { body, share },
+            SlotGuard::Revocable(tie) => {
                 let body = Revocable::new(body, tie);
                 body.watch();
                 Source::Revocable { body }

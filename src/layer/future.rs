@@ -19,7 +19,7 @@ use super::{
     body::ResponseBody,
     gate::{Admission, Gate},
     grpc::is_grpc,
-    guard::Guard,
+    guard::SlotGuard,
     refusal::RefusalKind,
     revocable::Revocable,
 };
@@ -138,7 +138,7 @@ where
                 quotas,
             } => {
                 let result = ready!(future.poll(cx));
-                let guard = Guard::Plain(share.take());
+                let guard = SlotGuard::Plain(share.take());
                 result.map(|response| gate.hand_over(guard, quotas, response))
             }
             PhaseProj::Revocable {
@@ -154,7 +154,7 @@ where
                 };
                 match result {
                     Ok(result) => result.map(|(tie, response)| {
-                        gate.hand_over(Guard::Revocable(tie), quotas, response)
+                        gate.hand_over(SlotGuard::Revocable(tie), quotas, response)
                     }),
                     Err(kind) => {
                         let refusal = gate.refusal(kind.into());
@@ -184,12 +184,12 @@ where
     ) -> Self {
         let (guard, quotas) = gate.admit(permit, &mut head);
         match guard {
-            Guard::Plain(share) => Self::Running {
+            SlotGuard::Plain(share) => Self::Running {
                 future: service.call(Request::from_parts(head, body)),
                 share,
                 quotas,
             },
-            Guard::Revocable(tie) => {
+            SlotGuard::Revocable(tie) => {
                 let grpc = is_grpc(&head.headers);
                 let kept_head = gate.head_for_refusals(&head);
                 let future = service.call(Request::from_parts(head, body));

@@ -18,7 +18,7 @@ use http_body::Body;
 use super::{
     body::ResponseBody,
     fields,
-    guard::{Guard, Terms, Tie},
+    guard::{SlotGuard, Terms, Tie},
     labels::Labels,
     options::ReleaseAt,
     refusal::{Refusal, RefusalKind},
@@ -206,10 +206,14 @@ impl Gate {
     }
 
     /// Shows the slot to the handler, and returns its guard and its quotas. `None`: no limit applies.
-    pub(super) fn admit(&self, permit: Option<Permit>, head: &mut Parts) -> (Guard, Vec<Quota>) {
+    pub(super) fn admit(
+        &self,
+        permit: Option<Permit>,
+        head: &mut Parts,
+    ) -> (SlotGuard, Vec<Quota>) {
         let Some(permit) = permit else {
             Slot::show_none(&mut head.extensions);
-            return (Guard::Plain(None), Vec::new());
+            return (SlotGuard::Plain(None), Vec::new());
         };
         tracing::debug!(
             id = permit.id().map(tracing::field::display),
@@ -230,12 +234,12 @@ impl Gate {
             share.bound(self.terms.bounds);
         }
         let guard = match self.terms.may_end_early() {
-            true => Guard::Revocable(Tie {
+            true => SlotGuard::Revocable(Tie {
                 share,
                 terms: self.terms.clone(),
                 ended: None,
             }),
-            false => Guard::Plain(Some(share)),
+            false => SlotGuard::Plain(Some(share)),
         };
         (guard, quotas)
     }
@@ -250,7 +254,7 @@ impl Gate {
     #[inline]
     pub(super) fn hand_over<B: Body + Send + 'static>(
         &self,
-        mut guard: Guard,
+        mut guard: SlotGuard,
         quotas: &mut Vec<Quota>,
         mut response: Response<B>,
     ) -> Response<ResponseBody<B>> {
@@ -265,7 +269,7 @@ impl Gate {
         }
         self.append_fields(response.headers_mut(), quotas);
         if self.release_at == ReleaseAt::Head {
-            guard = Guard::Plain(None);
+            guard = SlotGuard::Plain(None);
         }
         response.map(|body| ResponseBody::new(body, guard))
     }

@@ -20,10 +20,11 @@ pub(crate) trait Routing: Send + Sync {
     fn find(&self, method: &Method, path: &str) -> Gates;
 
     /// Changes all gates, and those that come later.
-    fn edit(&self, edit: Edit);
+    fn edit(&self, edit: GateEdit);
 }
 
-pub(crate) type Edit = Arc<dyn Fn(&mut Gates) + Send + Sync>;
+/// A change of all gates.
+pub(crate) type GateEdit = Arc<dyn Fn(&mut Gates) + Send + Sync>;
 
 impl Gates {
     pub(super) fn find<Q>(&self, request: &Request<Q>) -> Arc<Gate> {

@@ -10,7 +10,7 @@ use super::options::OnLost;
 use crate::{error::LostErrorKind, leases::Bounds, permit::Share, telemetry::LimitMeter};
 
 /// Holds the slot of a response, on its way from the service's future to its body.
-pub(super) enum Guard {
+pub(super) enum SlotGuard {
     /// For a response that ends by itself. `None`: no limit applies to it, or its slot was released.
     Plain(Option<Share>),
     /// For one that ends with its slot.
@@ -41,7 +41,7 @@ pub(super) struct Terms {
     pub(super) meter: Option<Arc<LimitMeter>>,
 }
 
-impl Guard {
+impl SlotGuard {
     pub(super) fn share(&self) -> Option<&Share> {
         match self {
             Self::Plain(share) => share.as_ref(),

@@ -85,10 +85,10 @@ where
     /// A request that the client cannot have, such as one without a host, fails with the client's error.
     fn call(&mut self, request: Request<P>) -> Self::Future {
         let state = match Q::try_from(request) {
-            Ok(request) => State::Sent {
+            Ok(request) => CallState::Sent {
                 future: self.client.call(request),
             },
-            Err(error) => State::Failed {
+            Err(error) => CallState::Failed {
                 error: Some(error.into()),
             },
         };
@@ -101,14 +101,14 @@ pin_project! {
     /// Future of an [`HttpClient`].
     pub struct HttpClientFuture<F, E, B> {
         #[pin]
-        state: State<F, E>,
+        state: CallState<F, E>,
         body: PhantomData<fn() -> B>,
     }
 }
 
 pin_project! {
-    #[project = StateProj]
-    enum State<F, E> {
+    #[project = CallStateProj]
+    enum CallState<F, E> {
         Sent {
             #[pin]
             future: F,
@@ -127,8 +127,8 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProj::Sent { future } => Poll::Ready(ready!(future.poll(cx)).map(Into::into)),
-            StateProj::Failed { error } => {
+            CallStateProj::Sent { future } => Poll::Ready(ready!(future.poll(cx)).map(Into::into)),
+            CallStateProj::Failed { error } => {
                 Poll::Ready(Err(error.take().expect("not polled after completion")))
             }
         }

@@ -148,7 +148,7 @@ pub use slot::{Hold, Slot};
 #[cfg(feature = "config")]
 pub(crate) use {
     bounds::check_bound,
-    gates::{Edit, Gates, Routing},
+    gates::{GateEdit, Gates, Routing},
 };
 
 pub use crate::error::LostErrorKind;

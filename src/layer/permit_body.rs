@@ -8,7 +8,7 @@ use http_body::Body;
 
 use super::{
     body::ResponseBody,
-    guard::{Guard, Terms, Tie},
+    guard::{SlotGuard, Terms, Tie},
     options::OnLost,
 };
 use crate::permit::Permit;
@@ -46,7 +46,7 @@ impl Permit {
     {
         let (share, _) = self.into_share();
         let guard = match on_lost {
-            OnLost::Abort => Guard::Revocable(Tie {
+            OnLost::Abort => SlotGuard::Revocable(Tie {
                 terms: Arc::new(Terms {
                     on_lost,
                     meter: share.meter(),
@@ -55,7 +55,7 @@ impl Permit {
                 share,
                 ended: None,
             }),
-            OnLost::Continue => Guard::Plain(Some(share)),
+            OnLost::Continue => SlotGuard::Plain(Some(share)),
         };
         ResponseBody::new(body, guard)
     }

@@ -26,7 +26,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Scope {
     limit: Limit,
-    keys: Keys,
+    keys: KeySource,
     values: Values,
     cost: Option<Arc<Find<u32>>>,
     clamps_cost: bool,
@@ -36,7 +36,7 @@ pub struct Scope {
 }
 
 #[derive(Clone)]
-enum Keys {
+enum KeySource {
     Shared,
     #[cfg(feature = "config")]
     One(Key),
@@ -74,7 +74,7 @@ impl Limit {
                 self.name()
             );
         };
-        Scope::new(self, Keys::Header(name))
+        Scope::new(self, KeySource::Header(name))
     }
 
     /// Limits each key separately that a closure finds in the request head.
@@ -118,7 +118,7 @@ impl Limit {
         find: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static,
     ) -> Scope {
         let find = move |head: &Parts| find(head).map(Into::into);
-        Scope::new(self, Keys::Head(Arc::new(find)))
+        Scope::new(self, KeySource::Head(Arc::new(find)))
     }
 
     /// Limits each string separately that a closure borrows from the request head.
@@ -154,7 +154,7 @@ impl Limit {
         F: Future<Output = Option<K>> + Send + 'static,
     {
         let find = move |head: &Parts| find(head).map(|key| key.map(Into::into)).boxed();
-        Scope::new(self, Keys::Async(Arc::new(find)))
+        Scope::new(self, KeySource::Async(Arc::new(find)))
     }
 
     /// Limits each client address separately.
@@ -187,12 +187,12 @@ impl Limit {
     /// bits long.
     pub fn try_by_client_address(self, address: ClientAddress) -> Result<Scope, ConfigError> {
         address.check()?;
-        Ok(Scope::new(self, Keys::Address(address)))
+        Ok(Scope::new(self, KeySource::Address(address)))
     }
 }
 
 impl Scope {
-    fn new(limit: Limit, keys: Keys) -> Self {
+    fn new(limit: Limit, keys: KeySource) -> Self {
         Self {
             limit,
             keys,
@@ -367,14 +367,14 @@ impl Scope {
     /// All requests under this scope have this key; those under others of the same limit have theirs.
     #[cfg(feature = "config")]
     pub(crate) fn with_key(limit: Limit, key: Key) -> Self {
-        Self::new(limit, Keys::One(key))
+        Self::new(limit, KeySource::One(key))
     }
 
     /// Whether a request has one key under both, if they are of one limit of a configuration.
     #[cfg(feature = "config")]
     pub(super) fn has_key_of(&self, other: &Self) -> bool {
         match (&self.keys, &other.keys) {
-            (Keys::One(one), Keys::One(other)) => one == other,
+            (KeySource::One(one), KeySource::One(other)) => one == other,
             _ => true,
         }
     }
@@ -406,17 +406,17 @@ impl Scope {
     /// Whether a request may have no key.
     pub(super) fn may_lack_key(&self) -> bool {
         match &self.keys {
-            Keys::Shared => false,
+            KeySource::Shared => false,
             #[cfg(feature = "config")]
-            Keys::One(_) => false,
-            Keys::Header(_) | Keys::Address(_) => self.requires_key,
-            Keys::Head(_) | Keys::Async(_) => true,
+            KeySource::One(_) => false,
+            KeySource::Header(_) | KeySource::Address(_) => self.requires_key,
+            KeySource::Head(_) | KeySource::Async(_) => true,
         }
     }
 
     /// Whether all requests share one key.
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self.keys, Keys::Shared)
+        matches!(self.keys, KeySource::Shared)
     }
 
     /// The demand of a request on this limit, which has this number. `None`: it has no key.
@@ -431,19 +431,19 @@ impl Scope {
             clamps: self.clamps_cost,
         };
         let key = match &self.keys {
-            Keys::Shared => Some(Key::SHARED),
+            KeySource::Shared => Some(Key::SHARED),
             #[cfg(feature = "config")]
-            Keys::One(key) => Some(key.clone()),
-            Keys::Header(name) => {
+            KeySource::One(key) => Some(key.clone()),
+            KeySource::Header(name) => {
                 let value = head.headers.get(name).filter(|value| !value.is_empty());
                 self.or_shared(value.map(Key::from))
             }
-            Keys::Address(address) => {
+            KeySource::Address(address) => {
                 let address = address.find(head).map(|found| address.key_of(found));
                 self.or_shared(address)
             }
-            Keys::Head(find) => find(head),
-            Keys::Async(find) => return self.find_later(find(head), leg, head),
+            KeySource::Head(find) => find(head),
+            KeySource::Async(find) => return self.find_later(find(head), leg, head),
         };
         let Some(key) = key else {
             return Lookup::Now(None);
@@ -480,7 +480,7 @@ impl Scope {
 /// One key for all requests.
 impl From<Limit> for Scope {
     fn from(limit: Limit) -> Self {
-        Self::new(limit, Keys::Shared)
+        Self::new(limit, KeySource::Shared)
     }
 }
 
@@ -500,13 +500,13 @@ impl From<&Scope> for Scope {
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: &dyn fmt::Debug = match &self.keys {
-            Keys::Shared => &"shared",
+            KeySource::Shared => &"shared",
             #[cfg(feature = "config")]
-            Keys::One(key) => key,
-            Keys::Header(name) => name,
-            Keys::Address(_) => &"by client address",
-            Keys::Head(_) => &"by key",
-            Keys::Async(_) => &"by key, async",
+            KeySource::One(key) => key,
+            KeySource::Header(name) => name,
+            KeySource::Address(_) => &"by client address",
+            KeySource::Head(_) => &"by key",
+            KeySource::Async(_) => &"by key, async",
         };
         f.debug_struct("Scope")
             .field("limit", &self.limit)

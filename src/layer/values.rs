@@ -83,11 +83,12 @@ impl Values {
     }
 }
 
-type Answers = Cache<Key, (Option<u32>, Instant)>;
+/// Answers of a lookup, with their times.
+type ValueCache = Cache<Key, (Option<u32>, Instant)>;
 
 /// The kept answer if it is fresh. Otherwise one request looks the key up, and the others wait for it.
 async fn kept<F>(
-    answers: Arc<Answers>,
+    answers: Arc<ValueCache>,
     fresh: Duration,
     key: Key,
     find: Arc<impl Fn(&Key) -> F>,

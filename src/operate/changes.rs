@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::{digest::KeyDigest, error::OperateError};
 use crate::{
     ledger::ReplicaId,
-    overrides::{Logged, MAX_AUTHOR, MAX_REASON, Note, Override, Record, Setting, Target, What},
+    overrides::{
+        ChangeNote, Logged, MAX_AUTHOR, MAX_REASON, Override, Record, Setting, Target, What,
+    },
     permit_id::PermitId,
 };
 
@@ -146,8 +148,8 @@ impl By {
         (&self.author, &self.reason)
     }
 
-    pub(super) fn note(&self, what: What) -> Note {
-        Note {
+    pub(super) fn note(&self, what: What) -> ChangeNote {
+        ChangeNote {
             author: self.author.clone(),
             reason: self.reason.clone(),
             what,

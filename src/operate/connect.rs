@@ -19,8 +19,8 @@ use crate::{
     store::{
         StoreError,
         redis::{
-            Target,
-            control::{Control, Inbox},
+            StoreTarget,
+            control::{ControlConnection, Inbox},
         },
     },
 };
@@ -100,7 +100,7 @@ impl OperatorBuilder {
     /// or refuses the credentials or the channel of answers ([`ConfigErrorKind::Permission`]), or there is no Tokio runtime
     /// with timers and IO.
     pub async fn connect(self, url: &str) -> Result<Operator, ConfigError> {
-        self.on_target(Target::open(url)?).await
+        self.on_target(StoreTarget::open(url)?).await
     }
 
     /// Connects with a client of the [`redis`] crate: see [`LimiterBuilder::connect_client`].
@@ -121,9 +121,9 @@ impl OperatorBuilder {
     ///
     /// Those of [`connect`](Self::connect), but for the rights.
     pub async fn diagnose(self, url: &str) -> Result<Vec<Finding>, ConfigError> {
-        let target = Target::open(url)?;
+        let target = StoreTarget::open(url)?;
         let (names, _) = self.names(&target)?;
-        let control = Control::new(&target, self.store_timeout, Inbox::new(1, 0).0);
+        let control = ControlConnection::new(&target, self.store_timeout, Inbox::new(1, 0).0);
         let mut findings = doctor::store(&control, &names)
             .await
             .map_err(not_connected)?;
@@ -134,7 +134,7 @@ impl OperatorBuilder {
     }
 
     /// The names in the store, and the operator's own.
-    fn names(&self, target: &Target) -> Result<(Names, String), ConfigError> {
+    fn names(&self, target: &StoreTarget) -> Result<(Names, String), ConfigError> {
         // The same ranges as for a limiter.
         let settings = LimiterBuilder::default()
             .namespace(&self.namespace)
@@ -147,10 +147,10 @@ impl OperatorBuilder {
         Ok((names, ReplicaId::text(settings.replica)))
     }
 
-    async fn on_target(self, target: Target) -> Result<Operator, ConfigError> {
+    async fn on_target(self, target: StoreTarget) -> Result<Operator, ConfigError> {
         let (names, id) = self.names(&target)?;
         let (inbox, received) = Inbox::new(MAX_ANSWERS, MAX_ANSWER);
-        let control = Control::new(&target, self.store_timeout, inbox);
+        let control = ControlConnection::new(&target, self.store_timeout, inbox);
         let remote = Remote::connect(control, names, id, received).await;
         remote.map(Operator::of_store).map_err(not_connected)
     }

@@ -14,9 +14,9 @@ use super::{
     changes::Revocation,
     digest::KeyDigest,
     hook::Hook,
-    revoke::{Whose, revoke},
-    walk::{Count, Counts, Keys, Permits, Which, walk},
-    wire::{Answer, Ask, Body, Of, Order, VERSION},
+    revoke::{PermitSelector, revoke},
+    walk::{Keys, LimitCount, LimitCounts, Permits, Which, walk},
+    wire::{Answer, Body, Of, Question, RevokeOrder, VERSION},
 };
 use crate::{
     keeper::Keepers,
@@ -65,13 +65,13 @@ impl Desk {
     }
 
     /// `None`: the limiter is gone, or there is nothing to answer.
-    pub(super) async fn answer(&self, number: u64, ask: &Ask) -> Option<Answer> {
+    pub(super) async fn answer(&self, number: u64, question: &Question) -> Option<Answer> {
         let keepers = self.keepers.upgrade()?;
         let mut left_out = 0;
-        let body = match ask {
-            Ask::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
-            Ask::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
-            Ask::Permits(of) => match number_of(&keepers, &of.limit) {
+        let body = match question {
+            Question::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
+            Question::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
+            Question::Permits(of) => match number_of(&keepers, &of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.permits(&keepers, limit, of).await;
                     left_out = more;
@@ -79,7 +79,7 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Ask::Keys(of) => match number_of(&keepers, &of.limit) {
+            Question::Keys(of) => match number_of(&keepers, &of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.keys(&keepers, limit, of).await;
                     left_out = more;
@@ -87,16 +87,16 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Ask::Refusals(of) => match number_of(&keepers, &of.limit) {
+            Question::Refusals(of) => match number_of(&keepers, &of.limit) {
                 Some(limit) => {
                     Body::Refusals(fitting(self.refusals(&keepers, limit, of), &mut left_out))
                 }
                 None => Body::UnknownLimit,
             },
-            Ask::Revoke(order) => {
+            Question::Revoke(order) => {
                 Body::Permits(fitting(self.revoke(&keepers, order).await, &mut left_out))
             }
-            Ask::ReadAgain => return None,
+            Question::ReadAgain => return None,
         };
         Some(Answer {
             left_out,
@@ -170,20 +170,20 @@ impl Desk {
         (rows.collect(), left_out)
     }
 
-    async fn revoke(&self, keepers: &Keepers, order: &Order) -> Vec<PermitRow> {
-        let whose = match &order.whose {
-            Revocation::Permit(id) => Whose::Among(HashSet::from([*id])),
+    async fn revoke(&self, keepers: &Keepers, order: &RevokeOrder) -> Vec<PermitRow> {
+        let selector = match &order.whose {
+            Revocation::Permit(id) => PermitSelector::Among(HashSet::from([*id])),
             Revocation::Key { limit, key } => match number_of(keepers, limit) {
                 Some(number) => {
                     let (limit, key) = (limit.clone(), Some(*key));
-                    Whose::OfKey(Which::new(number, &Of { limit, key }))
+                    PermitSelector::OfKey(Which::new(number, &Of { limit, key }))
                 }
                 None => return Vec::new(),
             },
-            Revocation::Replica(id) if *id == self.replica => Whose::Everybody,
+            Revocation::Replica(id) if *id == self.replica => PermitSelector::Everybody,
             Revocation::Replica(_) => return Vec::new(),
         };
-        let revoked = revoke(keepers, whose).await;
+        let revoked = revoke(keepers, selector).await;
         if !revoked.is_empty() {
             tracing::warn!(
                 replica = self.label,
@@ -270,7 +270,7 @@ fn number_of(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
 }
 
 async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
-    let mut counts = Counts::default();
+    let mut counts = LimitCounts::default();
     walk(keepers, &mut counts).await;
     let now = Instant::now();
     let mut members = keepers.members().iter();
@@ -285,7 +285,9 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
         let each = limits.iter_mut().zip(part);
         each.for_each(|(sum, part)| sum.delayed += part.delayed);
     }
-    counts.by_limit.resize_with(limits.len(), Count::default);
+    counts
+        .by_limit
+        .resize_with(limits.len(), LimitCount::default);
     let rows = limits.into_iter().zip(counts.by_limit);
     rows.map(|(look, count)| {
         let limit = look.limit;

@@ -11,7 +11,7 @@ use super::{
     },
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
-    operator::{Operator, Place, unknown},
+    operator::{Access, Operator, unknown},
 };
 #[cfg(feature = "redis")]
 use crate::ledger::ID_CHARS;
@@ -43,8 +43,8 @@ impl Operator {
             Some(own) => own.max,
             None => self.overridden(limit, key).await.unwrap_or(row.max),
         };
-        let standing = self.standing(key, &permits).await?;
-        Ok(explain(row, key, max, standing, permits, refusals))
+        let usage = self.usage(key, &permits).await?;
+        Ok(explain(row, key, max, usage, permits, refusals))
     }
 
     /// The value that operators have set for a key, which replicas tell only if it is in use. `None` also if this operator may
@@ -59,28 +59,28 @@ impl Operator {
         values.flatten().next()
     }
 
-    /// How a key stands: by the store, or in memory by the permits.
-    async fn standing(
+    /// The use of a key, by the store; in memory, by the permits.
+    async fn usage(
         &self,
         #[cfg_attr(not(feature = "redis"), allow(unused_variables))] key: KeyDigest,
         permits: &Answers<PermitRow>,
-    ) -> Result<Standing, OperateError> {
-        match self.place() {
-            Place::Here(_) => Ok(Standing::of(permits)),
+    ) -> Result<KeyUsage, OperateError> {
+        match self.access() {
+            Access::Here(_) => Ok(KeyUsage::of(permits)),
             #[cfg(feature = "redis")]
-            Place::Store(remote) => Ok(Standing::in_store(remote.ledger(key).await?, permits)),
+            Access::Store(remote) => Ok(KeyUsage::in_store(remote.ledger(key).await?, permits)),
         }
     }
 }
 
-/// How a key stands.
-struct Standing {
+/// The use of a key: units, waiters, and holders that no replica knows.
+struct KeyUsage {
     in_use: u32,
     waiting: u32,
     unclaimed: Vec<UnclaimedRow>,
 }
 
-impl Standing {
+impl KeyUsage {
     /// In memory: by the permits.
     fn of(permits: &Answers<PermitRow>) -> Self {
         let of = |state| permits.rows.iter().filter(move |row| row.state == state);
@@ -117,15 +117,15 @@ fn explain(
     limit: LimitRow,
     key: KeyDigest,
     max: u32,
-    standing: Standing,
+    usage: KeyUsage,
     permits: Answers<PermitRow>,
     refusals: Answers<RefusalRow>,
 ) -> Explanation {
-    let Standing {
+    let KeyUsage {
         in_use,
         waiting,
         unclaimed,
-    } = standing;
+    } = usage;
     let verdict = match limit.period_ms {
         _ if limit.paused => Some(Verdict::Paused),
         Some(_) => None,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     keeper::Keepers,
     overrides::Token,
-    store::{StoreError, redis::control::Control},
+    store::{StoreError, redis::control::ControlConnection},
 };
 
 /// A replica's view of the record.
@@ -33,7 +33,7 @@ impl Hook for Follower {
     fn read_again<'a>(
         &'a self,
         keepers: &'a Keepers,
-        control: &'a Control,
+        control: &'a ControlConnection,
         names: &'a Names,
     ) -> BoxFuture<'a, ()> {
         async move {
@@ -100,17 +100,17 @@ mod tests {
         limit::Limit,
         limiter::Limiter,
         operate::record::change,
-        overrides::{Change, MAX_OVERRIDES, Note, Record, Setting, Target, What},
+        overrides::{Change, ChangeNote, MAX_OVERRIDES, Record, Setting, Target, What},
         redis_server::RedisServer,
         semaphore::Semaphore,
-        store::redis::{Target as StoreTarget, control::Inbox},
+        store::redis::{StoreTarget, control::Inbox},
     };
 
     const CHAT: Limit = Limit::concurrent("chat", 2);
 
     struct Scene {
         server: RedisServer,
-        control: Control,
+        control: ControlConnection,
         names: Names,
         keepers: Arc<Keepers>,
         chat: Semaphore,
@@ -124,7 +124,7 @@ mod tests {
             let target = StoreTarget::open(&server.url()).expect("a URL");
             let (inbox, _) = Inbox::new(1, 1);
             Self {
-                control: Control::new(&target, Duration::from_secs(2), inbox),
+                control: ControlConnection::new(&target, Duration::from_secs(2), inbox),
                 names: Names::new("turnstile", 0),
                 keepers: limiter.keepers().clone(),
                 chat: limiter.semaphore(&CHAT, "acme"),
@@ -141,7 +141,7 @@ mod tests {
         }
 
         async fn set(&mut self, setting: Setting, length: Duration) {
-            let note = Note {
+            let note = ChangeNote {
                 author: "ada".into(),
                 reason: "test".into(),
                 what: What::Set,

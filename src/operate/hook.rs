@@ -5,7 +5,7 @@ use futures_util::future::BoxFuture;
 #[cfg(feature = "redis")]
 use super::names::Names;
 #[cfg(feature = "redis")]
-use crate::{keeper::Keepers, store::redis::control::Control};
+use crate::{keeper::Keepers, store::redis::control::ControlConnection};
 
 /// The record, as a replica follows it.
 pub(crate) trait Hook: Send + Sync {
@@ -15,7 +15,7 @@ pub(crate) trait Hook: Send + Sync {
     fn read_again<'a>(
         &'a self,
         keepers: &'a Keepers,
-        control: &'a Control,
+        control: &'a ControlConnection,
         names: &'a Names,
     ) -> BoxFuture<'a, ()>;
 

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
-use super::link::Link;
+use super::link::OperatorLink;
 #[cfg(feature = "redis")]
-use crate::store::redis::Target;
+use crate::store::redis::StoreTarget;
 
 /// Longest label of a replica, in characters.
 const MAX_LABEL: usize = 64;
@@ -48,7 +48,7 @@ impl Identity {
 
     /// The way to operators, if they may ask.
     #[cfg(feature = "redis")]
-    pub(crate) fn link(&self, target: &Target, patience: Duration) -> Option<Link> {
-        self.operable.then(|| Link::new(target, patience))
+    pub(crate) fn link(&self, target: &StoreTarget, patience: Duration) -> Option<OperatorLink> {
+        self.operable.then(|| OperatorLink::new(target, patience))
     }
 }

@@ -3,7 +3,7 @@
 use redis::{FromRedisValue, cmd, from_redis_value};
 
 use super::roster::{time_ms, unreadable};
-use crate::store::{StoreError, redis::control::Control};
+use crate::store::{StoreError, redis::control::ControlConnection};
 
 /// Most holders that are read.
 const MAX_HOLDERS: u32 = 2_000;
@@ -20,7 +20,10 @@ pub(super) struct LedgerLook {
 }
 
 /// Reads a ledger by a few commands: what changes in between may be missed.
-pub(super) async fn read(control: &Control, ledger: &str) -> Result<LedgerLook, StoreError> {
+pub(super) async fn read(
+    control: &ControlConnection,
+    ledger: &str,
+) -> Result<LedgerLook, StoreError> {
     let waiting = count(control, ledger, "-inf", "(0").await?;
     // Now the connection leads to the node that has the ledger.
     let now_ms = time_ms(control).await?;
@@ -38,7 +41,12 @@ pub(super) async fn read(control: &Control, ledger: &str) -> Result<LedgerLook, 
     })
 }
 
-async fn count(control: &Control, ledger: &str, from: &str, to: &str) -> Result<u32, StoreError> {
+async fn count(
+    control: &ControlConnection,
+    ledger: &str,
+    from: &str,
+    to: &str,
+) -> Result<u32, StoreError> {
     let mut count = cmd("ZCOUNT");
     typed(control.run(count.arg(ledger).arg(from).arg(to)).await?)
 }

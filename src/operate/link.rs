@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::store::redis::{
-    Target,
-    control::{Control, Inbox},
+    StoreTarget,
+    control::{ControlConnection, Inbox},
 };
 
 /// Questions that wait to be answered. A flood fills this queue and nothing else.
@@ -15,17 +15,17 @@ const MAX_QUESTIONS: usize = 16;
 pub(super) const MAX_QUESTION: usize = 4 * 1_024;
 
 /// A connection, and the questions that come by it.
-pub(crate) struct Link {
-    pub(super) control: Control,
+pub(crate) struct OperatorLink {
+    pub(super) control: ControlConnection,
     pub(super) questions: mpsc::Receiver<Vec<u8>>,
     pub(super) db: i64,
 }
 
-impl Link {
-    pub(super) fn new(target: &Target, patience: Duration) -> Self {
+impl OperatorLink {
+    pub(super) fn new(target: &StoreTarget, patience: Duration) -> Self {
         let (inbox, questions) = Inbox::new(MAX_QUESTIONS, MAX_QUESTION);
         Self {
-            control: Control::new(target, patience, inbox),
+            control: ControlConnection::new(target, patience, inbox),
             questions,
             db: target.db(),
         }

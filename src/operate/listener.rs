@@ -26,16 +26,16 @@ use super::{
     desk::{Desk, MAX_ANSWER},
     follow::Follower,
     hook::Hook,
-    link::Link,
+    link::OperatorLink,
     names::Names,
     roster,
-    wire::{Ask, Message, VERSION},
+    wire::{Message, Question, VERSION},
 };
 use crate::{
     ledger::ReplicaId,
     limiter::Limiter,
     operable::ControlTask,
-    store::{StoreError, redis::control::Control},
+    store::{StoreError, redis::control::ControlConnection},
 };
 
 /// Messages in a second that are read; others are dropped unread. So many may come at once.
@@ -61,7 +61,7 @@ const CLOCK_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Listener(Arc<Shared>);
 
 struct Shared {
-    control: Control,
+    control: ControlConnection,
     names: Names,
     desk: Desk,
     questions: Mutex<mpsc::Receiver<Vec<u8>>>,
@@ -79,12 +79,12 @@ struct Shared {
 /// If the store is there, the record of overrides is in force when this returns, before the first request.
 pub(crate) async fn listen(
     limiter: &Limiter,
-    link: Link,
+    link: OperatorLink,
     namespace: &str,
     runtime: Option<Handle>,
     is_reached: bool,
 ) {
-    let Link {
+    let OperatorLink {
         control,
         questions,
         db,
@@ -280,7 +280,7 @@ impl Shared {
         if !state.is_new(&message) {
             return Ok(());
         }
-        if message.ask == Ask::ReadAgain {
+        if message.ask == Question::ReadAgain {
             self.read_record().await;
             return Ok(());
         }
@@ -416,7 +416,7 @@ mod tests {
             number,
             not_after_ms,
             replicas: 1,
-            ask: Ask::Replicas,
+            ask: Question::Replicas,
         }
     }
 

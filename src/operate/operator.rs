@@ -11,7 +11,7 @@ use super::{
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
     merge::Collected,
-    wire::{Ask, Of, Order},
+    wire::{Of, Question, RevokeOrder},
 };
 use crate::limiter::Limiter;
 
@@ -37,10 +37,10 @@ use crate::limiter::Limiter;
 /// # Ok(())
 /// # }
 /// ```
-pub struct Operator(Place);
+pub struct Operator(Access);
 
-/// Whom an operator asks.
-pub(super) enum Place {
+/// How an operator reaches replicas: this one directly, or all by the store.
+pub(super) enum Access {
     Here(Desk),
     #[cfg(feature = "redis")]
     Store(Box<Remote>),
@@ -54,17 +54,17 @@ impl Limiter {
     pub fn operator(&self) -> Operator {
         let identity = self.identity();
         let desk = Desk::new(self.keepers(), identity.label(), identity.shows_keys);
-        Operator(Place::Here(desk))
+        Operator(Access::Here(desk))
     }
 }
 
 impl Operator {
     #[cfg(feature = "redis")]
     pub(super) fn of_store(remote: Remote) -> Self {
-        Self(Place::Store(Box::new(remote)))
+        Self(Access::Store(Box::new(remote)))
     }
 
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn access(&self) -> &Access {
         &self.0
     }
 
@@ -78,7 +78,7 @@ impl Operator {
     ///
     /// Cancel safe, like all methods here: dropping the future changes nothing.
     pub async fn replicas(&self) -> Result<Answers<ReplicaRow>, OperateError> {
-        self.ask(Ask::Replicas).await.map(Collected::replicas)
+        self.ask(Question::Replicas).await.map(Collected::replicas)
     }
 
     /// Lists the limits, with what all replicas hold and wait for under them.
@@ -87,7 +87,7 @@ impl Operator {
     ///
     /// As [`replicas`](Self::replicas).
     pub async fn limits(&self) -> Result<Answers<LimitRow>, OperateError> {
-        self.ask(Ask::Limits).await.map(Collected::limits)
+        self.ask(Question::Limits).await.map(Collected::limits)
     }
 
     /// Lists who holds slots of a limit and who waits for them, under all keys or one.
@@ -102,7 +102,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<PermitRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Ask::Permits).await?;
+        let collected = self.ask_of(limit, key, Question::Permits).await?;
         Ok(collected.permits(limit))
     }
 
@@ -116,7 +116,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<KeyRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Ask::Keys).await?;
+        let collected = self.ask_of(limit, key, Question::Keys).await?;
         Ok(collected.keys(limit))
     }
 
@@ -130,7 +130,7 @@ impl Operator {
         limit: &str,
         key: Option<KeyDigest>,
     ) -> Result<Answers<RefusalRow>, OperateError> {
-        let collected = self.ask_of(limit, key, Ask::Refusals).await?;
+        let collected = self.ask_of(limit, key, Question::Refusals).await?;
         Ok(collected.refusals(limit))
     }
 
@@ -138,7 +138,7 @@ impl Operator {
         &self,
         limit: &str,
         key: Option<KeyDigest>,
-        ask: impl FnOnce(Of) -> Ask,
+        question: impl FnOnce(Of) -> Question,
     ) -> Result<Collected, OperateError> {
         if limit.len() > MAX_LIMIT_NAME {
             return Err(unknown(limit));
@@ -147,24 +147,24 @@ impl Operator {
             limit: limit.to_owned(),
             key,
         };
-        let collected = self.ask(ask(of)).await?;
+        let collected = self.ask(question(of)).await?;
         match collected.is_unknown_limit() {
             true => Err(unknown(limit)),
             false => Ok(collected),
         }
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Collected, OperateError> {
+    async fn ask(&self, question: Question) -> Result<Collected, OperateError> {
         match &self.0 {
-            Place::Here(desk) => {
-                let answer = desk.answer(0, &ask).await.ok_or_else(gone)?;
+            Access::Here(desk) => {
+                let answer = desk.answer(0, &question).await.ok_or_else(gone)?;
                 Ok(Collected {
                     answers: vec![answer],
                     missing: Vec::new(),
                 })
             }
             #[cfg(feature = "redis")]
-            Place::Store(remote) => Ok(remote.ask(ask).await?),
+            Access::Store(remote) => Ok(remote.ask(question).await?),
         }
     }
 }
@@ -198,12 +198,12 @@ impl Operator {
     ) -> Result<Answers<PermitRow>, OperateError> {
         whose.check()?;
         let (author, reason) = by.texts();
-        let order = Order {
+        let order = RevokeOrder {
             whose: whose.clone(),
             author: author.to_owned(),
             reason: reason.to_owned(),
         };
-        let answers = self.ask(Ask::Revoke(order)).await?.revoked();
+        let answers = self.ask(Question::Revoke(order)).await?.revoked();
         match answers.rows.is_empty() && answers.is_complete() {
             true => Err(OperateError::new(
                 OperateErrorKind::NotFound,

@@ -9,7 +9,7 @@ use tokio::{join, time::Instant};
 
 use super::{
     names::Names,
-    wire::{Ask, Message, VERSION},
+    wire::{Message, Question, VERSION},
 };
 use crate::{
     ledger::ReplicaId,
@@ -17,7 +17,7 @@ use crate::{
         Change, Changed, Logged, MAX_LOGGED, MAX_OVERRIDES, RECORD_LUA, Record, arguments, logged,
         reply,
     },
-    store::{StoreError, StoreErrorKind, redis::control::Control},
+    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
 };
 
 /// Fields of the record in one reply: all of them, unless the server has a sparse table.
@@ -32,7 +32,10 @@ pub(super) struct Reading {
 
 /// Reads the whole record, with one round trip, or one more on a new connection. It is not read by `HGETALL`, which would return all of a hash that is no
 /// record, however large.
-pub(super) async fn read(control: &Control, names: &Names) -> Result<Reading, StoreError> {
+pub(super) async fn read(
+    control: &ControlConnection,
+    names: &Names,
+) -> Result<Reading, StoreError> {
     if !control.is_connected() {
         // In a cluster this leads to the node of the record, whose clock is the one that counts.
         let _ = page(control, names, "0").await?;
@@ -56,7 +59,11 @@ pub(super) async fn read(control: &Control, names: &Names) -> Result<Reading, St
 
 type Page = (String, Vec<(Vec<u8>, Vec<u8>)>);
 
-async fn page(control: &Control, names: &Names, cursor: &str) -> Result<Page, StoreError> {
+async fn page(
+    control: &ControlConnection,
+    names: &Names,
+    cursor: &str,
+) -> Result<Page, StoreError> {
     let mut scan = cmd("HSCAN");
     scan.arg(names.record()).arg(cursor).arg("COUNT").arg(PAGE);
     parsed(control.run(&scan).await?)
@@ -64,7 +71,7 @@ async fn page(control: &Control, names: &Names, cursor: &str) -> Result<Page, St
 
 /// Makes a change, and tells the replicas.
 pub(super) async fn change(
-    control: &Control,
+    control: &ControlConnection,
     names: &Names,
     change: &Change,
 ) -> Result<Changed, StoreError> {
@@ -88,13 +95,16 @@ fn read_again() -> String {
         number: 1,
         not_after_ms: 0,
         replicas: 0,
-        ask: Ask::ReadAgain,
+        ask: Question::ReadAgain,
     };
     serde_json::to_string(&message).expect("texts and numbers")
 }
 
 /// The latest changes, newest first. Entries that cannot be read are left out.
-pub(super) async fn log(control: &Control, names: &Names) -> Result<Vec<Logged>, StoreError> {
+pub(super) async fn log(
+    control: &ControlConnection,
+    names: &Names,
+) -> Result<Vec<Logged>, StoreError> {
     let mut range = cmd("LRANGE");
     range.arg(names.log()).arg(0).arg(MAX_LOGGED - 1);
     let entries: Vec<Vec<u8>> = parsed(control.run(&range).await?)?;

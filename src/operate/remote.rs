@@ -13,10 +13,10 @@ use super::{
     link::MAX_QUESTION,
     merge::Collected,
     names::Names,
-    roster::{self, Member},
-    wire::{Answer, Ask, Message, VERSION},
+    roster::{self, RosterMember},
+    wire::{Answer, Message, Question, VERSION},
 };
-use crate::store::{StoreError, redis::control::Control};
+use crate::store::{StoreError, redis::control::ControlConnection};
 
 /// How long replicas have for their answers. The jitter of many replicas is added.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ const VALID_MS: u64 = 5_000;
 
 /// A connection to the store, and the answers that come by it.
 pub(super) struct Remote {
-    pub(super) control: Control,
+    pub(super) control: ControlConnection,
     pub(super) names: Names,
     /// Characters of the channel of its answers.
     id: String,
@@ -40,7 +40,7 @@ struct Asking {
 impl Remote {
     /// Subscribes to the answers.
     pub(super) async fn connect(
-        control: Control,
+        control: ControlConnection,
         names: Names,
         id: String,
         answers: mpsc::Receiver<Vec<u8>>,
@@ -60,9 +60,9 @@ impl Remote {
 
     /// Asks all replicas, and waits until those on the roster have answered, or have had their time. One question at a
     /// time.
-    pub(super) async fn ask(&self, ask: Ask) -> Result<Collected, StoreError> {
+    pub(super) async fn ask(&self, question: Question) -> Result<Collected, StoreError> {
         let mut asking = self.asking.lock().await;
-        let (number, roster) = self.publish(&mut asking, ask).await?;
+        let (number, roster) = self.publish(&mut asking, question).await?;
         let jitter = Duration::from_millis(roster.len().min(1_000) as u64);
         let until = Instant::now() + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
@@ -96,8 +96,8 @@ impl Remote {
     async fn publish(
         &self,
         asking: &mut Asking,
-        ask: Ask,
-    ) -> Result<(u64, Vec<Member>), StoreError> {
+        question: Question,
+    ) -> Result<(u64, Vec<RosterMember>), StoreError> {
         // The roster first: in a cluster its key leads the connection to where the answers are subscribed to.
         let (now_ms, roster) = roster::read(&self.control, &self.names).await?;
         asking.last_number += 1;
@@ -107,7 +107,7 @@ impl Remote {
             number: asking.last_number,
             not_after_ms: now_ms + VALID_MS,
             replicas: roster.len() as u32,
-            ask,
+            ask: question,
         };
         let message = serde_json::to_vec(&message).map_err(|_| roster::unreadable())?;
         debug_assert!(message.len() <= MAX_QUESTION, "limit names are bounded");

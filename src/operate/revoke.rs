@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// A permit that is held, to be revoked.
-pub(super) struct Held {
+pub(super) struct HeldPermit {
     pub lease: Arc<Lease>,
     pub id: PermitId,
     pub limit: LimitId,
@@ -38,8 +38,11 @@ pub(super) struct Held {
 }
 
 /// Obeys an order, and returns what became of each permit: those that still run first.
-pub(super) async fn revoke(keepers: &Keepers, whose: Whose) -> Vec<(Held, PermitState)> {
-    let held = holders(keepers, whose).await;
+pub(super) async fn revoke(
+    keepers: &Keepers,
+    selector: PermitSelector,
+) -> Vec<(HeldPermit, PermitState)> {
+    let held = holders(keepers, selector).await;
     for one in &held {
         one.lease.revoke(one.id.tenure());
         one.lease.wake_watchers();
@@ -50,13 +53,13 @@ pub(super) async fn revoke(keepers: &Keepers, whose: Whose) -> Vec<(Held, Permit
         while !remaining.is_empty() {
             sleep(pause).await;
             pause *= 2;
-            let still = holders(keepers, Whose::Among(remaining.clone())).await;
+            let still = holders(keepers, PermitSelector::Among(remaining.clone())).await;
             remaining = still.into_iter().map(|one| one.id).collect();
         }
     };
     // The time is up: what is left by the last look still runs.
     let _ = timeout(PATIENCE, ended).await;
-    let of = |one: Held| {
+    let of = |one: HeldPermit| {
         let state = match remaining.contains(&one.id) {
             true => PermitState::Held,
             false => PermitState::Ended,
@@ -68,9 +71,9 @@ pub(super) async fn revoke(keepers: &Keepers, whose: Whose) -> Vec<(Held, Permit
     revoked
 }
 
-async fn holders(keepers: &Keepers, whose: Whose) -> Vec<Held> {
+async fn holders(keepers: &Keepers, selector: PermitSelector) -> Vec<HeldPermit> {
     let mut holders = Holders {
-        whose,
+        selector,
         replica: ReplicaId::from_bits(0),
         queue: (LimitId(0), Key::SHARED),
         held: Vec::new(),
@@ -80,7 +83,7 @@ async fn holders(keepers: &Keepers, whose: Whose) -> Vec<Held> {
 }
 
 /// The permits that an order means, in this process.
-pub(super) enum Whose {
+pub(super) enum PermitSelector {
     Among(HashSet<PermitId>),
     OfKey(Which),
     Everybody,
@@ -88,18 +91,18 @@ pub(super) enum Whose {
 
 /// Permits that are held, of all limits.
 struct Holders {
-    whose: Whose,
+    selector: PermitSelector,
     replica: ReplicaId,
     /// The queue that is seen.
     queue: (LimitId, Key),
-    held: Vec<Held>,
+    held: Vec<HeldPermit>,
 }
 
 impl Visitor for Holders {
     fn queue(&mut self, limit: LimitId, key: &Key, ledger: &str, _: &dyn Fn() -> Usage) -> bool {
-        let counts = match &self.whose {
-            Whose::OfKey(which) => which.counts(limit, key, ledger),
-            Whose::Among(_) | Whose::Everybody => true,
+        let counts = match &self.selector {
+            PermitSelector::OfKey(which) => which.counts(limit, key, ledger),
+            PermitSelector::Among(_) | PermitSelector::Everybody => true,
         };
         if counts {
             self.queue = (limit, key.clone());
@@ -111,12 +114,12 @@ impl Visitor for Holders {
         let (replica, seq) = (self.replica, entry.lease.seq());
         let tenure = entry.lease.owners().tenure();
         let id = PermitId::new(MemberId { replica, seq }, tenure);
-        let is_meant = !matches!(&self.whose, Whose::Among(ids) if !ids.contains(&id));
+        let is_meant = !matches!(&self.selector, PermitSelector::Among(ids) if !ids.contains(&id));
         if entry.waits || !is_meant {
             return;
         }
         let (limit, key) = self.queue.clone();
-        self.held.push(Held {
+        self.held.push(HeldPermit {
             lease: entry.lease.clone(),
             id,
             limit,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{cmd, from_redis_value};
 
 use super::names::Names;
-use crate::store::{StoreError, StoreErrorKind, redis::control::Control};
+use crate::store::{StoreError, StoreErrorKind, redis::control::ControlConnection};
 
 const ROSTER_LUA: &str = include_str!("roster.lua");
 /// How often a replica is added.
@@ -21,14 +21,14 @@ const MAX_MEMBERS: u32 = 10_000;
 const ID_CHARS: usize = 16;
 
 /// A replica on the roster.
-pub(super) struct Member {
+pub(super) struct RosterMember {
     pub id: String,
     pub label: String,
 }
 
 /// Adds a replica, or takes it off. Returns the store's time in milliseconds.
 pub(super) async fn write(
-    control: &Control,
+    control: &ControlConnection,
     names: &Names,
     (id, label): (&str, &str),
     is_there: bool,
@@ -45,9 +45,9 @@ pub(super) async fn write(
 
 /// The store's time in milliseconds, and the replicas.
 pub(super) async fn read(
-    control: &Control,
+    control: &ControlConnection,
     names: &Names,
-) -> Result<(u64, Vec<Member>), StoreError> {
+) -> Result<(u64, Vec<RosterMember>), StoreError> {
     // Plain commands: an operator who only reads may not run scripts.
     let mut range = cmd("ZRANGE");
     range.arg(names.roster()).arg("-inf").arg("+inf");
@@ -59,7 +59,7 @@ pub(super) async fn read(
     let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
     let members = members.filter_map(|(member, _)| {
         let (id, label) = member.split_at_checked(ID_CHARS)?;
-        Some(Member {
+        Some(RosterMember {
             id: String::from_utf8(id.to_vec()).ok()?,
             label: String::from_utf8_lossy(label).into_owned(),
         })
@@ -68,7 +68,7 @@ pub(super) async fn read(
 }
 
 /// The store's time in milliseconds: of the node that the last command went to.
-pub(super) async fn time_ms(control: &Control) -> Result<u64, StoreError> {
+pub(super) async fn time_ms(control: &ControlConnection) -> Result<u64, StoreError> {
     let time = control.run(&cmd("TIME")).await?;
     let (seconds, micros): (u64, u64) = from_redis_value(time).map_err(|_| unreadable())?;
     Ok(seconds * 1_000 + micros / 1_000)

@@ -13,12 +13,14 @@ use super::{
     changes::{By, LogEntry, Outcome, Overrides},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
-    operator::{Operator, Place, gone},
+    operator::{Access, Operator, gone},
 };
 use crate::{
     keeper::Keepers,
     limit::{MAX_LIMIT, Mode},
-    overrides::{Change, Changed, MAX_LENGTH_MS, Note, Override, Setting, Target, Token, What},
+    overrides::{
+        Change, ChangeNote, Changed, MAX_LENGTH_MS, Override, Setting, Target, Token, What,
+    },
 };
 
 /// Time between two questions whether a limit is in use.
@@ -37,10 +39,10 @@ impl Operator {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn overrides(&self) -> Result<Overrides, OperateError> {
-        let record = match self.place() {
-            Place::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read()))?,
+        let record = match self.access() {
+            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read()))?,
             #[cfg(feature = "redis")]
-            Place::Store(remote) => {
+            Access::Store(remote) => {
                 let reading = record::read(&remote.control, &remote.names).await?;
                 reading.record.unwrap_or_default()
             }
@@ -236,10 +238,10 @@ impl Operator {
     ///
     /// Cancel safe: nothing is changed.
     pub async fn log(&self) -> Result<Vec<LogEntry>, OperateError> {
-        let log = match self.place() {
-            Place::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.log()))?,
+        let log = match self.access() {
+            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.log()))?,
             #[cfg(feature = "redis")]
-            Place::Store(remote) => record::log(&remote.control, &remote.names).await?,
+            Access::Store(remote) => record::log(&remote.control, &remote.names).await?,
         };
         Ok(log.into_iter().map(LogEntry::from).collect())
     }
@@ -247,21 +249,21 @@ impl Operator {
     /// Whether it has a record of overrides: an operator of one process of several has none.
     #[cfg(feature = "admin")]
     pub(crate) fn has_record(&self) -> bool {
-        match self.place() {
-            Place::Here(desk) => here(desk, |keepers| keepers.local_record().map(|_| ())).is_ok(),
+        match self.access() {
+            Access::Here(desk) => here(desk, |keepers| keepers.local_record().map(|_| ())).is_ok(),
             #[cfg(feature = "redis")]
-            Place::Store(_) => true,
+            Access::Store(_) => true,
         }
     }
 
     async fn make(&self, change: &Change) -> Result<Outcome, OperateError> {
-        match self.place() {
-            Place::Here(desk) => {
+        match self.access() {
+            Access::Here(desk) => {
                 done(here(desk, |keepers| change_here(keepers, change))?)?;
                 Ok(Outcome::Done { replicas: 1 })
             }
             #[cfg(feature = "redis")]
-            Place::Store(remote) => {
+            Access::Store(remote) => {
                 done(record::change(&remote.control, &remote.names, change).await?)?;
                 Ok(self.confirmation(&change.token).await)
             }
@@ -321,7 +323,7 @@ fn check_target(target: &Target) -> Result<(), OperateError> {
     }
 }
 
-fn signed(by: &By, what: What) -> Result<(Token, Note), OperateError> {
+fn signed(by: &By, what: What) -> Result<(Token, ChangeNote), OperateError> {
     let token =
         Token::random().map_err(|error| OperateError::value(format!("no randomness: {error}")));
     Ok((token?, by.note(what)))

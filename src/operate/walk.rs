@@ -117,10 +117,10 @@ pub(super) struct Permits {
     which: Which,
     replica: ReplicaId,
     key: Key,
-    seen: Top<Permit>,
+    seen: Top<SeenPermit>,
 }
 
-pub(super) struct Permit {
+pub(super) struct SeenPermit {
     pub since: Instant,
     pub member: MemberId,
     pub tenure: u64,
@@ -130,7 +130,7 @@ pub(super) struct Permit {
     pub place: u32,
 }
 
-impl Ranked for Permit {
+impl Ranked for SeenPermit {
     type Rank = (Instant, Seq);
 
     fn rank(&self) -> (Instant, Seq) {
@@ -140,7 +140,7 @@ impl Ranked for Permit {
 
 impl Permits {
     /// The oldest first, with the number of those that were dropped.
-    pub(super) fn finish(self) -> (Vec<Permit>, u64) {
+    pub(super) fn finish(self) -> (Vec<SeenPermit>, u64) {
         self.seen.finish()
     }
 
@@ -165,7 +165,7 @@ impl Visitor for Permits {
 
     fn entry(&mut self, entry: EntryLook<'_>) {
         let (replica, seq) = (self.replica, entry.lease.seq());
-        self.seen.rows.push(Permit {
+        self.seen.rows.push(SeenPermit {
             since: entry.since,
             member: MemberId { replica, seq },
             tenure: entry.lease.owners().tenure(),
@@ -270,13 +270,13 @@ impl Walk for Keys {
 
 /// All limits, by their numbers.
 #[derive(Default)]
-pub(super) struct Counts {
-    pub by_limit: Vec<Count>,
+pub(super) struct LimitCounts {
+    pub by_limit: Vec<LimitCount>,
     now: Option<(LimitId, Key)>,
 }
 
 #[derive(Default)]
-pub(super) struct Count {
+pub(super) struct LimitCount {
     pub held: usize,
     pub waiting: usize,
     pub keys: usize,
@@ -285,10 +285,10 @@ pub(super) struct Count {
     counted: bool,
 }
 
-impl Visitor for Counts {
+impl Visitor for LimitCounts {
     fn queue(&mut self, limit: LimitId, key: &Key, _: &str, _: &dyn Fn() -> Usage) -> bool {
         if self.by_limit.len() <= limit.0 {
-            self.by_limit.resize_with(limit.0 + 1, Count::default);
+            self.by_limit.resize_with(limit.0 + 1, LimitCount::default);
         }
         let now = (limit, key.clone());
         if self.now.as_ref() != Some(&now) {
@@ -314,7 +314,7 @@ impl Visitor for Counts {
     }
 }
 
-impl Walk for Counts {}
+impl Walk for LimitCounts {}
 
 fn add(entry: EntryLook<'_>, held: &mut usize, waiting: &mut usize, oldest: &mut Option<Instant>) {
     if entry.waits {
@@ -330,12 +330,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Limit, Limiter, Permit as Held, operable::LOOK};
+    use crate::{Limit, Limiter, Permit, operable::LOOK};
 
     const PERMITS: u64 = 10_000;
     const MANY: Limit = Limit::concurrent("many", PERMITS as u32);
 
-    async fn held(limiter: &Limiter, keys: u64) -> Vec<Held> {
+    async fn held(limiter: &Limiter, keys: u64) -> Vec<Permit> {
         let mut held = Vec::new();
         for number in 0..PERMITS {
             let semaphore = limiter.semaphore(&MANY, number % keys);
@@ -404,7 +404,7 @@ mod tests {
             for (name, time) in [
                 (
                     "limits",
-                    best(&|| look_time(&limiter, &mut Counts::default())),
+                    best(&|| look_time(&limiter, &mut LimitCounts::default())),
                 ),
                 (
                     "keys",

@@ -25,20 +25,20 @@ pub(super) struct Message {
     pub not_after_ms: u64,
     /// Replicas on the roster: they do not answer all at once.
     pub replicas: u32,
-    pub ask: Ask,
+    pub ask: Question,
 }
 
 /// The question or order of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(super) enum Ask {
+pub(super) enum Question {
     Replicas,
     Limits,
     Permits(Of),
     Keys(Of),
     Refusals(Of),
     /// To revoke permits.
-    Revoke(Order),
+    Revoke(RevokeOrder),
     /// The operators' record has changed.
     ReadAgain,
 }
@@ -55,7 +55,7 @@ pub(super) struct Of {
 /// An order to revoke permits. Author and reason are logged by those that obey.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Order {
+pub(super) struct RevokeOrder {
     pub whose: Revocation,
     pub author: String,
     pub reason: String,

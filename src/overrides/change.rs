@@ -19,7 +19,7 @@ pub(crate) const LOG_MS: u64 = 30 * 24 * 3_600_000;
 pub(crate) struct Change {
     pub(crate) token: Token,
     pub(crate) edits: Vec<Edit>,
-    pub(crate) note: Note,
+    pub(crate) note: ChangeNote,
 }
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(crate) enum New {
 
 /// The log's note of a change, besides its edits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Note {
+pub(crate) struct ChangeNote {
     pub(crate) author: String,
     pub(crate) reason: String,
     pub(crate) what: What,
@@ -81,7 +81,7 @@ pub(crate) enum Changed {
 pub(crate) struct Logged {
     pub(crate) at_ms: u64,
     pub(crate) token: Token,
-    pub(crate) note: Note,
+    pub(crate) note: ChangeNote,
     /// Field, text before and text after, which are empty where there was no override.
     pub(crate) edits: Vec<[String; 3]>,
 }
@@ -93,7 +93,7 @@ impl Change {
         target: &Target,
         setting: Setting,
         length_ms: u64,
-        (token, note): (Token, Note),
+        (token, note): (Token, ChangeNote),
     ) -> Option<Self> {
         let field = target.field(setting)?;
         let json = Override::json(setting, &note.author, &note.reason);
@@ -110,7 +110,11 @@ impl Change {
     }
 
     /// Removes all overrides of a target that the operator has seen.
-    pub(crate) fn unset(seen: &Record, target: &Target, (token, note): (Token, Note)) -> Self {
+    pub(crate) fn unset(
+        seen: &Record,
+        target: &Target,
+        (token, note): (Token, ChangeNote),
+    ) -> Self {
         let fields = target.fields().into_iter();
         let edits = fields.map(|field| Edit {
             seen: seen.token_at(&field),
@@ -125,7 +129,7 @@ impl Change {
     }
 
     /// Takes back a change, unless something was changed there since.
-    pub(crate) fn undo(logged: &Logged, (token, note): (Token, Note)) -> Self {
+    pub(crate) fn undo(logged: &Logged, (token, note): (Token, ChangeNote)) -> Self {
         let edits = logged.edits.iter().map(|[field, before, after]| Edit {
             field: field.clone(),
             seen: token_in(after),

@@ -39,7 +39,7 @@ pub use self::{
 };
 #[cfg(feature = "operate")]
 pub(crate) use self::{
-    change::{Change, Changed, Logged, MAX_LOGGED, Note},
+    change::{Change, ChangeNote, Changed, Logged, MAX_LOGGED},
     memory::LocalRecord,
     record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
     setting::{MAX_AUTHOR, MAX_REASON, Token},

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     in_force::{Decision, InForce},
-    setting::{Fault, Override, Setting, Token},
+    setting::{FieldFault, Override, Setting, Token},
 };
 
 /// Most overrides in force.
@@ -28,7 +28,7 @@ pub(crate) struct Record {
     pub(crate) token: Option<Token>,
     pub(crate) overrides: Vec<Override>,
     /// Fields that are ignored.
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<FieldFault>,
     /// The store's time when it was read, in ms.
     pub(crate) now_ms: u64,
 }
@@ -62,7 +62,7 @@ impl Record {
             match Override::read(field, text) {
                 // Further away than any end that we write.
                 Ok(read) if read.until_ms.saturating_sub(now_ms) > MAX_REST_MS => {
-                    record.faults.push(Fault::Range);
+                    record.faults.push(FieldFault::Range);
                 }
                 Ok(read) if read.until_ms > now_ms => record.overrides.push(read),
                 Ok(_) => {}
@@ -131,7 +131,7 @@ mod tests {
         ]);
         let record = Record::read(&fields, NOW_MS).unwrap().unwrap();
         assert_eq!(record.token, None);
-        assert_eq!(record.faults, [Fault::Name, Fault::Range]);
+        assert_eq!(record.faults, [FieldFault::Name, FieldFault::Range]);
         let in_force: Vec<_> = record.overrides.iter().map(|one| one.setting).collect();
         assert_eq!(in_force, [Setting::Value(8)]);
     }

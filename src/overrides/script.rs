@@ -5,7 +5,7 @@
 use serde::Deserialize;
 
 use super::{
-    change::{Change, Changed, LOG_MS, Logged, MAX_LOGGED, New, Note},
+    change::{Change, ChangeNote, Changed, LOG_MS, Logged, MAX_LOGGED, New},
     record::{MAX_OVERRIDES, MAX_REST_MS},
 };
 
@@ -55,7 +55,7 @@ pub(crate) fn reply(words: &[String]) -> Option<Changed> {
 
 /// An entry of the log as the script writes it.
 #[derive(Deserialize)]
-struct Entry {
+struct RawLogEntry {
     at_ms: String,
     token: String,
     note: String,
@@ -64,8 +64,8 @@ struct Entry {
 
 /// Reads an entry of the log. `None`: it is none of the script's.
 pub(crate) fn logged(entry: &[u8]) -> Option<Logged> {
-    let entry: Entry = serde_json::from_slice(entry).ok()?;
-    let note: Note = serde_json::from_str(&entry.note).ok()?;
+    let entry: RawLogEntry = serde_json::from_slice(entry).ok()?;
+    let note: ChangeNote = serde_json::from_str(&entry.note).ok()?;
     Some(Logged {
         at_ms: entry.at_ms.parse().ok()?,
         token: entry.token.try_into().ok()?,

@@ -74,7 +74,7 @@ pub(crate) struct Token(String);
 
 /// Why a field of the record is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum FieldFault {
     /// Its name is none of ours.
     Name,
     /// Its text is too long.
@@ -228,21 +228,21 @@ impl From<Token> for String {
 
 impl Override {
     /// Reads a field of the record.
-    pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, Fault> {
+    pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
         if text.len() > MAX_TEXT {
-            return Err(Fault::Length);
+            return Err(FieldFault::Length);
         }
-        let field = str::from_utf8(field).map_err(|_| Fault::Name)?;
-        let target = Target::of_field(field).ok_or(Fault::Name)?;
-        let text = str::from_utf8(text).map_err(|_| Fault::Text)?;
-        let read = parse(target, text).ok_or(Fault::Text)?;
+        let field = str::from_utf8(field).map_err(|_| FieldFault::Name)?;
+        let target = Target::of_field(field).ok_or(FieldFault::Name)?;
+        let text = str::from_utf8(text).map_err(|_| FieldFault::Text)?;
+        let read = parse(target, text).ok_or(FieldFault::Text)?;
         // The name of the field is what changes go by.
         if read.target.field(read.setting).as_deref() != Some(field) {
-            return Err(Fault::Text);
+            return Err(FieldFault::Text);
         }
         match read.setting {
-            Setting::Value(value) if value > MAX_LIMIT => Err(Fault::Range),
-            Setting::Value(0) if read.target.key.is_none() => Err(Fault::Range),
+            Setting::Value(value) if value > MAX_LIMIT => Err(FieldFault::Range),
+            Setting::Value(0) if read.target.key.is_none() => Err(FieldFault::Range),
             _ => Ok(read),
         }
     }
@@ -300,7 +300,7 @@ mod tests {
         format!("1 2 {TOKEN} {json}").into_bytes()
     }
 
-    fn fault(field: &str, text: &[u8]) -> Option<Fault> {
+    fn fault(field: &str, text: &[u8]) -> Option<FieldFault> {
         Override::read(field.as_bytes(), text).err()
     }
 
@@ -316,25 +316,25 @@ mod tests {
         let long_name = format!("value:{}", "x".repeat(129));
         let long = Override::json(Setting::Value(8), &"x".repeat(MAX_TEXT), "");
         for (field, text, expected) in [
-            ("chat", text(&good), Fault::Name),
-            ("value:", text(&good), Fault::Name),
-            ("key:chat", text(&good), Fault::Name),
-            ("key:0:chat", text(&good), Fault::Name),
-            ("other:chat", text(&good), Fault::Name),
-            (&long_name, text(&good), Fault::Name),
-            ("value:chat", text(&long), Fault::Length),
-            ("value:chat", text("{}"), Fault::Text),
-            ("value:chat", text(&other_kind), Fault::Text),
-            ("value:chat", b"1 2 3 {}".to_vec(), Fault::Text),
-            ("value:chat", b"-1 2".to_vec(), Fault::Text),
-            ("value:chat", b"\xff".to_vec(), Fault::Text),
-            ("value:chat", text(&nothing), Fault::Range),
-            ("value:chat", text(&too_much), Fault::Range),
-            (&key, text(&too_much), Fault::Range),
+            ("chat", text(&good), FieldFault::Name),
+            ("value:", text(&good), FieldFault::Name),
+            ("key:chat", text(&good), FieldFault::Name),
+            ("key:0:chat", text(&good), FieldFault::Name),
+            ("other:chat", text(&good), FieldFault::Name),
+            (&long_name, text(&good), FieldFault::Name),
+            ("value:chat", text(&long), FieldFault::Length),
+            ("value:chat", text("{}"), FieldFault::Text),
+            ("value:chat", text(&other_kind), FieldFault::Text),
+            ("value:chat", b"1 2 3 {}".to_vec(), FieldFault::Text),
+            ("value:chat", b"-1 2".to_vec(), FieldFault::Text),
+            ("value:chat", b"\xff".to_vec(), FieldFault::Text),
+            ("value:chat", text(&nothing), FieldFault::Range),
+            ("value:chat", text(&too_much), FieldFault::Range),
+            (&key, text(&too_much), FieldFault::Range),
         ] {
             assert_eq!(fault(field, &text), Some(expected), "{field}");
         }
-        assert_eq!(Override::read(b"\xff", b"").err(), Some(Fault::Name));
+        assert_eq!(Override::read(b"\xff", b"").err(), Some(FieldFault::Name));
     }
 
     #[test]

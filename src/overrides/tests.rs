@@ -113,9 +113,9 @@ fn shown(record: &Record) -> Shown<'_> {
     )
 }
 
-fn signed(what: What) -> (Token, Note) {
+fn signed(what: What) -> (Token, ChangeNote) {
     let (author, reason) = ("ada \"\\/\n".to_owned(), "\u{202e}<b>\0".to_owned());
-    let note = Note {
+    let note = ChangeNote {
         author,
         reason,
         what,

@@ -47,13 +47,13 @@ pub(crate) struct Outgoing {
 }
 
 /// The result of an exchange. With an error: whether it is that its time ran out.
-pub(crate) type Outcome = Result<Reply, (StoreError, bool)>;
+pub(crate) type ExchangeResult = Result<Reply, (StoreError, bool)>;
 
 /// An event of the store, an outcome, or the time.
 pub(crate) enum News {
     Event(Event),
     /// An exchange is over.
-    Over(ExchangeId, Outcome),
+    Over(ExchangeId, ExchangeResult),
     /// The time has come.
     Due,
 }
@@ -166,7 +166,7 @@ impl InFlight {
     }
 
     /// Of the first that has one.
-    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Outcome)> {
+    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, ExchangeResult)> {
         let now = Instant::now();
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
             sent.was_polled = true;

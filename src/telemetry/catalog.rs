@@ -6,12 +6,12 @@
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(super) struct Metric {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     pub(super) help: &'static str,
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     Counter,
     Gauge,
     /// A histogram.
@@ -82,16 +82,16 @@ pub(super) const METRICS: [Metric; 19] = [
 ];
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
-    let kind = Kind::Counter;
+    let kind = MetricKind::Counter;
     Metric { name, kind, help }
 }
 
 const fn gauge(name: &'static str, help: &'static str) -> Metric {
-    let kind = Kind::Gauge;
+    let kind = MetricKind::Gauge;
     Metric { name, kind, help }
 }
 
 const fn seconds(name: &'static str, help: &'static str) -> Metric {
-    let kind = Kind::Seconds;
+    let kind = MetricKind::Seconds;
     Metric { name, kind, help }
 }

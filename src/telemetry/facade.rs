@@ -3,34 +3,34 @@
 pub(crate) use metrics::{Counter, Gauge, Histogram};
 use metrics::{Recorder, Unit};
 
-use super::catalog::{Kind, Metric};
+use super::catalog::{Metric, MetricKind};
 
 /// A label of a series: its name and value.
-pub(super) type Label<'a> = (&'static str, &'a str);
+pub(super) type MetricLabel<'a> = (&'static str, &'a str);
 
 pub(super) fn describe(metric: &Metric) {
     let Metric { name, kind, help } = *metric;
     match kind {
-        Kind::Counter => metrics::describe_counter!(name, help),
-        Kind::Gauge => metrics::describe_gauge!(name, help),
-        Kind::Seconds => metrics::describe_histogram!(name, Unit::Seconds, help),
+        MetricKind::Counter => metrics::describe_counter!(name, help),
+        MetricKind::Gauge => metrics::describe_gauge!(name, help),
+        MetricKind::Seconds => metrics::describe_histogram!(name, Unit::Seconds, help),
     }
 }
 
-pub(super) fn counter(name: &'static str, labels: &[Label<'_>]) -> Counter {
+pub(super) fn counter(name: &'static str, labels: &[MetricLabel<'_>]) -> Counter {
     metrics::counter!(name, owned(labels))
 }
 
-pub(super) fn gauge(name: &'static str, labels: &[Label<'_>]) -> Gauge {
+pub(super) fn gauge(name: &'static str, labels: &[MetricLabel<'_>]) -> Gauge {
     metrics::gauge!(name, owned(labels))
 }
 
-pub(super) fn histogram(name: &'static str, labels: &[Label<'_>]) -> Histogram {
+pub(super) fn histogram(name: &'static str, labels: &[MetricLabel<'_>]) -> Histogram {
     metrics::histogram!(name, owned(labels))
 }
 
-fn owned(labels: &[Label<'_>]) -> Vec<metrics::Label> {
-    let label = |(name, value): &Label<'_>| metrics::Label::new(*name, (*value).to_owned());
+fn owned(labels: &[MetricLabel<'_>]) -> Vec<metrics::Label> {
+    let label = |(name, value): &MetricLabel<'_>| metrics::Label::new(*name, (*value).to_owned());
     labels.iter().map(label).collect()
 }
 

@@ -9,7 +9,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use super::{
     catalog,
-    facade::{self, Counter, Gauge, Histogram, Label},
+    facade::{self, Counter, Gauge, Histogram, MetricLabel},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -63,7 +63,7 @@ pub(crate) enum Cost {
 /// The measurements of one limit, in this process.
 #[derive(Debug)]
 pub(crate) struct LimitMeter {
-    labels: Labels,
+    labels: SeriesLabels,
     max: Series<Gauge>,
     overridden: Series<Gauge>,
     held: Series<Gauge>,
@@ -73,8 +73,8 @@ pub(crate) struct LimitMeter {
     hold: Series<Histogram>,
     lost: Series<Counter>,
     adopted: Series<Counter>,
-    refusals: Refusals,
-    shadow_refusals: Refusals,
+    refusals: RefusalCounters,
+    shadow_refusals: RefusalCounters,
     expired_max_hold: Series<Counter>,
     expired_idle: Series<Counter>,
     aborted: Ends,
@@ -84,7 +84,7 @@ pub(crate) struct LimitMeter {
 }
 
 #[derive(Debug)]
-struct Refusals {
+struct RefusalCounters {
     full: Series<Counter>,
     queue_full: Series<Counter>,
     timed_out: Series<Counter>,
@@ -134,8 +134,8 @@ impl LimitMeter {
             hold: Series::new(catalog::HOLD),
             lost: Series::new(catalog::LOST),
             adopted: Series::new(catalog::ADOPTED),
-            refusals: Refusals::new(catalog::REFUSALS),
-            shadow_refusals: Refusals::new(catalog::SHADOW_REFUSALS),
+            refusals: RefusalCounters::new(catalog::REFUSALS),
+            shadow_refusals: RefusalCounters::new(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired(LostErrorKind::HeldTooLong),
             expired_idle: expired(LostErrorKind::Idle),
             aborted: Ends::new(catalog::ABORTED),
@@ -291,7 +291,7 @@ fn move_by(gauge: &Gauge, change: f64) {
     }
 }
 
-impl Refusals {
+impl RefusalCounters {
     fn new(name: &'static str) -> Self {
         let by = |kind: AcquireErrorKind| Series::labelled(name, ("reason", kind.as_str()));
         Self {
@@ -375,14 +375,14 @@ impl Ends {
 }
 
 /// Of all series of a limit: its namespace and its name.
-type Labels = [(&'static str, String); 2];
+type SeriesLabels = [(&'static str, String); 2];
 
 /// A handle that is made when it is first needed.
 #[derive(Debug)]
 struct Series<H> {
     name: &'static str,
     /// Besides those of the limit.
-    label: Option<Label<'static>>,
+    label: Option<MetricLabel<'static>>,
     handle: OnceLock<H>,
 }
 
@@ -395,7 +395,7 @@ impl<H: Handle> Series<H> {
         }
     }
 
-    const fn labelled(name: &'static str, label: Label<'static>) -> Self {
+    const fn labelled(name: &'static str, label: MetricLabel<'static>) -> Self {
         Self {
             name,
             label: Some(label),
@@ -404,7 +404,7 @@ impl<H: Handle> Series<H> {
     }
 
     #[inline]
-    fn of(&self, labels: &Labels) -> &H {
+    fn of(&self, labels: &SeriesLabels) -> &H {
         match self.handle.get() {
             Some(handle) => handle,
             None => self.make(labels),
@@ -414,7 +414,7 @@ impl<H: Handle> Series<H> {
     /// A recorder is foreign code: `OnceLock::get_or_init` would run it while others wait. If two threads make the handle,
     /// both have the same series.
     #[cold]
-    fn make(&self, [namespace, limit]: &Labels) -> &H {
+    fn make(&self, [namespace, limit]: &SeriesLabels) -> &H {
         assert_unlocked();
         let shared = [namespace, limit].map(|(name, value)| (*name, value.as_str()));
         let made = match self.label {
@@ -427,23 +427,23 @@ impl<H: Handle> Series<H> {
 }
 
 trait Handle {
-    fn make(name: &'static str, labels: &[Label<'_>]) -> Self;
+    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self;
 }
 
 impl Handle for Counter {
-    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
         facade::counter(name, labels)
     }
 }
 
 impl Handle for Gauge {
-    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
         facade::gauge(name, labels)
     }
 }
 
 impl Handle for Histogram {
-    fn make(name: &'static str, labels: &[Label<'_>]) -> Self {
+    fn make(name: &'static str, labels: &[MetricLabel<'_>]) -> Self {
         facade::histogram(name, labels)
     }
 }

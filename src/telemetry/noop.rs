@@ -42,19 +42,19 @@ impl Histogram {
 }
 
 /// A label of a series: its name and value.
-pub(super) type Label<'a> = (&'static str, &'a str);
+pub(super) type MetricLabel<'a> = (&'static str, &'a str);
 
 pub(super) fn describe(_: &Metric) {}
 
-pub(super) fn counter(_: &'static str, _: &[Label<'_>]) -> Counter {
+pub(super) fn counter(_: &'static str, _: &[MetricLabel<'_>]) -> Counter {
     Counter
 }
 
-pub(super) fn gauge(_: &'static str, _: &[Label<'_>]) -> Gauge {
+pub(super) fn gauge(_: &'static str, _: &[MetricLabel<'_>]) -> Gauge {
     Gauge
 }
 
-pub(super) fn histogram(_: &'static str, _: &[Label<'_>]) -> Histogram {
+pub(super) fn histogram(_: &'static str, _: &[MetricLabel<'_>]) -> Histogram {
     Histogram
 }
 

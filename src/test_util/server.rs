@@ -24,18 +24,18 @@ const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 pub(super) struct ConnectionId(u64);
 
 /// Wake-ups of one connection, each with the time when it arrives. It is closed with the connection.
-pub(super) type Inbox = mpsc::UnboundedReceiver<(Instant, Wake)>;
+pub(super) type WakeReceiver = mpsc::UnboundedReceiver<(Instant, Wake)>;
 
-type Outbox = mpsc::UnboundedSender<(Instant, Wake)>;
+type WakeSender = mpsc::UnboundedSender<(Instant, Wake)>;
 
 pub(super) struct Server {
     start: Instant,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
 }
 
 /// Channels wake tasks, which is foreign code: what was taken out of the state is sent or dropped without the lock.
 #[derive(Default)]
-struct State {
+struct ServerState {
     ledgers: Ledgers,
     is_down: bool,
     delay: Duration,
@@ -44,14 +44,14 @@ struct State {
     /// Of the last connection or exchange.
     last_number: u64,
     /// All replicas that have ever connected. `None`: it has no connection now.
-    replicas: BTreeMap<ReplicaId, Option<Connection>>,
+    replicas: BTreeMap<ReplicaId, Option<ServerConnection>>,
     /// Exchanges that have not arrived, by the time when they do and in the order in which they were sent.
     under_way: BTreeMap<(Instant, u64), UnderWay>,
 }
 
-struct Connection {
+struct ServerConnection {
     id: ConnectionId,
-    wakes: Outbox,
+    wakes: WakeSender,
     /// When the last exchange on it arrives: none overtakes another.
     last_arrival: Option<Instant>,
 }
@@ -64,7 +64,7 @@ struct UnderWay {
 }
 
 /// An exchange that was sent.
-pub(super) struct Sent {
+pub(super) struct PendingReply {
     pub(super) arrives: Instant,
     /// When the reply is there.
     pub(super) answered: Instant,
@@ -76,7 +76,7 @@ pub(super) struct Sent {
 #[derive(Default)]
 struct Delivery {
     replies: Vec<(oneshot::Sender<Reply>, Reply)>,
-    wakes: Vec<(Outbox, Instant, Wake)>,
+    wakes: Vec<(WakeSender, Instant, Wake)>,
 }
 
 impl Default for Server {
@@ -115,14 +115,14 @@ impl Server {
     }
 
     /// A new connection, in place of an older one. `None`: the store is down.
-    pub(super) fn connect(&self, replica: ReplicaId) -> Option<(ConnectionId, Inbox)> {
+    pub(super) fn connect(&self, replica: ReplicaId) -> Option<(ConnectionId, WakeReceiver)> {
         let (wakes, inbox) = mpsc::unbounded_channel();
         let mut state = self.lock();
         if state.is_down {
             return None;
         }
         let id = ConnectionId(state.next_number());
-        let connection = Connection {
+        let connection = ServerConnection {
             id,
             wakes,
             last_arrival: None,
@@ -147,7 +147,7 @@ impl Server {
     }
 
     /// Sends an exchange. `None`: the connection was cut.
-    pub(super) fn send(&self, id: ConnectionId, exchange: Arc<Exchange>) -> Option<Sent> {
+    pub(super) fn send(&self, id: ConnectionId, exchange: Arc<Exchange>) -> Option<PendingReply> {
         let now = Instant::now();
         let mut state = self.lock();
         let half = state.delay / 2;
@@ -162,7 +162,7 @@ impl Server {
         };
         let number = state.next_number();
         state.under_way.insert((arrives, number), under_way);
-        Some(Sent {
+        Some(PendingReply {
             arrives,
             answered: arrives + half,
             reply: receiver,
@@ -185,18 +185,22 @@ impl Server {
     }
 
     /// It is whole after a panic, too: nothing of a user runs under it.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ServerState {
     fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 
-    fn connection(&mut self, replica: ReplicaId, id: ConnectionId) -> Option<&mut Connection> {
+    fn connection(
+        &mut self,
+        replica: ReplicaId,
+        id: ConnectionId,
+    ) -> Option<&mut ServerConnection> {
         let connection = self.replicas.get_mut(&replica)?.as_mut();
         connection.filter(|open| open.id == id)
     }
@@ -204,8 +208,9 @@ impl State {
     fn run(&mut self, sent: UnderWay, arrived: Instant, now_us: u64, delivery: &mut Delivery) {
         // No two exchanges have the same time, though the clock may be paused: the shortest takes some microseconds.
         self.last_us = now_us.max(self.last_us + 1);
-        let is_absent =
-            |(replica, open): (&ReplicaId, &Option<Connection>)| open.is_none().then_some(*replica);
+        let is_absent = |(replica, open): (&ReplicaId, &Option<ServerConnection>)| {
+            open.is_none().then_some(*replica)
+        };
         let absent: BTreeSet<_> = self.replicas.iter().filter_map(is_absent).collect();
         self.ledgers.audience = Audience {
             listens: true,

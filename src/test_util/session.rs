@@ -10,7 +10,7 @@ use std::{
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::server::{ConnectionId, Inbox, Server};
+use super::server::{ConnectionId, Server, WakeReceiver};
 use crate::{
     ledger::{Exchange, ReplicaId, Reply, Wake},
     store::{Event, Session, Store, StoreError, StoreErrorKind},
@@ -41,14 +41,14 @@ impl Store for Replica {
 
 struct TestSession {
     replica: Replica,
-    connection: Option<Connection>,
+    connection: Option<ClientConnection>,
     /// Beginnings and ends of connections that the driver has not seen.
     events: VecDeque<Event>,
 }
 
-struct Connection {
+struct ClientConnection {
     id: ConnectionId,
-    inbox: Inbox,
+    inbox: WakeReceiver,
     /// A wake-up under way.
     next: Option<(Pin<Box<Sleep>>, Wake)>,
 }
@@ -65,7 +65,7 @@ impl TestSession {
             self.events.push_back(Event::Disconnected);
         }
         let (connection, inbox) = server.connect(*id)?;
-        self.connection = Some(Connection {
+        self.connection = Some(ClientConnection {
             id: connection,
             inbox,
             next: None,
@@ -124,7 +124,7 @@ impl Drop for TestSession {
     }
 }
 
-impl Connection {
+impl ClientConnection {
     /// `None`: it has ended.
     fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<Option<Wake>> {
         loop {

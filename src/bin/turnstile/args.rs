@@ -77,12 +77,12 @@ pub(crate) enum Command {
     /// Faults of the store and of the replicas. Takes any user's rights, and changes nothing.
     Doctor,
     #[command(flatten)]
-    Change(Change),
+    Change(ChangeCommand),
 }
 
 /// Changes for a time, and commands that make them.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Change {
+pub(crate) enum ChangeCommand {
     /// Changes by operators that are in force.
     Overrides,
     /// The latest changes.

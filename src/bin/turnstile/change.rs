@@ -9,28 +9,28 @@ use tower_turnstile::operate::{
 };
 
 use crate::{
-    args::{Args, Change, Signature, Term},
+    args::{Args, ChangeCommand, Signature, Term},
     code,
     output::{self, Row},
-    run::{Failure, show as show_answers},
+    run::{CommandError, show as show_answers},
     text::{duration, escaped},
 };
 
 pub(crate) async fn run(
     args: &Args,
     operator: &Operator,
-    change: &Change,
-) -> Result<ExitCode, Failure> {
+    change: &ChangeCommand,
+) -> Result<ExitCode, CommandError> {
     let outcome = match change {
-        Change::Overrides => {
+        ChangeCommand::Overrides => {
             show(args, &operator.overrides().await?);
             return Ok(ExitCode::SUCCESS);
         }
-        Change::Log => {
+        ChangeCommand::Log => {
             show_log(args, &operator.log().await?);
             return Ok(ExitCode::SUCCESS);
         }
-        Change::Set {
+        ChangeCommand::Set {
             limit,
             value,
             caller,
@@ -41,16 +41,16 @@ pub(crate) async fn run(
             let length = term.length;
             operator.set(&seen, &target, *value, length, &by).await?
         }
-        Change::Mode { limit, mode, term } => {
+        ChangeCommand::Mode { limit, mode, term } => {
             let by = by(&term.signature)?;
             let seen = seen(operator, &Target::limit(limit)).await?;
             let mode = (*mode).into();
             operator.mode(&seen, limit, mode, term.length, &by).await?
         }
-        Change::Pause { limit, term, wait } => {
+        ChangeCommand::Pause { limit, term, wait } => {
             return pause(args, operator, limit, term, *wait).await;
         }
-        Change::Unset {
+        ChangeCommand::Unset {
             limit,
             caller,
             signature,
@@ -59,7 +59,7 @@ pub(crate) async fn run(
             let seen = seen(operator, &target).await?;
             operator.unset(&seen, &target, &by).await?
         }
-        Change::Revoke {
+        ChangeCommand::Revoke {
             whose,
             caller,
             signature,
@@ -67,15 +67,15 @@ pub(crate) async fn run(
             let by = by(signature)?;
             let whose = whose.revocation(caller).ok_or_else(|| {
                 let message = "--limit goes with --key or --digest, and only these do";
-                Failure::new(code::WRONG_CALL, message.to_owned())
+                CommandError::new(code::WRONG_CALL, message.to_owned())
             })?;
             return Ok(revoked(args, &operator.revoke(&whose, &by).await?));
         }
-        Change::Undo { signature } => {
+        ChangeCommand::Undo { signature } => {
             let (by, log) = (by(signature)?, operator.log().await?);
             let Some(last) = log.first() else {
                 let message = "there is no change to take back".to_owned();
-                return Err(Failure::new(code::REFUSED, message));
+                return Err(CommandError::new(code::REFUSED, message));
             };
             for edited in &last.edits {
                 eprintln!("takes back: {}", escaped(&edit_text(edited)));
@@ -106,7 +106,7 @@ async fn pause(
     limit: &str,
     term: &Term,
     wait: bool,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CommandError> {
     let by = by(&term.signature)?;
     let seen = seen(operator, &Target::limit(limit)).await?;
     let outcome = operator.pause(&seen, limit, term.length, &by).await?;
@@ -118,7 +118,7 @@ async fn pause(
 }
 
 /// Says how far it is whenever that changes.
-async fn drain(operator: &Operator, limit: &str) -> Result<(), Failure> {
+async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
     let mut last = None;
     let progress = |held, answers: &Answers<LimitRow>| {
         let now = (held, answers.answered, answers.replicas);
@@ -132,7 +132,7 @@ async fn drain(operator: &Operator, limit: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn by(signature: &Signature) -> Result<By, Failure> {
+fn by(signature: &Signature) -> Result<By, CommandError> {
     Ok(By::new(&signature.author, &signature.reason)?)
 }
 
@@ -144,7 +144,7 @@ fn target(limit: &str, key: Option<tower_turnstile::operate::KeyDigest>) -> Targ
 }
 
 /// Reads the overrides, and says what holds before the change.
-async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, Failure> {
+async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, CommandError> {
     let seen = operator.overrides().await?;
     for one in seen.of(target) {
         let text = format!("before: {target} is {}, by {}", one.setting, one.author);

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         .build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(run::run(&args)),
-        Err(error) => Err(run::Failure::new(code::REFUSED, error.to_string())),
+        Err(error) => Err(run::CommandError::new(code::REFUSED, error.to_string())),
     };
     match outcome {
         Ok(code) => code,

@@ -16,18 +16,18 @@ use crate::{
 };
 
 /// Why a command fails.
-pub(crate) struct Failure {
+pub(crate) struct CommandError {
     pub code: u8,
     pub message: String,
 }
 
-impl Failure {
+impl CommandError {
     pub(crate) fn new(code: u8, message: String) -> Self {
         Self { code, message }
     }
 }
 
-impl From<ConfigError> for Failure {
+impl From<ConfigError> for CommandError {
     fn from(error: ConfigError) -> Self {
         let code = match error.kind() {
             ConfigErrorKind::Unreachable => code::NO_STORE,
@@ -38,7 +38,7 @@ impl From<ConfigError> for Failure {
     }
 }
 
-impl From<OperateError> for Failure {
+impl From<OperateError> for CommandError {
     fn from(error: OperateError) -> Self {
         let code = match error.kind() {
             OperateErrorKind::Unavailable => code::NO_STORE,
@@ -49,7 +49,7 @@ impl From<OperateError> for Failure {
     }
 }
 
-pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
     if let Command::Digest { limit, caller } = &args.command {
         let digest = caller.digest(limit);
         match args.json {
@@ -66,7 +66,7 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, Failure> {
     ask(args, &operator).await
 }
 
-async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
+async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
     Ok(match &args.command {
         Command::Change(made) => return change::run(args, operator, made).await,
         Command::Status => return status(args, operator).await,
@@ -106,7 +106,7 @@ fn diagnosed(args: &Args, findings: &[Finding]) -> ExitCode {
     }
 }
 
-async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, Failure> {
+async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
     let (replicas, limits) = (operator.replicas().await?, operator.limits().await?);
     if args.json {
         return Ok(show(args, &limits));

@@ -107,7 +107,7 @@ impl Patience {
 }
 
 /// The finding of a watchdog.
-enum Finding {
+enum WatchdogFinding {
     /// No request waits.
     Idle,
     Well,
@@ -289,12 +289,12 @@ impl DriverState {
 
     /// Looks whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
     /// have waited for long enough.
-    fn look_after(&mut self, core: &mut Core, now: Instant) -> Finding {
+    fn look_after(&mut self, core: &mut Core, now: Instant) -> WatchdogFinding {
         if !core.has_requests() {
-            return Finding::Idle;
+            return WatchdogFinding::Idle;
         }
         if matches!(self.stage, DriverStage::Absent) || self.is_replaceable(core, now) {
-            return Finding::Late;
+            return WatchdogFinding::Late;
         }
         if self.late(core, now) >= Patience::of(core).give_up {
             core.on_stall(now);
@@ -302,9 +302,9 @@ impl DriverState {
             && core.awaits_answer_since(now - look_interval(core))
         {
             // A driver that runs takes a step, and one that does not is found out.
-            return Finding::Probed(self.wake(now));
+            return WatchdogFinding::Probed(self.wake(now));
         }
-        Finding::Well
+        WatchdogFinding::Well
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{ConnectError, Finding, KeptSession, Start, look_interval};
+use super::{ConnectError, KeptSession, Start, WatchdogFinding, look_interval};
 use crate::{
     error::AcquireErrorKind,
     keeper::lock::Keeper,
@@ -233,13 +233,13 @@ async fn look_on(keeper: &Arc<Keeper>) {
             continue;
         }
         idle = match keeper.with_driver(|core, driver, now| driver.look_after(core, now)) {
-            Finding::Idle => idle + 1,
-            Finding::Well => 0,
-            Finding::Probed(work) => {
+            WatchdogFinding::Idle => idle + 1,
+            WatchdogFinding::Well => 0,
+            WatchdogFinding::Probed(work) => {
                 work.notify_one();
                 0
             }
-            Finding::Late => {
+            WatchdogFinding::Late => {
                 // If it cannot be started here, requests find that out when they ask.
                 let _ = keeper.start_driver();
                 0

@@ -14,10 +14,13 @@ use super::{
     names::Names,
     operator::Operator,
 };
-use crate::store::{StoreError, redis::control::Control};
+use crate::store::{StoreError, redis::control::ControlConnection};
 
 /// Looks at the store.
-pub(super) async fn store(control: &Control, names: &Names) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn store(
+    control: &ControlConnection,
+    names: &Names,
+) -> Result<Vec<Finding>, StoreError> {
     let mut findings = server::looks(control).await?;
     findings.extend(rights::looks(control, names).await?);
     findings.push(server::keys(control, names).await?);

@@ -7,7 +7,7 @@ use redis::{Cmd, cmd};
 use super::finding::{Check, Finding, Health};
 use crate::{
     operate::names::Names,
-    store::{StoreError, StoreErrorKind, redis::control::Control},
+    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
 };
 
 /// A command that changes nothing where the key is not there, by the name of its right.
@@ -17,7 +17,10 @@ fn of_key(name: &'static str, key: &str, arguments: &[&str]) -> (&'static str, C
     (name, command)
 }
 
-pub(super) async fn looks(control: &Control, names: &Names) -> Result<[Finding; 3], StoreError> {
+pub(super) async fn looks(
+    control: &ControlConnection,
+    names: &Names,
+) -> Result<[Finding; 3], StoreError> {
     let key = format!("{}:doctor", names.roster());
     let (record, log) = (names.record(), names.log());
     let publish = |channel: &str| ("PUBLISH", [channel.to_owned(), String::new()]);
@@ -117,7 +120,7 @@ const RETURN_1_SHA1: &str = "e0e1f9fabfc9d4800c877a703b823ac0578ff8db";
 
 /// The rights that are lacking.
 async fn lacking(
-    control: &Control,
+    control: &ControlConnection,
     commands: &[(&'static str, Cmd)],
 ) -> Result<Vec<&'static str>, StoreError> {
     let mut lacking = Vec::new();
@@ -132,7 +135,7 @@ async fn lacking(
     Ok(lacking)
 }
 
-async fn may_subscribe(control: &Control, channel: &str) -> Result<bool, StoreError> {
+async fn may_subscribe(control: &ControlConnection, channel: &str) -> Result<bool, StoreError> {
     match control.subscribe(channel).await {
         Ok(()) => Ok(true),
         Err(error) if error.kind == StoreErrorKind::Permission => Ok(false),

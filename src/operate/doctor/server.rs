@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::finding::{Check, Finding, Health};
 use crate::{
     operate::{names::Names, roster::unreadable},
-    store::{StoreError, StoreErrorKind, redis::control::Control},
+    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
 };
 
 /// Round trips that are measured.
@@ -24,7 +24,7 @@ const MAX_KEYS: usize = 100;
 /// Smallest output buffer of subscribers.
 const MIN_BUFFER: u64 = 1 << 20;
 
-pub(super) async fn looks(control: &Control) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn looks(control: &ControlConnection) -> Result<Vec<Finding>, StoreError> {
     let mut findings = vec![version(control).await?];
     findings.push(eviction(control).await?);
     findings.push(buffers(control).await?);
@@ -33,7 +33,7 @@ pub(super) async fn looks(control: &Control) -> Result<Vec<Finding>, StoreError>
 }
 
 /// `None`: the user may not.
-async fn allowed(control: &Control, command: &Cmd) -> Result<Option<Value>, StoreError> {
+async fn allowed(control: &ControlConnection, command: &Cmd) -> Result<Option<Value>, StoreError> {
     match control.run(command).await {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind == StoreErrorKind::Permission => Ok(None),
@@ -45,7 +45,7 @@ fn typed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
     from_redis_value(value).map_err(|_| unreadable())
 }
 
-async fn version(control: &Control) -> Result<Finding, StoreError> {
+async fn version(control: &ControlConnection) -> Result<Finding, StoreError> {
     let Value::Map(about) = control.run(&cmd("HELLO")).await? else {
         return Err(unreadable());
     };
@@ -80,7 +80,7 @@ fn of_version(server: &str, version: &str) -> Finding {
     Finding::new(Check::Version, health, text)
 }
 
-async fn setting(control: &Control, name: &str) -> Result<Option<String>, StoreError> {
+async fn setting(control: &ControlConnection, name: &str) -> Result<Option<String>, StoreError> {
     let mut get = cmd("CONFIG");
     let Some(value) = allowed(control, get.arg("GET").arg(name)).await? else {
         return Ok(None);
@@ -91,7 +91,7 @@ async fn setting(control: &Control, name: &str) -> Result<Option<String>, StoreE
 
 const MAY_NOT_LOOK: &str = "the user may not look: it lacks config|get";
 
-async fn eviction(control: &Control) -> Result<Finding, StoreError> {
+async fn eviction(control: &ControlConnection) -> Result<Finding, StoreError> {
     let policy = setting(control, "maxmemory-policy").await?;
     let memory = setting(control, "maxmemory").await?;
     Ok(of_eviction(policy.as_deref(), memory.as_deref()))
@@ -115,7 +115,7 @@ fn of_eviction(policy: Option<&str>, memory: Option<&str>) -> Finding {
     Finding::new(Check::Eviction, health, text)
 }
 
-async fn buffers(control: &Control) -> Result<Finding, StoreError> {
+async fn buffers(control: &ControlConnection) -> Result<Finding, StoreError> {
     let limits = setting(control, "client-output-buffer-limit").await?;
     Ok(of_buffers(limits.as_deref()))
 }
@@ -143,7 +143,7 @@ fn of_buffers(limits: Option<&str>) -> Finding {
 }
 
 /// Times round trips, and compares clocks by the shortest one.
-async fn round_trips(control: &Control) -> Result<[Finding; 2], StoreError> {
+async fn round_trips(control: &ControlConnection) -> Result<[Finding; 2], StoreError> {
     let mut trips = Vec::new();
     let mut offset_ms = 0;
     for _ in 0..ROUND_TRIPS {
@@ -198,7 +198,10 @@ fn of_clock(offset_ms: i64) -> Finding {
 }
 
 /// Keys of this crate have an end, so that nothing is left of callers that do not come back.
-pub(super) async fn keys(control: &Control, names: &Names) -> Result<Finding, StoreError> {
+pub(super) async fn keys(
+    control: &ControlConnection,
+    names: &Names,
+) -> Result<Finding, StoreError> {
     let note = |text: &str| Finding::new(Check::Keys, Health::Note, text);
     let (mut cursor, mut keys, mut is_whole) = (0_u64, 0, false);
     let mut looked_at: Vec<Vec<u8>> = Vec::new();

@@ -27,7 +27,7 @@ use super::{
     error::store_error,
     locked::locked,
     socket,
-    target::{Dialer, Target},
+    target::{Dialer, StoreTarget},
 };
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -35,13 +35,13 @@ use crate::store::{StoreError, StoreErrorKind};
 const MAX_ATTEMPTS: usize = 8;
 
 /// Sends commands, and receives messages of channels.
-pub(crate) struct Control {
+pub(crate) struct ControlConnection {
     dialer: Dialer,
     /// Longest time of a command, with connecting.
     patience: Duration,
     /// Held while connecting, so that commands share one attempt.
     connecting: tokio::sync::Mutex<()>,
-    current: Mutex<Option<Link>>,
+    current: Mutex<Option<ControlLink>>,
     /// Channels that each connection subscribes to.
     channels: Mutex<BTreeSet<String>>,
     inbox: Inbox,
@@ -56,7 +56,7 @@ pub(crate) struct Inbox {
 }
 
 #[derive(Clone)]
-struct Link {
+struct ControlLink {
     connection: MultiplexedConnection,
     #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
     client: Client,
@@ -84,9 +84,9 @@ impl Inbox {
     }
 }
 
-impl Control {
+impl ControlConnection {
     /// Not connected yet. `target`: of a cluster, any part.
-    pub(crate) fn new(target: &Target, patience: Duration, inbox: Inbox) -> Self {
+    pub(crate) fn new(target: &StoreTarget, patience: Duration, inbox: Inbox) -> Self {
         Self {
             dialer: target.dialer(),
             patience,
@@ -192,7 +192,7 @@ impl Control {
     #[cfg(feature = "cluster")]
     async fn redirected(
         &self,
-        link: &Link,
+        link: &ControlLink,
         command: &Cmd,
         outcome: RedisResult<Value>,
     ) -> Option<RedisResult<Value>> {
@@ -221,19 +221,19 @@ impl Control {
     #[cfg(not(feature = "cluster"))]
     async fn redirected(
         &self,
-        _: &Link,
+        _: &ControlLink,
         _: &Cmd,
         outcome: RedisResult<Value>,
     ) -> Option<RedisResult<Value>> {
         Some(outcome)
     }
 
-    fn current(&self) -> Option<Link> {
+    fn current(&self) -> Option<ControlLink> {
         let current = locked(&self.current).clone();
         current.filter(|link| !link.has_ended.load(Relaxed) && !self.dialer.has_switched())
     }
 
-    async fn link(&self) -> RedisResult<Link> {
+    async fn link(&self) -> RedisResult<ControlLink> {
         let _connecting = self.connecting.lock().await;
         if let Some(link) = self.current() {
             return Ok(link);
@@ -244,7 +244,7 @@ impl Control {
         Ok(link)
     }
 
-    async fn connect(&self) -> RedisResult<Link> {
+    async fn connect(&self) -> RedisResult<ControlLink> {
         let mut attempts = self.dialer.attempts();
         loop {
             let client = self.dialer.client().await?;
@@ -256,7 +256,7 @@ impl Control {
         }
     }
 
-    async fn open(&self, client: Client) -> RedisResult<Link> {
+    async fn open(&self, client: Client) -> RedisResult<ControlLink> {
         let has_ended = Arc::new(AtomicBool::new(false));
         let end = {
             let (has_ended, ended) = (has_ended.clone(), self.ended.clone());
@@ -285,7 +285,7 @@ impl Control {
         for channel in channels {
             connection.clone().subscribe(channel).await?;
         }
-        Ok(Link {
+        Ok(ControlLink {
             connection,
             client,
             has_ended,
@@ -293,8 +293,8 @@ impl Control {
     }
 
     /// Takes this connection out of use, and returns whether it was in use.
-    fn forget(&self, link: &Link) -> bool {
-        let is_it = |current: &mut Link| Arc::ptr_eq(&current.has_ended, &link.has_ended);
+    fn forget(&self, link: &ControlLink) -> bool {
+        let is_it = |current: &mut ControlLink| Arc::ptr_eq(&current.has_ended, &link.has_ended);
         locked(&self.current).take_if(is_it).is_some()
     }
 
@@ -312,10 +312,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(2);
 
-    fn control(server: &RedisServer, capacity: usize) -> (Control, mpsc::Receiver<Vec<u8>>) {
-        let target = Target::open(&server.url()).expect("a URL");
+    fn control(
+        server: &RedisServer,
+        capacity: usize,
+    ) -> (ControlConnection, mpsc::Receiver<Vec<u8>>) {
+        let target = StoreTarget::open(&server.url()).expect("a URL");
         let (inbox, received) = Inbox::new(capacity, 8);
-        (Control::new(&target, PATIENCE, inbox), received)
+        (ControlConnection::new(&target, PATIENCE, inbox), received)
     }
 
     async fn next(received: &mut mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
@@ -393,8 +396,8 @@ mod tests {
     async fn a_silent_server_is_an_outage() {
         let server = RedisServer::start();
         let (inbox, _received) = Inbox::new(1, 1);
-        let target = Target::open(&server.url()).expect("a URL");
-        let control = Control::new(&target, Duration::from_millis(100), inbox);
+        let target = StoreTarget::open(&server.url()).expect("a URL");
+        let control = ControlConnection::new(&target, Duration::from_millis(100), inbox);
         control.run(&cmd("PING")).await.unwrap();
         server.pause();
         let error = control.run(&cmd("PING")).await.unwrap_err();

@@ -41,19 +41,19 @@ mod target;
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-pub(crate) use self::target::Target;
+pub(crate) use self::target::StoreTarget;
 use self::{connector::Connector, known::Known, session::RedisSession, subscription::Subscription};
 use super::{Session, Store};
 use crate::ledger::ReplicaId;
 
 /// Ledgers in one Redis server.
 pub(crate) struct RedisStore {
-    target: Target,
+    target: StoreTarget,
     known: Arc<Known>,
 }
 
 impl RedisStore {
-    pub(crate) fn new(target: Target, namespace: &str, replica: ReplicaId) -> Self {
+    pub(crate) fn new(target: StoreTarget, namespace: &str, replica: ReplicaId) -> Self {
         let wake_prefix = format!("{namespace}:wake:");
         let known = Known {
             channel: wake_prefix.clone() + &replica.text(),

@@ -221,13 +221,13 @@ mod tests {
     use super::*;
     use crate::{
         ledger::ReplicaId,
-        store::redis::{RedisStore, Target, link::LinkState},
+        store::redis::{RedisStore, StoreTarget, link::LinkState},
     };
 
     /// The `redis` crate does not report every end: after some errors of the network there is just nothing left to do.
     #[test]
     fn a_connection_that_just_ends_is_reported_once() {
-        let target = Target::open("redis://localhost").unwrap();
+        let target = StoreTarget::open("redis://localhost").unwrap();
         let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
         let link = Arc::new(LinkState::new(true));
         link.in_use.store(true, Relaxed);

@@ -30,12 +30,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const CERTAIN: u32 = 2;
 
 pub(super) struct Subscription {
-    health: Mutex<Health>,
+    health: Mutex<SubscriptionHealth>,
     /// Whether the warning was logged. All parts of a cluster share it.
     warned: Arc<AtomicBool>,
 }
 
-enum Health {
+enum SubscriptionHealth {
     Good {
         /// When a connection ended last.
         ended: Option<Instant>,
@@ -76,31 +76,31 @@ pub(super) enum Probed {
 impl Subscription {
     pub(super) fn new(warned: Arc<AtomicBool>) -> Self {
         Self {
-            health: Mutex::new(Health::Good { ended: None }),
+            health: Mutex::new(SubscriptionHealth::Good { ended: None }),
             warned,
         }
     }
 
     pub(super) fn approach(&self) -> Approach {
         match *self.health() {
-            Health::Good { .. } => Approach::Subscribe,
-            Health::Suspected => Approach::Probe,
-            Health::Suspended { .. } => Approach::Plain,
+            SubscriptionHealth::Good { .. } => Approach::Subscribe,
+            SubscriptionHealth::Suspected => Approach::Probe,
+            SubscriptionHealth::Suspended { .. } => Approach::Plain,
         }
     }
 
     /// Whether it is time for another probe.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        matches!(*self.health(), Health::Suspended { probe_at, .. } if probe_at <= now)
+        matches!(*self.health(), SubscriptionHealth::Suspended { probe_at, .. } if probe_at <= now)
     }
 
     /// A connection has ended without our doing.
     pub(super) fn note_end(&self, now: Instant) {
         let mut health = self.health();
-        if let Health::Good { ended } = &mut *health {
+        if let SubscriptionHealth::Good { ended } = &mut *health {
             *health = match *ended {
-                Some(at) if now < at + SUSPICIOUS => Health::Suspected,
-                _ => Health::Good { ended: Some(now) },
+                Some(at) if now < at + SUSPICIOUS => SubscriptionHealth::Suspected,
+                _ => SubscriptionHealth::Good { ended: Some(now) },
             };
         }
     }
@@ -108,13 +108,13 @@ impl Subscription {
     pub(super) fn note(&self, probed: Probed, now: Instant) {
         let mut health = self.health();
         let (pause, ended) = match *health {
-            Health::Suspended { pause, ended, .. } => (pause, ended),
+            SubscriptionHealth::Suspended { pause, ended, .. } => (pause, ended),
             _ => (FIRST_PAUSE, 0),
         };
         let ended = ended + u32::from(probed == Probed::Ended);
         *health = match probed {
-            Probed::Passed | Probed::Refused => Health::Good { ended: None },
-            Probed::Ended | Probed::Unknown => Health::Suspended {
+            Probed::Passed | Probed::Refused => SubscriptionHealth::Good { ended: None },
+            Probed::Ended | Probed::Unknown => SubscriptionHealth::Suspended {
                 probe_at: now + pause,
                 pause: (2 * pause).min(LONGEST_PAUSE),
                 ended,
@@ -136,7 +136,7 @@ impl Subscription {
         }
     }
 
-    fn health(&self) -> MutexGuard<'_, Health> {
+    fn health(&self) -> MutexGuard<'_, SubscriptionHealth> {
         locked(&self.health)
     }
 }

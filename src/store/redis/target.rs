@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Where the store is, read from its URL.
-pub(crate) enum Target {
+pub(crate) enum StoreTarget {
     /// One server, by its name.
     Server(Arc<Client>),
     /// The primary that sentinels name.
@@ -39,7 +39,7 @@ pub(super) enum Dialer {
     Cluster(Box<PartDialer>),
 }
 
-impl Target {
+impl StoreTarget {
     /// Reads the URL of a store. The error does not repeat it: it may hold a password.
     pub(crate) fn open(url: &str) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").unwrap_or_default();
@@ -195,7 +195,7 @@ impl Dialer {
     }
 }
 
-impl From<Client> for Target {
+impl From<Client> for StoreTarget {
     fn from(client: Client) -> Self {
         let info = socket::prepared(client.get_connection_info().clone());
         Self::Server(Arc::new(Client::open(info).unwrap_or(client)))

@@ -44,7 +44,7 @@ impl Replica {
 
     fn at(url: &str, number: u128) -> Self {
         let id = ReplicaId::from_bits(number);
-        let store = RedisStore::new(Target::open(url).unwrap(), "turnstile", id);
+        let store = RedisStore::new(StoreTarget::open(url).unwrap(), "turnstile", id);
         Self {
             session: Mutex::new(store.session()),
             id,
@@ -702,7 +702,7 @@ fn a_url_is_checked_and_not_repeated() {
         "redis://user:canary@host/canary",
         "redis://user:canary@host?protocol=canary",
     ] {
-        let error = Target::open(url).map(drop).unwrap_err();
+        let error = StoreTarget::open(url).map(drop).unwrap_err();
         assert_eq!(error.kind(), crate::ConfigErrorKind::Url);
         assert!(!format!("{error:?}").contains("canary"), "{error:?}");
     }
@@ -711,11 +711,14 @@ fn a_url_is_checked_and_not_repeated() {
         "valkey://:secret@host:1/2",
         "unix:///a.sock",
     ] {
-        assert!(Target::open(url).is_ok(), "{url}");
+        assert!(StoreTarget::open(url).is_ok(), "{url}");
     }
-    assert_eq!(Target::open("rediss://host").is_ok(), cfg!(feature = "tls"));
+    assert_eq!(
+        StoreTarget::open("rediss://host").is_ok(),
+        cfg!(feature = "tls")
+    );
     for url in ["redis+sentinel://host/main", "valkey+sentinel://host/main"] {
-        let target = Target::open(url);
+        let target = StoreTarget::open(url);
         assert_eq!(target.is_ok(), cfg!(feature = "sentinel"), "{url}");
         if let Err(error) = target {
             assert!(error.to_string().contains("`sentinel`"), "{error}");
