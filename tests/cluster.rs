@@ -386,9 +386,10 @@ fn a_failover_is_survived_without_a_restart() {
             held.iter().all(|permit| !permit.is_lost()),
             "all were renewed"
         );
-        assert_eq!(
-            other.status().held,
-            30 + other.status().held.saturating_sub(30)
+        let held_by_other = other.status().held;
+        assert!(
+            held_by_other >= 30,
+            "{held_by_other}: more may be of the load"
         );
         let (most, _) = load.end().await;
         println!("at most {most} held at once, limit 2");

@@ -15,7 +15,7 @@ use futures_util::{
 };
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{Event, Session, StoreError, StoreErrorKind};
+use super::{Event, ExchangeError, Failure, Session, StoreError, StoreErrorKind};
 use crate::{
     ledger::{Exchange, Reply},
     telemetry::StoreMeter,
@@ -46,14 +46,11 @@ pub(crate) struct Outgoing {
     pub(crate) deadline: Instant,
 }
 
-/// The result of an exchange. With an error: whether it is that its time ran out.
-pub(crate) type ExchangeResult = Result<Reply, (StoreError, bool)>;
-
 /// An event of the store, an outcome, or the time.
 pub(crate) enum News {
     Event(Event),
     /// An exchange is over.
-    Over(ExchangeId, ExchangeResult),
+    Over(ExchangeId, Result<Reply, ExchangeError>),
     /// The time has come.
     Due,
 }
@@ -138,7 +135,8 @@ impl InFlight {
         loop {
             if let Some((index, outcome)) = self.outcome(cx) {
                 let sent = self.exchanges.remove(index);
-                self.meter.exchanged(&outcome, sent.at.elapsed());
+                let failure = outcome.as_ref().err().map(|error| error.failure);
+                self.meter.exchanged(failure, sent.at.elapsed());
                 return Poll::Ready(News::Over(sent.number, outcome));
             }
             let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
@@ -166,12 +164,12 @@ impl InFlight {
     }
 
     /// Of the first that has one.
-    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, ExchangeResult)> {
+    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Result<Reply, ExchangeError>)> {
         let now = Instant::now();
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
             sent.was_polled = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                return Some((index, result.map_err(|error| (error, false))));
+                return Some((index, result.map_err(ExchangeError::from)));
             }
             if now < sent.deadline {
                 continue;
@@ -186,11 +184,14 @@ impl InFlight {
             if let Some(session) = &mut self.session {
                 session.disconnect();
             }
-            let error = StoreError {
-                kind: StoreErrorKind::Outage,
-                message: format!("no answer within {:?}", sent.timeout),
+            let error = ExchangeError {
+                failure: Failure::TimedOut,
+                error: StoreError {
+                    kind: StoreErrorKind::Outage,
+                    message: format!("no answer within {:?}", sent.timeout),
+                },
             };
-            return Some((index, Err((error, true))));
+            return Some((index, Err(error)));
         }
         None
     }
@@ -351,11 +352,11 @@ mod tests {
         advance(PATIENCE / 2).await;
         in_flight.send(outgoing(2));
         for (number, at) in [(1, PATIENCE), (2, PATIENCE * 3 / 2)] {
-            let News::Over(over, Err((error, true))) = in_flight.next(None).await else {
+            let News::Over(over, Err(error)) = in_flight.next(None).await else {
                 panic!("it had no answer");
             };
             assert_eq!((over, start.elapsed()), (ExchangeId(number), at));
-            assert!(error.is_outage());
+            assert_eq!(error.failure, Failure::TimedOut);
         }
         assert_eq!(store.disconnected.load(Relaxed), 2);
     }
@@ -377,7 +378,16 @@ mod tests {
         let start = Instant::now();
         advance(2 * PATIENCE).await;
         let over = in_flight.next(None).await;
-        assert!(matches!(over, News::Over(ExchangeId(2), Err((_, true)))));
+        assert!(matches!(
+            over,
+            News::Over(
+                ExchangeId(2),
+                Err(ExchangeError {
+                    failure: Failure::TimedOut,
+                    ..
+                })
+            )
+        ));
         assert_eq!(start.elapsed(), 3 * PATIENCE);
         assert_eq!(store.disconnected.load(Relaxed), 1);
     }

@@ -92,6 +92,46 @@ impl StoreError {
     }
 }
 
+/// An exchange without a reply.
+#[derive(Debug)]
+pub(crate) struct ExchangeError {
+    pub failure: Failure,
+    pub error: StoreError,
+}
+
+/// Why an exchange has no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The connection was cut, or could not be made.
+    Cut,
+    TimedOut,
+    /// By the store's own word.
+    Refused,
+}
+
+#[cfg(test)]
+impl ExchangeError {
+    pub(crate) fn of(failure: Failure, message: &str) -> Self {
+        let kind = match failure {
+            Failure::Refused => StoreErrorKind::Permission,
+            Failure::Cut | Failure::TimedOut => StoreErrorKind::Outage,
+        };
+        let message = message.to_owned();
+        let error = StoreError { kind, message };
+        Self { failure, error }
+    }
+}
+
+impl From<StoreError> for ExchangeError {
+    fn from(error: StoreError) -> Self {
+        let failure = match error.is_outage() {
+            true => Failure::Cut,
+            false => Failure::Refused,
+        };
+        Self { failure, error }
+    }
+}
+
 impl From<&LedgerError> for StoreError {
     fn from(error: &LedgerError) -> Self {
         Self::of_server(&error.message)

@@ -8,7 +8,7 @@ use super::{
     catalog,
     facade::{self, Counter, Gauge, Histogram},
 };
-use crate::store::StoreError;
+use crate::store::Failure;
 
 /// Whether the store answers, as it has just turned out.
 #[derive(Clone, Copy, Debug)]
@@ -74,14 +74,14 @@ impl StoreMeter {
         }
     }
 
-    /// An exchange is over: an answer, or the error and whether it is that time ran out.
-    pub(crate) fn exchanged<T>(&self, outcome: &Result<T, (StoreError, bool)>, took: Duration) {
+    /// An exchange is over, perhaps without a reply.
+    pub(crate) fn exchanged(&self, failure: Option<Failure>, took: Duration) {
         self.seconds.record(took);
-        let outcome = match outcome {
-            Ok(_) => &self.answered,
-            Err((_, true)) => &self.timed_out,
-            Err((error, false)) if error.is_outage() => &self.failed,
-            Err((_, false)) => &self.refused,
+        let outcome = match failure {
+            None => &self.answered,
+            Some(Failure::TimedOut) => &self.timed_out,
+            Some(Failure::Cut) => &self.failed,
+            Some(Failure::Refused) => &self.refused,
         };
         outcome.increment(1);
     }

@@ -12,7 +12,7 @@ use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, descr
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Fallback, Limit, Mode},
-    store::{StoreError, StoreErrorKind},
+    store::Failure,
 };
 
 /// Handles that record to the snapshotter, as long as it lives.
@@ -175,18 +175,14 @@ fn a_part_of_the_store_counts_for_its_share() {
 #[test]
 fn each_exchange_has_its_outcome() {
     let (meters, snapshotter) = meters(true, None);
-    let error = |kind| StoreError {
-        kind,
-        message: "no".to_owned(),
-    };
     assert_recorded(&snapshotter, &[("turnstile_store_up{namespace=shop}", 1.0)]);
     for (outcome, expected) in [
-        (Ok(()), "ok"),
-        (Err((error(StoreErrorKind::Outage), true)), "timed_out"),
-        (Err((error(StoreErrorKind::Outage), false)), "failed"),
-        (Err((error(StoreErrorKind::Permission), false)), "refused"),
+        (None, "ok"),
+        (Some(Failure::TimedOut), "timed_out"),
+        (Some(Failure::Cut), "failed"),
+        (Some(Failure::Refused), "refused"),
     ] {
-        meters.store.exchanged(&outcome, Duration::from_millis(3));
+        meters.store.exchanged(outcome, Duration::from_millis(3));
         let expected = format!("turnstile_exchanges_total{{namespace=shop,outcome={expected}}}");
         assert_recorded(
             &snapshotter,
@@ -202,7 +198,7 @@ fn each_exchange_has_its_outcome() {
 fn a_store_in_memory_is_not_measured() {
     let (meters, snapshotter) = meters(false, None);
     meters.store.is(StoreState::Up);
-    meters.store.exchanged(&Ok(()), Duration::ZERO);
+    meters.store.exchanged(None, Duration::ZERO);
     assert_recorded(&snapshotter, &[]);
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, breaker::Failure};
+use super::{Asker, ClaimStage, Core};
 use crate::{
     error::AcquireError,
     keeper::{
@@ -20,7 +20,7 @@ use crate::{
     leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
     limit::LimitId,
-    store::in_flight::ExchangeId,
+    store::{Failure, in_flight::ExchangeId},
 };
 
 /// The one that a claim of an exchange charges.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::{
     keeper::context::{Availability, jittered},
     ledger::{Charged, ClaimReply, Reply, Standing},
+    store::Failure,
 };
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
@@ -39,16 +40,6 @@ enum BreakerState {
         refused: bool,
         probe_at: Instant,
     },
-}
-
-/// Why an exchange has no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// The connection was cut, or could not be made.
-    Cut,
-    TimedOut,
-    /// By the store's own word.
-    Refused,
 }
 
 /// The work that an answer shows the store to have done.

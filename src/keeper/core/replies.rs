@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     Asker, ClaimStage, Connection, Core, PendingExchange,
-    breaker::{Failure, Transition, Work},
+    breaker::{Transition, Work},
     rates::harsher,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     leases::{Paid, QueueId, ReportOutcome, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
     limit::Limit,
-    store::{Event, StoreError, in_flight::ExchangeId},
+    store::{Event, ExchangeError, Failure, StoreError, in_flight::ExchangeId},
     telemetry::StoreState,
 };
 
@@ -127,23 +127,12 @@ impl Core {
     }
 
     /// An exchange has no answer, and it is not known whether it ran.
-    pub(crate) fn on_failure(
-        &mut self,
-        id: ExchangeId,
-        error: &StoreError,
-        timed_out: bool,
-        now: Instant,
-    ) {
+    pub(crate) fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
         self.ctx.now = now;
         let Some(sent) = self.take_sent(id) else {
             return;
         };
-        let failure = match timed_out {
-            _ if !error.is_outage() => Failure::Refused,
-            true => Failure::TimedOut,
-            false => Failure::Cut,
-        };
-        self.note_failure(failure, sent.at, &error.message);
+        self.note_failure(error.failure, sent.at, &error.error.message);
         self.unanswered(sent);
         self.advance_moved();
     }

@@ -17,7 +17,7 @@ use crate::{
     keeper::lock::Keeper,
     repoll::Repoll,
     store::{
-        Session,
+        ExchangeError, Failure, Session,
         in_flight::{InFlight, News},
     },
 };
@@ -112,12 +112,17 @@ impl Keeper {
                 core.on_reply(number, reply, now);
                 Ok(None)
             }
-            Err((error, _)) if error.is_outage() => {
-                // No retry: no request waits for it, and the first request should not have to.
-                core.on_failure(number, &error, true, now);
-                Ok(Some(error.message.clone()))
+            Err(refused) if refused.failure == Failure::Refused => {
+                Err(ConnectError::Store(refused.error))
             }
-            Err((error, _)) => Err(ConnectError::Store(error)),
+            Err(unanswered) => {
+                let error = unanswered.error;
+                let message = error.message.clone();
+                // No retry: no request waits for it, and the first request should not have to.
+                let failure = Failure::TimedOut;
+                core.on_failure(number, &ExchangeError { failure, error }, now);
+                Ok(Some(message))
+            }
         })?;
         if self.lock().core.status().store_up {
             self.keep_for_driver(in_flight.into_session());
@@ -187,9 +192,7 @@ async fn drive(
             match news {
                 News::Event(event) => core.on_event(&event, now),
                 News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
-                News::Over(number, Err((error, timed_out))) => {
-                    core.on_failure(number, &error, timed_out, now);
-                }
+                News::Over(number, Err(error)) => core.on_failure(number, &error, now),
                 // The next step does what is due.
                 News::Due => {}
             }

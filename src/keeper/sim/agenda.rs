@@ -6,7 +6,7 @@ use super::world::World;
 use crate::{
     keeper::core::Payer,
     ledger::{Exchange, MemberId, Reply, Wake},
-    store::{StoreErrorKind, in_flight::ExchangeId},
+    store::{Failure, in_flight::ExchangeId},
 };
 
 pub(super) enum Happening {
@@ -51,7 +51,7 @@ pub(super) enum Event {
     Answer(ExchangeId, Reply),
     /// An exchange has no answer, as the driver can tell.
     TimesOut(ExchangeId),
-    Fails(ExchangeId, StoreErrorKind),
+    Fails(ExchangeId, Failure),
     Wakes(Wake),
     Cut,
     Connects,

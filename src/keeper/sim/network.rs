@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     ledger::{ReplicaId, Reply, Wake},
-    store::{StoreErrorKind, in_flight::Outgoing},
+    store::{Failure, in_flight::Outgoing},
 };
 
 impl World {
@@ -30,13 +30,13 @@ impl World {
         self.deliver(replica, deadline - self.now, Event::TimesOut(number));
         if self.now < self.refuses_until {
             let delay = self.millis(0..3);
-            let refused = Event::Fails(number, StoreErrorKind::Permission);
+            let refused = Event::Fails(number, Failure::Refused);
             return self.deliver(replica, delay, refused);
         }
         if self.now < self.down_until {
             if !self.hangs {
                 let delay = self.millis(0..3);
-                let failed = Event::Fails(number, StoreErrorKind::Outage);
+                let failed = Event::Fails(number, Failure::Cut);
                 self.deliver(replica, delay, failed);
             }
             return;

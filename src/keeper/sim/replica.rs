@@ -13,7 +13,7 @@ use crate::{
     keeper::{Settings, core::Core, queue::FORGET_AFTER},
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
-    store::{Event as StoreEvent, StoreError, StoreErrorKind, in_flight::ExchangeId},
+    store::{Event as StoreEvent, ExchangeError, Failure, in_flight::ExchangeId},
 };
 
 pub(super) struct Replica {
@@ -150,7 +150,7 @@ impl World {
             }
             Event::TimesOut(number) => {
                 let is_open = core.numbers_in_flight().contains(&number);
-                self.fails(replica, number, StoreErrorKind::Outage, true);
+                self.fails(replica, number, Failure::TimedOut);
                 // A connection that does not answer is not used again.
                 if is_open {
                     self.replicas[replica].connected = false;
@@ -160,7 +160,7 @@ impl World {
                     self.deliver(replica, Duration::ZERO, Event::Cut);
                 }
             }
-            Event::Fails(number, kind) => self.fails(replica, number, kind, false),
+            Event::Fails(number, failure) => self.fails(replica, number, failure),
             Event::Wakes(wake) => {
                 core.on_event(&StoreEvent::Wake(wake.clone()), now);
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
@@ -172,7 +172,7 @@ impl World {
                     core.on_event(&StoreEvent::Disconnected, now);
                 }
                 for number in core.numbers_in_flight() {
-                    self.fails(replica, number, StoreErrorKind::Outage, false);
+                    self.fails(replica, number, Failure::Cut);
                 }
                 self.disconnects(replica);
                 let Replica {
@@ -190,14 +190,13 @@ impl World {
         self.pump(replica);
     }
 
-    fn fails(&mut self, replica: usize, number: ExchangeId, kind: StoreErrorKind, timed_out: bool) {
-        let message = "no answer".to_owned();
-        let error = StoreError { kind, message };
+    fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) {
+        let error = ExchangeError::of(failure, "no answer");
         let now = self.local();
-        self.note(|| format!("r{replica} gives up on {number}: {kind:?}"));
+        self.note(|| format!("r{replica} gives up on {number}: {failure:?}"));
         self.note_failure(replica, number);
         let core = &mut self.replicas[replica].core;
-        core.on_failure(number, &error, timed_out, now);
+        core.on_failure(number, &error, now);
     }
 
     /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.

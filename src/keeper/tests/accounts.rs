@@ -131,7 +131,7 @@ fn a_sum_without_an_answer_is_not_reported_again() {
         if runs {
             world.run(&sent);
         }
-        world.fail(0, &sent, false);
+        world.fail(0, &sent, Failure::Cut);
         world.spend(&fee, 3);
         world.end(&fee);
         assert_eq!(world.charged(), if runs { 14 } else { 4 });
@@ -258,7 +258,7 @@ fn a_settlement_does_not_refund_a_sum_without_an_answer() {
     let sent = world.report();
     world.settle_at(&fee, 5);
     world.run(&sent);
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     world.end(&fee);
     assert_eq!(world.charged(), 10);
 }
@@ -299,7 +299,7 @@ fn the_store_is_left_while_a_report_is_in_flight() {
     let sent = world.report();
     world.settle_at(&fee, 20);
     world.lose_store();
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     assert_eq!(world.remaining(&fee), 50 - 9);
 }
 

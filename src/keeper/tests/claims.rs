@@ -171,7 +171,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     let first = seqs(&sent.exchange);
     // It runs, and its answer is lost.
     world.run(&sent);
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     let again = world.send(0);
     assert!(seqs(&again.exchange).iter().all(|seq| !first.contains(seq)));
     let released = again
@@ -204,7 +204,7 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     let confirms = world.send(0);
     assert!(confirms.exchange.claims.is_empty(), "it is held back");
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &confirms, true);
+    world.fail(0, &confirms, Failure::TimedOut);
     let Some(Err(error)) = world.look(&asked) else {
         panic!("it has to be decided on");
     };
@@ -267,14 +267,11 @@ fn a_rate_lets_wait_without_a_slot() {
 #[test]
 fn without_the_store_a_refusal_leaves_nothing_either() {
     let mut world = world(1);
-    let error = StoreError {
-        kind: StoreErrorKind::Outage,
-        message: "down".to_owned(),
-    };
+    let error = ExchangeError::of(Failure::TimedOut, "down");
     let _hello = world.claim(0, vec![leg(2, Duration::ZERO)]);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_failure(sent.number, &error, true, now);
+    world.keepers[0].on_failure(sent.number, &error, now);
     // `rate` has let the first one go on, here.
     let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
     assert!(held(world.look(&wide)));
@@ -346,7 +343,7 @@ fn a_claim_that_lost_its_place_before_its_answer_came_leaves_nothing_behind() {
         if !leaves_first {
             world.cancel(&asked);
         }
-        world.fail(0, &late, false);
+        world.fail(0, &late, Failure::Cut);
         world.release(1, &other);
         world.settle();
         // A name of unknown fate is released once more.

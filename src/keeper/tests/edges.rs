@@ -73,7 +73,7 @@ fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     let first = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert!(held(world.see(&asked)), "locally");
     assert!(world.see(&first).is_none(), "waits, locally");
     world.pass(Duration::from_secs(2));
@@ -461,7 +461,7 @@ fn waiters_with_one_ticket_are_both_seen_to() {
     world.answer(0, &sent, reply);
     world.pass(Duration::from_millis(1_100));
     let asked = world.send(0);
-    world.fail(0, &asked, true);
+    world.fail(0, &asked, Failure::TimedOut);
     for waiter in &waiters {
         let kind = refused(world.collect(0, waiter));
         assert_eq!(kind, Some(AcquireErrorKind::Unavailable));

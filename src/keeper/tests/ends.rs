@@ -53,7 +53,7 @@ fn a_request_dropped_at_any_point_leaves_nothing_behind() {
             let sent = world.send(0);
             world.run(&sent);
             world.release(0, &lease);
-            world.fail(0, &sent, false);
+            world.fail(0, &sent, Failure::Cut);
             lease
         }),
     ];
@@ -96,7 +96,7 @@ fn a_release_is_repeated_until_nothing_can_come_back() {
     let lease = world.ask(0, Duration::ZERO);
     let sent = world.send(0);
     world.release(0, &lease);
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     world.settle();
     world.run(&sent);
     assert_eq!(world.ledger(), (1, 0), "it ran late");

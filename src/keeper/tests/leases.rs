@@ -239,7 +239,7 @@ fn a_renewal_that_failed_is_sent_again() {
     let lease = world.grant(Duration::ZERO);
     world.pass(LEASE / 3);
     let sent = world.send(0);
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     world.settle();
     assert!(lasts(&world, &lease) > LEASE * 9 / 10);
 }

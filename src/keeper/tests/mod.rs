@@ -30,7 +30,7 @@ use crate::{
     leases::{Bounds, Lease},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
-    store::{Event, StoreError, StoreErrorKind, in_flight::Outgoing},
+    store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind, in_flight::Outgoing},
     sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
 };
@@ -216,21 +216,18 @@ impl World {
         self.answer(keeper, outgoing, reply);
     }
 
-    fn fail(&mut self, keeper: usize, outgoing: &Outgoing, timed_out: bool) {
-        let error = StoreError {
-            kind: StoreErrorKind::Outage,
-            message: "cut".to_owned(),
-        };
+    fn fail(&mut self, keeper: usize, outgoing: &Outgoing, failure: Failure) {
+        let error = ExchangeError::of(failure, "cut");
         let now = self.local();
-        self.keepers[keeper].on_failure(outgoing.number, &error, timed_out, now);
+        self.keepers[keeper].on_failure(outgoing.number, &error, now);
     }
 
     /// The store says that it will not.
     fn refuse(&mut self, outgoing: &Outgoing, kind: StoreErrorKind) {
         let message = "refused".to_owned();
         let now = self.local();
-        let error = StoreError { kind, message };
-        self.keepers[0].on_failure(outgoing.number, &error, false, now);
+        let error = StoreError { kind, message }.into();
+        self.keepers[0].on_failure(outgoing.number, &error, now);
     }
 
     /// Sends, runs and answers until nobody has anything to say.

@@ -9,7 +9,7 @@ fn a_cut_connection_costs_a_retry_and_not_the_policy() {
     let mut world = World::new(1, &STRICT);
     let lease = world.ask(0, Duration::ZERO);
     let (first_name, sent) = (lease.seq(), world.send(0));
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     assert!(world.keepers[0].status().store_up);
     world.settle();
     assert!(held(world.collect(0, &lease)));
@@ -24,7 +24,7 @@ fn a_wait_that_the_store_used_up_is_told_as_one() {
     let lease = world.ask(0, STORE_TIMEOUT / 2);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert!(held(world.collect(0, &holder)));
     assert_eq!(world.refusal(0, &lease), Some(AcquireErrorKind::TimedOut));
 }
@@ -36,7 +36,7 @@ fn a_timeout_opens_the_breaker_until_a_probe_comes_back() {
     let lease = world.ask(0, PATIENT);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert_eq!(
         world.refusal(0, &lease),
         Some(AcquireErrorKind::Unavailable)
@@ -58,7 +58,7 @@ fn what_was_admitted_locally_is_adopted() {
     let during = world.ask(0, PATIENT);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert!(
         held(world.collect(0, &during)),
         "one slot of two is free here"
@@ -87,7 +87,7 @@ fn a_limit_that_is_raised_in_an_outage_admits_thousands() {
     let mut world = World::new(1, &limit);
     let now = world.local();
     let sent = world.keepers[0].hello(now);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     let asked: Vec<_> = (0..=WAITERS).map(|_| world.ask(0, PATIENT)).collect();
     let held = |world: &mut World| {
         let collected = asked.iter().filter(|lease| held(world.collect(0, lease)));
@@ -124,7 +124,7 @@ fn a_refusal_after_an_outage_closes_the_gate_again() {
     let mut world = World::new(1, &ONE);
     let lease = world.ask(0, PATIENT);
     let sent = world.send(0);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert!(held(world.collect(0, &lease)), "the local limit let it in");
     let waits = world.ask(0, PATIENT);
     assert!(world.collect(0, &waits).is_none());
@@ -245,7 +245,7 @@ fn a_store_that_cuts_whatever_works_is_down() {
     for _ in 0..6 {
         let sent = world.send(0);
         assert!(!sent.exchange.batches.is_empty());
-        world.fail(0, &sent, false);
+        world.fail(0, &sent, Failure::Cut);
         world.pass(Duration::from_millis(1));
         let now = world.local();
         world.keepers[0].on_event(&Event::Connected, now);
@@ -268,7 +268,7 @@ fn connections_that_are_cut_one_after_the_other_are_no_outage() {
         world.pass(Duration::from_millis(1));
         let now = world.local();
         world.keepers[0].on_event(&Event::Connected, now);
-        world.fail(0, &sent, false);
+        world.fail(0, &sent, Failure::Cut);
     }
     world.settle();
     assert!(held(world.collect(0, &lease)));
@@ -307,7 +307,7 @@ fn a_store_that_only_tells_the_time_is_not_asked_all_the_time() {
                 world.complete(0, &outgoing);
             } else {
                 failures += 1;
-                world.fail(0, &outgoing, true);
+                world.fail(0, &outgoing, Failure::TimedOut);
             }
         }
     }
@@ -322,7 +322,7 @@ fn a_request_that_comes_too_late_for_its_grant_is_answered_without_the_store() {
     world.settle();
     world.pass(LEASE / 2);
     let sent = world.send(0);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     world.pass(LEASE);
     assert_eq!(
         world.refusal(0, &lease),
@@ -365,7 +365,7 @@ fn an_inquiry_outlives_its_connection() {
     let (inquiry, mut told) = Inquiry::new();
     world.keepers[0].inquire(LimitId(0), &Key::SHARED, inquiry, now);
     let sent = world.send(0);
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     world.settle();
     world.keepers[0].run_effects();
     assert_eq!(told.try_recv().expect("an answer").in_use, 1);
@@ -380,7 +380,7 @@ fn an_inquiry_ends_with_the_store() {
     let now = world.local();
     let (inquiry, mut told) = Inquiry::new();
     world.keepers[0].inquire(LimitId(0), &Key::from("other"), inquiry, now);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     world.keepers[0].run_effects();
     assert_eq!(
         told.try_recv(),

@@ -63,7 +63,7 @@ impl World {
         let probe = self.ask(0, Duration::ZERO);
         let sent = self.send(0);
         self.pass(STORE_TIMEOUT);
-        self.fail(0, &sent, true);
+        self.fail(0, &sent, Failure::TimedOut);
         let _ = self.collect(0, &probe);
         self.release(0, &probe);
         assert!(!self.keepers[0].status().store_up);

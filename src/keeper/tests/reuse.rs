@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Bounds, Core, Demand, PATIENT, STORE_TIMEOUT, Submission, World, held, leg, settings};
+use super::{
+    Bounds, Core, Demand, Failure, PATIENT, STORE_TIMEOUT, Submission, World, held, leg, settings,
+};
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
@@ -215,7 +217,7 @@ fn a_failed_exchange_ends_the_right() {
     world.pass(RIGHT / 2);
     let renewal = world.send(0);
     world.now += STORE_TIMEOUT;
-    world.fail(0, &renewal, true);
+    world.fail(0, &renewal, Failure::TimedOut);
     assert_eq!(world.keepers[0].status().held, 0);
     assert!(!is_reused(&mut world, &kept));
 }

@@ -42,7 +42,7 @@ fn a_request_keeps_its_weight_under_a_new_name() {
     let mut world = World::new(1, &FOUR.fallback(Fallback::Reject));
     let lease = world.ask_for_units(3);
     let (first_name, sent) = (lease.seq(), world.send(0));
-    world.fail(0, &sent, false);
+    world.fail(0, &sent, Failure::Cut);
     world.settle();
     assert!(held(world.collect(0, &lease)));
     assert_ne!(lease.seq(), first_name);
@@ -123,7 +123,7 @@ fn requests_that_waited_here_keep_their_order_when_the_store_is_back() {
     let _first = world.ask_for_units(3);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     let _others = [1, 2].map(|weight| world.ask_for_units(weight));
     assert!(!world.keepers[0].status().store_up);
     world.pass(Duration::from_millis(60));
@@ -155,7 +155,7 @@ fn fewer_units_without_the_store_admit_a_heavy_request_alone() {
     let first = world.ask_for_units(3);
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT);
-    world.fail(0, &sent, true);
+    world.fail(0, &sent, Failure::TimedOut);
     assert!(held(world.collect(0, &first)));
     let second = world.ask_for_units(1);
     assert!(world.collect(0, &second).is_none());
