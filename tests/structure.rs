@@ -510,7 +510,7 @@ fn the_reader_sees_imports_and_calls() {
     let calls = all.calls("keeper/", &imports);
     assert!(imports[&number("permit.rs")].contains(&number("keeper/keepers.rs")));
     assert!(imports[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/mod.rs")));
-    assert!(calls[&number("keeper/core/claims.rs")].contains(&number("keeper/queue/local.rs")));
+    assert!(calls[&number("keeper/core/claims.rs")].contains(&number("keeper/queue/requests.rs")));
     assert!(calls[&number("keeper/queue/local.rs")].contains(&number("keeper/queue/permit.rs")));
 }
 

@@ -1,4 +1,4 @@
-//! For tests: whether the books of a queue agree, and what a simulation wants to know of it.
+//! For tests: checks that the state of a queue is consistent, and reads for the simulation.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -40,7 +40,7 @@ macro_rules! hold {
 pub(in crate::keeper) use hold;
 
 impl Queue {
-    /// Says what does not agree. To be called between steps. `in_flight`: the batches of this queue.
+    /// Returns the first contradiction that it finds. To be called between steps. `in_flight`: the batches of this queue.
     pub(in crate::keeper) fn audit(
         &mut self,
         ctx: &Context,
@@ -122,7 +122,10 @@ impl Queue {
             "entering {entering}"
         );
         let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
-        hold!(!renewing || asked, "renewing, and nobody asks");
+        hold!(
+            !renewing || asked,
+            "renewing, and no renewal is listed or in flight"
+        );
         if let (Some(claim), false) = (claim, matches!(state, State::Leaving)) {
             hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim:?}");
         }
@@ -133,7 +136,7 @@ impl Queue {
                 hold!(!entering && !present && not_after_us == 0, "asked before");
             }
             State::Sent { .. } => hold!(entering, "asks, and nobody was asked"),
-            // If the question was lost, the exchange that it was open in is still to tell.
+            // If its renewal was lost, the exchange that acquires it is still to be answered.
             State::Checking { .. } => hold!(renewing || entering, "is checked by nobody"),
             State::WaitingHere => {
                 hold!(self.local.is_some(), "waits here, where no ledger is");
@@ -188,7 +191,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The ledger of this process has exactly those that the queue has.
+    /// The ledger in this process has exactly the holders and waiters that the queue has.
     fn audit_local(&self, at: &str) -> Result<(), String> {
         let Some(ledger) = &self.local else {
             return Ok(());

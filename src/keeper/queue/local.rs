@@ -1,11 +1,8 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
-//! Changes of a limit are followed here too, as they admit or refuse requests that wait here.
 //!
 //! While the store is down only probes are sent to it. A limit's waiters move to where its fallback says; its holders
 //! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
 //! adopted.
-
-use std::sync::Arc;
 
 use super::{
     Queue,
@@ -15,8 +12,7 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::context::{Availability, Context},
     ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, number_of},
-    limit::{Fallback, Limit, Mode},
-    overrides::Steered,
+    limit::Fallback,
     telemetry::Measure,
 };
 
@@ -112,12 +108,12 @@ impl Queue {
             return;
         };
         match ctx.availability {
-            Availability::Up => self.outbox().acquire.push_back(new),
+            Availability::Up => self.ask_for(new),
             down => self.fall_back(ctx, new, down),
         }
     }
 
-    /// Puts a leg aside whose slot cannot be kept: one before it was lost, or it was lost itself.
+    /// Parks a leg whose slot cannot be kept: it was lost, or that of a leg before it was.
     pub(in crate::keeper) fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);
         self.park(ctx, seq);
@@ -126,7 +122,7 @@ impl Queue {
     /// Sends a request once more that reached the store too late: it keeps its name.
     pub(in crate::keeper) fn resend(&mut self, ctx: &mut Context, seq: Seq) {
         match ctx.availability {
-            Availability::Up => self.outbox().acquire.push_front(seq),
+            Availability::Up => self.ask_first(seq),
             down => self.fall_back(ctx, seq, down),
         }
     }
@@ -218,82 +214,6 @@ impl Queue {
         waiters.sort_by_key(|&seq| number_of(seq));
         for seq in waiters {
             self.ask_again(ctx, seq);
-        }
-    }
-
-    /// Takes the limit's value for this key from a request.
-    pub(in crate::keeper) fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
-        if own_max == self.own_max {
-            return;
-        }
-        let before = self.max();
-        self.own_max = own_max;
-        if let Some(pool) = &self.pool {
-            pool.follow_own_max(own_max);
-        }
-        self.follow_max(ctx, before);
-    }
-
-    /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
-    pub(in crate::keeper) fn steer(&mut self, ctx: &mut Context, steered: Steered) {
-        let (max, was_paused) = (self.max(), self.is_paused());
-        self.steered = steered;
-        self.follow_pause(ctx, was_paused);
-        self.follow_max(ctx, max);
-    }
-
-    fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
-        if self.is_paused() && !was_paused {
-            self.recall(ctx);
-            self.refuse_waiting(ctx, AcquireErrorKind::Paused);
-        }
-    }
-
-    fn follow_max(&mut self, ctx: &mut Context, before: u32) {
-        if self.max() > before {
-            self.grow(ctx);
-        } else if self.max() < before {
-            self.recall(ctx);
-        }
-    }
-
-    /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
-    pub(in crate::keeper) fn change_limit(
-        &mut self,
-        ctx: &mut Context,
-        limit: Arc<Limit>,
-        steered: Steered,
-    ) {
-        let was_paused = self.is_paused();
-        (self.limit, self.steered) = (limit, steered);
-        self.follow_pause(ctx, was_paused);
-        self.make_pool(ctx);
-        self.recall(ctx);
-        self.follow_fallback(ctx);
-        self.grow(ctx);
-        if self.limit.current_mode() != Mode::Enforce {
-            for seq in self.those(Entry::is_pending) {
-                self.pass(ctx, seq, AcquireErrorKind::Full);
-            }
-        }
-    }
-
-    /// The fallback may have changed during an outage: it decides on the requests that wait here.
-    fn follow_fallback(&mut self, ctx: &mut Context) {
-        let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
-        if keeps || !ctx.shared || self.local.take().is_none() {
-            return;
-        }
-        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
-            self.fall_back(ctx, seq, Availability::Down);
-        }
-    }
-
-    /// There may be more slots: waiters get them.
-    fn grow(&mut self, ctx: &mut Context) {
-        self.touch |= self.has_waiters();
-        if self.local.is_some() {
-            self.run_here(ctx, Operation::Nothing);
         }
     }
 }

@@ -3,13 +3,13 @@
 //! | file | what |
 //! | --- | --- |
 //! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
-//! | `requests` | a request's way: submitted, collected; what operators see of it |
-//! | `local` | the ledger in this process, the fallback while the store is down, and limits that change |
-//! | `outbox` | what to send next |
+//! | `requests` | a request's way: submitted, collected; what a changed limit does to requests that wait; what operators see |
+//! | `local` | the ledger in this process, and the fallback while the store is down |
+//! | `outbox` | what is sent next: batches, releases, roll calls; whether any work is left |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
 //! | `permit/entry` | the states of an entry |
-//! | this one | the data: read by all, and pushed to the outbox |
+//! | this one | the data, read by all; and the outbox, which all fill |
 //!
 //! Each file calls only those below it. A queue knows nothing of the [core](super::core), which has many of them: it
 //! reports to the [`Context`].
@@ -44,7 +44,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::context::{Context, earliest};
+use super::context::Context;
 use crate::{
     error::AcquireErrorKind,
     key::Key,
@@ -57,7 +57,7 @@ use crate::{
 };
 
 pub(super) use self::permit::entry::Seen;
-use self::permit::entry::{Entry, Holder, InStore, State};
+use self::permit::entry::{Entry, InStore};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and has no entry here.
@@ -75,10 +75,10 @@ pub(super) struct Queue {
     /// The override that operators have set for this key.
     steered: Steered,
     entries: SmallMap<Seq, Entry>,
-    /// Those that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
+    /// Requests that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
     waiters: Option<Box<Waiters>>,
     outbox: Option<Box<Outbox>>,
-    /// A batch is due even if it is empty.
+    /// A batch is to be sent even if it is empty.
     touch: bool,
     /// Exchanges in flight that have a batch for this queue.
     in_flight: u16,
@@ -96,6 +96,7 @@ pub(super) struct Queue {
     recheck_right: bool,
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
+    /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce).
     introducing: bool,
     snapshot: Snapshot,
 }
@@ -122,7 +123,7 @@ struct Snapshot {
     seen: Seen,
 }
 
-/// Those that wait in the store's ledger, and when to ask for them.
+/// Requests that wait in the store's ledger, and when to ask for them.
 #[derive(Default)]
 struct Waiters {
     /// A ticket is used twice if the store has lost a waiter, and its clock was stepped back.
@@ -239,6 +240,11 @@ impl Queue {
         self.steered.own_max(self.own_max)
     }
 
+    /// Whether operators have paused the limit for this key.
+    fn is_paused(&self) -> bool {
+        self.steered.paused_until.is_some()
+    }
+
     pub(super) fn contains(&self, seq: Seq) -> bool {
         self.entries.contains_key(&seq)
     }
@@ -250,22 +256,11 @@ impl Queue {
         self.contains(seq) || listed.any(|release| release.seq == seq)
     }
 
-    /// How many slots the store may still count once this process is gone.
-    pub(in crate::keeper) fn unreleased(&self) -> usize {
-        let entries = self.entries.values();
-        let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
-        let known = known.map(|entry| entry.lease.seq());
-        let outbox = self.outbox.iter();
-        let listed = outbox.flat_map(|outbox| outbox.release.iter().chain(&outbox.later));
-        let names = known.chain(listed.map(|release| release.seq));
-        names.map(|seq| weight_of(seq) as usize).sum()
-    }
-
     fn names(&self) -> Vec<Seq> {
         self.entries.iter().map(|(seq, _)| *seq).collect()
     }
 
-    /// The names of the entries of which this holds.
+    /// The names of the entries for which this is true.
     fn those(&self, which: impl Fn(&Entry) -> bool) -> Vec<Seq> {
         let those = self.entries.iter().filter(|(_, entry)| which(entry));
         those.map(|(seq, _)| *seq).collect()
@@ -276,12 +271,12 @@ impl Queue {
         self.waiters().next().is_some()
     }
 
-    /// Those that wait in the store's ledger, by ticket.
+    /// Requests that wait in the store's ledger, by ticket.
     fn waiters(&self) -> impl Iterator<Item = &(i64, Seq)> {
         self.waiters.iter().flat_map(|waiters| &waiters.by_ticket)
     }
 
-    /// Those with a lower ticket.
+    /// Waiters with a lower ticket.
     fn waiters_before(&self, ticket: i64) -> Vec<(i64, Seq)> {
         let waiters = self.waiters.iter();
         let before = waiters.flat_map(|waiters| waiters.by_ticket.range(..(ticket, 0)));
@@ -293,7 +288,7 @@ impl Queue {
         ledger.in_use().saturating_sub(self.idle() as u32)
     }
 
-    /// Takes over what the ledger in this process says.
+    /// Updates the snapshot from the ledger in this process.
     fn read_local(&mut self) {
         if let Some(ledger) = &self.local {
             let numbers = (self.used_of(ledger), ledger.waiting());
@@ -318,52 +313,22 @@ impl Queue {
     pub(super) fn idle(&self) -> usize {
         self.pool.as_ref().map_or(0, |pool| pool.idle())
     }
+}
 
-    /// Whether a user asks how it stands, and the store has not been asked yet.
-    pub(super) fn has_inquiries(&self) -> bool {
-        (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
-    }
-
-    pub(super) fn has_work(&mut self) -> bool {
-        let Some(outbox) = &self.outbox else {
-            return self.touch;
-        };
-        if outbox.has_any_but_newcomers() || self.touch {
-            return true;
-        }
-        !outbox.acquire.is_empty() && !self.is_introducing()
-    }
-
-    /// Whether the store has not confirmed all holders since the queue was introduced.
-    pub(super) fn is_introducing(&mut self) -> bool {
-        let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
-        let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
-        let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
-        self.introducing &=
-            self.outbox.as_deref().is_some_and(adopts) || self.entries.values().any(unconfirmed);
-        self.introducing
-    }
-
-    /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
-    pub(super) fn is_idle(&mut self) -> bool {
-        let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
-        self.is_unused()
-            && self.in_flight == 0
-            && !self.has_work()
-            && !self.outbox.as_deref().is_some_and(releases_later)
-    }
-
-    /// Whether it has no permits and no requests, but for idle slots of a ledger in this process.
-    fn is_unused(&self) -> bool {
-        match &self.pool {
-            Some(pool) if pool.is_bound() => false,
-            Some(pool) if self.local.is_some() => self.entries.len() == pool.idle(),
-            _ => self.entries.is_empty(),
-        }
-    }
-
+/// What is put into the outbox.
+impl Queue {
     fn outbox(&mut self) -> &mut Outbox {
         self.outbox.get_or_insert_default()
+    }
+
+    /// Asks the store for a slot, after all others that ask.
+    fn ask_for(&mut self, seq: Seq) {
+        self.outbox().acquire.push_back(seq);
+    }
+
+    /// Asks the store for a slot before all others, which came later: its request was sent before.
+    fn ask_first(&mut self, seq: Seq) {
+        self.outbox().acquire.push_front(seq);
     }
 
     /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
@@ -405,56 +370,12 @@ impl Queue {
             self.push_release(ctx, seq, not_after_us);
         }
     }
-
-    /// When to call [`on_time`](Self::on_time) next.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        let mut due = earliest(self.young_at, self.tend_at);
-        if let Some(outbox) = &self.outbox {
-            due = earliest(due, outbox.later_at);
-        }
-        if let Some(waiters) = &self.waiters {
-            let timers = [waiters.poll_at, waiters.handover_at, waiters.roll_call_at];
-            due = timers.into_iter().fold(due, earliest);
-        }
-        due
-    }
 }
 
 /// Whether a held permit shares the timer of those that came lately. Heavy ones are few, and their names are in no order
 /// with the others.
 fn is_young(seq: Seq, young_from: Seq) -> bool {
     seq >= young_from && weight_of(seq) == 1
-}
-
-/// Reads of a state.
-impl Entry {
-    fn wait_until(&self) -> Instant {
-        self.asked + self.wait
-    }
-
-    fn is_held(&self) -> bool {
-        matches!(self.state(), State::Held(_))
-    }
-
-    fn holder(&self) -> Option<Holder> {
-        match self.state() {
-            State::Held(hold) => Some(hold.holder),
-            _ => None,
-        }
-    }
-
-    /// Whether it still asks for a slot.
-    fn is_pending(&self) -> bool {
-        match self.state() {
-            State::Parked
-            | State::Listed { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => true,
-            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Leaving => false,
-        }
-    }
 }
 
 impl Snapshot {
@@ -465,12 +386,5 @@ impl Snapshot {
             Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
             _ => seen,
         }
-    }
-}
-
-impl Outbox {
-    fn has_any_but_newcomers(&self) -> bool {
-        let known = self.release.is_empty() && self.renew.is_empty() && self.adopt.is_empty();
-        !known || !self.inquiries.is_empty()
     }
 }

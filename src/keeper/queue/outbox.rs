@@ -1,4 +1,5 @@
-//! The outbox, which holds what is sent next: renewals and roll calls, and the batch that takes it all.
+//! What is sent next: entries that are asked for once more, releases, and the batch that takes all that is in the outbox.
+//! It is filled by the methods at the end of `mod.rs`, which all files call.
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ fn take_room(room: &mut usize, seq: Seq) {
     *room = room.saturating_sub(weight_of(seq) as usize);
 }
 
+/// What is asked of the store once more: after a new connection, and from time to time.
 impl Queue {
     /// Asks for every waiter by name.
     pub(in crate::keeper) fn call_roll(&mut self) {
@@ -61,11 +63,19 @@ impl Queue {
         }
     }
 
-    /// Sends a batch, even if it is empty.
-    pub(in crate::keeper) fn touch(&mut self) {
-        self.touch = true;
+    /// Whether the store has not confirmed all holders since the queue was introduced.
+    pub(in crate::keeper) fn is_introducing(&mut self) -> bool {
+        let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
+        let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
+        let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
+        self.introducing &=
+            self.outbox.as_deref().is_some_and(adopts) || self.entries.values().any(unconfirmed);
+        self.introducing
     }
+}
 
+/// Releases, until they are confirmed.
+impl Queue {
     /// Releases a name once more after a pause.
     pub(super) fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
         let at = ctx.now + pause.min(ctx.settings.poll_interval);
@@ -80,6 +90,25 @@ impl Queue {
             outbox.release.retain(|release| release.forget_at > now);
             outbox.later.retain(|release| release.forget_at > now);
         }
+    }
+
+    /// How many slots the store may still count once this process is gone.
+    pub(in crate::keeper) fn unreleased(&self) -> usize {
+        let entries = self.entries.values();
+        let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
+        let known = known.map(|entry| entry.lease.seq());
+        let outbox = self.outbox.iter();
+        let listed = outbox.flat_map(|outbox| outbox.release.iter().chain(&outbox.later));
+        let names = known.chain(listed.map(|release| release.seq));
+        names.map(|seq| weight_of(seq) as usize).sum()
+    }
+}
+
+/// Batches.
+impl Queue {
+    /// Sends a batch, even if it is empty.
+    pub(in crate::keeper) fn touch(&mut self) {
+        self.touch = true;
     }
 
     /// As much of what is to be sent as there is room for.
@@ -221,5 +250,62 @@ impl Queue {
         if self.entries.are_few() && self.outbox.as_deref().is_some_and(idle) {
             self.outbox = None;
         }
+    }
+}
+
+/// Work that is left, by which the core lists the queue.
+impl Queue {
+    /// Whether an inquiry of a user has not been sent yet.
+    pub(in crate::keeper) fn has_inquiries(&self) -> bool {
+        (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
+    }
+
+    /// Whether a batch is to be sent.
+    pub(in crate::keeper) fn has_work(&mut self) -> bool {
+        let Some(outbox) = &self.outbox else {
+            return self.touch;
+        };
+        if outbox.has_any_but_newcomers() || self.touch {
+            return true;
+        }
+        !outbox.acquire.is_empty() && !self.is_introducing()
+    }
+
+    /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
+    pub(in crate::keeper) fn is_idle(&mut self) -> bool {
+        let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
+        self.is_unused()
+            && self.in_flight == 0
+            && !self.has_work()
+            && !self.outbox.as_deref().is_some_and(releases_later)
+    }
+
+    /// Whether it has no permits and no requests, but for idle slots of a ledger in this process.
+    fn is_unused(&self) -> bool {
+        match &self.pool {
+            Some(pool) if pool.is_bound() => false,
+            Some(pool) if self.local.is_some() => self.entries.len() == pool.idle(),
+            _ => self.entries.is_empty(),
+        }
+    }
+
+    /// When to call [`on_time`](Self::on_time) next.
+    pub(in crate::keeper) fn next_due(&self) -> Option<Instant> {
+        let mut due = earliest(self.young_at, self.tend_at);
+        if let Some(outbox) = &self.outbox {
+            due = earliest(due, outbox.later_at);
+        }
+        if let Some(waiters) = &self.waiters {
+            let timers = [waiters.poll_at, waiters.handover_at, waiters.roll_call_at];
+            due = timers.into_iter().fold(due, earliest);
+        }
+        due
+    }
+}
+
+impl Outbox {
+    fn has_any_but_newcomers(&self) -> bool {
+        let known = self.release.is_empty() && self.renew.is_empty() && self.adopt.is_empty();
+        !known || !self.inquiries.is_empty()
     }
 }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, Hold, Holder, InStore, Leg, Seen, State};
+use self::entry::{Entry, Hold, Holder, InStore, Seen, State};
 use super::{Queue, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
@@ -33,12 +33,7 @@ impl Queue {
         // The pool is for slots of one unit.
         let pool = self.pool.clone().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
-        let leg = claim.map(|(claim, shadow)| Leg {
-            claim,
-            shadow,
-            begun: false,
-        });
-        let entry = Entry::new(lease.clone(), wait, ctx.now, leg);
+        let entry = Entry::new(lease.clone(), wait, ctx.now, claim);
         count(ctx, self.number, &entry, true);
         self.entries.insert(lease.seq(), entry);
         lease
@@ -62,7 +57,7 @@ impl Queue {
             State::WaitingHere => {
                 ctx.expiries.insert((entry.wait_until(), self.id, seq));
             }
-            // Its slot is there: only the store's word is missing, and that has its own time limit.
+            // Only the store's answer is missing, and that has a time limit of its own.
             State::Listed { .. } | State::Sent { .. } | State::Checking { .. } => {}
             State::Held(_) | State::Refused(_) | State::Passed(_) | State::Parked => {
                 ctx.effects.wake(entry.waker.take());

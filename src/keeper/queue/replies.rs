@@ -105,7 +105,7 @@ impl Queue {
     /// The store says that a slot is held, `counted` from then, `until_ms`.
     fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: Seen, until_ms: u64) {
         let Some(entry) = self.entries.get_mut(&seq) else {
-            // Given up in the meantime, or a ghost of an exchange that ran late.
+            // Given up in the meantime, or put there by an exchange that ran late.
             return self.release_ghost(ctx, seq);
         };
         entry.in_store.present = true;
@@ -313,7 +313,7 @@ impl Queue {
             Some(seen) if wake.granted_us >= seen.store_us => {
                 self.granted(ctx, seq, counted_from(seen.sent), wake.until_ms);
             }
-            // It is older than that: ask.
+            // The grant is older than that: ask.
             Some(_) => self.renew(seq),
             None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
@@ -377,7 +377,7 @@ impl Queue {
                 State::Leaving => self.give_up(ctx, *seq),
                 State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
                 State::Sent { .. } if retry => again.extend(self.rename(ctx, *seq)),
-                // One that was woken before its answer came stands as it did, while the store may be fine.
+                // It was woken before its answer came, and goes on checking its grant while the store may be fine.
                 State::Checking { .. } if retry => {}
                 State::Sent { .. } | State::Checking { .. } => {
                     self.fall_back(ctx, *seq, availability);
@@ -386,7 +386,7 @@ impl Queue {
             }
         }
         for seq in again.into_iter().rev() {
-            self.outbox().acquire.push_front(seq);
+            self.ask_first(seq);
         }
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
@@ -421,7 +421,7 @@ impl Queue {
             State::Sent { .. } if entry.claim().is_some() => self.park(ctx, seq),
             State::Sent { .. } if retry => {
                 if let Some(new) = self.rename(ctx, seq) {
-                    self.outbox().acquire.push_front(new);
+                    self.ask_first(new);
                 }
             }
             State::Sent { .. } | State::Checking { .. } if !retry => {
@@ -436,7 +436,7 @@ impl Queue {
         self.in_flight -= 1;
     }
 
-    /// The driver has gone: the tasks of requests look after themselves, and inquiries have no answer.
+    /// The driver has ended: requests and watchers of leases are woken to find that out, and inquiries are dismissed.
     pub(in crate::keeper) fn on_abandoned(&mut self, ctx: &mut Context) {
         for entry in self.entries.values_mut() {
             ctx.effects.wake(entry.waker.take());

@@ -1,4 +1,5 @@
-//! A request's way through its queue: submitted, collected; and that of a leg of a claim.
+//! A request's way through its queue: submitted, collected; and that of a leg of a claim. Also what happens to requests
+//! that wait when their limit changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +20,8 @@ use crate::{
     },
     leases::{Lease, Leases, Tenure},
     ledger::{Operation, Seq, weight_of},
-    limit::MAX_WAIT,
+    limit::{Fallback, Limit, MAX_WAIT, Mode},
+    overrides::Steered,
     status::{Quota, Usage},
     sync::{Inquiry, StoredWaker},
 };
@@ -39,7 +41,7 @@ impl Queue {
                 self.refused(ctx, seq, AcquireErrorKind::InvalidWeight);
             }
             _ if self.local.is_some() => self.acquire_here(ctx, seq),
-            Availability::Up => self.outbox().acquire.push_back(seq),
+            Availability::Up => self.ask_for(seq),
             down => self.fall_back(ctx, seq, down),
         }
         lease
@@ -183,7 +185,7 @@ impl Queue {
         }
     }
 
-    /// Answers how the ledger stands, if it is in this process; else the store is asked, if it is up.
+    /// Answers with the usage of the ledger, if it is in this process; else the store is asked, if it is up.
     pub(in crate::keeper) fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if self.local.is_some() {
             self.run_here(ctx, Operation::Nothing);
@@ -196,9 +198,88 @@ impl Queue {
     }
 }
 
+/// Changes of the limit, and what they do to requests that wait.
+impl Queue {
+    /// Takes the limit's value for this key from a request.
+    pub(in crate::keeper) fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
+        if own_max == self.own_max {
+            return;
+        }
+        let before = self.max();
+        self.own_max = own_max;
+        if let Some(pool) = &self.pool {
+            pool.follow_own_max(own_max);
+        }
+        self.follow_max(ctx, before);
+    }
+
+    /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
+    pub(in crate::keeper) fn steer(&mut self, ctx: &mut Context, steered: Steered) {
+        let (max, was_paused) = (self.max(), self.is_paused());
+        self.steered = steered;
+        self.follow_pause(ctx, was_paused);
+        self.follow_max(ctx, max);
+    }
+
+    fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
+        if self.is_paused() && !was_paused {
+            self.recall(ctx);
+            self.refuse_waiting(ctx, AcquireErrorKind::Paused);
+        }
+    }
+
+    fn follow_max(&mut self, ctx: &mut Context, before: u32) {
+        if self.max() > before {
+            self.grow(ctx);
+        } else if self.max() < before {
+            self.recall(ctx);
+        }
+    }
+
+    /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
+    pub(in crate::keeper) fn change_limit(
+        &mut self,
+        ctx: &mut Context,
+        limit: Arc<Limit>,
+        steered: Steered,
+    ) {
+        let was_paused = self.is_paused();
+        (self.limit, self.steered) = (limit, steered);
+        self.follow_pause(ctx, was_paused);
+        self.make_pool(ctx);
+        self.recall(ctx);
+        self.follow_fallback(ctx);
+        self.grow(ctx);
+        if self.limit.current_mode() != Mode::Enforce {
+            for seq in self.those(Entry::is_pending) {
+                self.pass(ctx, seq, AcquireErrorKind::Full);
+            }
+        }
+    }
+
+    /// The fallback may have changed during an outage: it decides on the requests that wait here.
+    fn follow_fallback(&mut self, ctx: &mut Context) {
+        let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
+        if keeps || !ctx.shared || self.local.take().is_none() {
+            return;
+        }
+        for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
+            self.fall_back(ctx, seq, Availability::Down);
+        }
+    }
+
+    /// There may be more slots: waiters get them.
+    fn grow(&mut self, ctx: &mut Context) {
+        self.touch |= self.has_waiters();
+        if self.local.is_some() {
+            self.run_here(ctx, Operation::Nothing);
+        }
+    }
+}
+
 /// Reads, for requests and claims.
 impl Queue {
-    pub(in crate::keeper) fn place(&self, seq: Seq) -> u32 {
+    fn place(&self, seq: Seq) -> u32 {
         self.entries.get(&seq).map_or(0, |entry| entry.place)
     }
 
@@ -289,7 +370,7 @@ impl Queue {
         AcquireError::new(kind, details)
     }
 
-    /// How the limit stands for this key, if that is known.
+    /// The slots that are left for this key, and when the next one is free, if the ledger's state is known.
     pub(in crate::keeper) fn quota(&self, ctx: &Context) -> Option<Quota> {
         let known = self.local.is_some() || self.snapshot.seen.store_us > 0;
         let free = self.max().saturating_sub(self.usage().in_use);

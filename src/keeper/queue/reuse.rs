@@ -71,11 +71,6 @@ impl Queue {
         self.limit.is_reused() && enforced && !self.is_paused() && !ctx.ending && up
     }
 
-    /// Whether an operator keeps newcomers out.
-    pub(super) fn is_paused(&self) -> bool {
-        self.steered.paused_until.is_some()
-    }
-
     /// The reuse that a batch asks for.
     pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
         match &self.pool {

@@ -34,7 +34,7 @@ pub(in crate::keeper::queue) struct Entry {
     pub waker: Option<StoredWaker>,
     pub(super) state: State,
     /// Set until the claim is granted.
-    pub(super) leg: Option<Leg>,
+    leg: Option<Leg>,
 }
 
 #[derive(Clone, Copy)]
@@ -118,12 +118,12 @@ pub(in crate::keeper::queue) struct InStore {
 
 /// The part that an entry has in a claim.
 #[derive(Clone, Copy)]
-pub(super) struct Leg {
-    pub claim: ClaimId,
+struct Leg {
+    claim: ClaimId,
     /// Its limit is in shadow mode: a refusal lets it pass.
-    pub shadow: bool,
+    shadow: bool,
     /// It has had its turn, so its time to wait runs.
-    pub begun: bool,
+    begun: bool,
 }
 
 impl Entry {
@@ -149,7 +149,13 @@ impl Entry {
         }
     }
 
-    pub(super) fn new(lease: Arc<Lease>, wait: Duration, now: Instant, leg: Option<Leg>) -> Self {
+    /// `claim`: the one that it is a leg of, and whether its limit is in shadow mode.
+    pub(super) fn new(
+        lease: Arc<Lease>,
+        wait: Duration,
+        now: Instant,
+        claim: Option<(ClaimId, bool)>,
+    ) -> Self {
         Self {
             lease,
             in_store: InStore::default(),
@@ -157,16 +163,49 @@ impl Entry {
             wait,
             place: 0,
             waker: None,
-            state: match leg {
+            state: match claim {
                 Some(_) => State::Parked,
                 None => State::Listed { since: now },
             },
-            leg,
+            leg: claim.map(|(claim, shadow)| Leg {
+                claim,
+                shadow,
+                begun: false,
+            }),
         }
     }
 
     pub(in crate::keeper::queue) fn state(&self) -> &State {
         &self.state
+    }
+
+    /// When it has waited for as long as it may.
+    pub(in crate::keeper::queue) fn wait_until(&self) -> Instant {
+        self.asked + self.wait
+    }
+
+    pub(in crate::keeper::queue) fn is_held(&self) -> bool {
+        matches!(self.state, State::Held(_))
+    }
+
+    pub(in crate::keeper::queue) fn holder(&self) -> Option<Holder> {
+        match self.state {
+            State::Held(hold) => Some(hold.holder),
+            _ => None,
+        }
+    }
+
+    /// Whether it still asks for a slot.
+    pub(in crate::keeper::queue) fn is_pending(&self) -> bool {
+        match self.state {
+            State::Parked
+            | State::Listed { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => true,
+            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Leaving => false,
+        }
     }
 
     /// The claim that it is a leg of.
