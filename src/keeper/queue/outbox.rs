@@ -68,8 +68,10 @@ impl Queue {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
-        self.introducing &=
-            self.outbox.as_deref().is_some_and(adopts) || self.entries.values().any(unconfirmed);
+        // Looked at in this order, as a queue may have many entries, and is seldom being introduced.
+        self.introducing = self.introducing
+            && (self.outbox.as_deref().is_some_and(adopts)
+                || self.entries.values().any(unconfirmed));
         self.introducing
     }
 }
