@@ -42,7 +42,7 @@ pub(in crate::keeper) use hold;
 impl Queue {
     /// Returns the first contradiction that it finds. To be called between steps. `in_flight`: the batches of this queue.
     pub(in crate::keeper) fn audit(
-        &mut self,
+        &self,
         ctx: &Context,
         books: &mut Books,
         in_flight: u16,
@@ -78,6 +78,10 @@ impl Queue {
         hold!(
             !self.recheck_right || ctx.shared,
             "{at}: the right to keep slots was not seen to"
+        );
+        hold!(
+            !self.introducing || self.is_introducing(),
+            "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;
         self.audit_pool(&at)

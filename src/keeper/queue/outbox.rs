@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Note, Outbox, Queue, Release,
+    Note, Outbox, Queue,
     permit::entry::{Entry, State},
 };
 use crate::{
@@ -64,28 +64,31 @@ impl Queue {
     }
 
     /// Whether the store has not confirmed all holders since the queue was introduced.
-    pub(in crate::keeper) fn is_introducing(&mut self) -> bool {
+    pub(in crate::keeper) fn is_introducing(&self) -> bool {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
         // Looked at in this order, as a queue may have many entries, and is seldom being introduced.
-        self.introducing = self.introducing
-            && (self.outbox.as_deref().is_some_and(adopts)
-                || self.entries.values().any(unconfirmed));
         self.introducing
+            && (self.outbox.as_deref().is_some_and(adopts)
+                || self.entries.values().any(unconfirmed))
+    }
+
+    /// Ends the introduction once all holders are confirmed: a later renewal does not hold newcomers back.
+    fn end_introduction(&mut self) {
+        self.introducing = self.is_introducing();
+    }
+
+    /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
+    /// closes the pool by the ledger in this process.
+    pub(in crate::keeper) fn follow_local_right(&mut self, ctx: &mut Context) {
+        self.end_introduction();
+        self.follow_ledger_here(ctx);
     }
 }
 
 /// Releases, until they are confirmed.
 impl Queue {
-    /// Releases a name once more after a pause.
-    pub(super) fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
-        let at = ctx.now + pause.min(ctx.settings.poll_interval);
-        let outbox = self.outbox();
-        outbox.later.push(release);
-        outbox.later_at = earliest(outbox.later_at, Some(at));
-    }
-
     /// Drops releases that are not worth repeating any more.
     pub(in crate::keeper) fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {
@@ -135,7 +138,8 @@ impl Queue {
             nearest_ms: None,
         };
         let touch = std::mem::take(&mut self.touch);
-        if !self.is_introducing()
+        self.end_introduction();
+        if !self.introducing
             && let Some(outbox) = &self.outbox
         {
             let newcomers = outbox.acquire.iter().take(*room);
@@ -167,7 +171,8 @@ impl Queue {
                 }
             }
         }
-        if !self.is_introducing() {
+        self.end_introduction();
+        if !self.introducing {
             self.take_newcomers(ctx, &mut batch, room, deadline);
         }
         self.shrink_outbox();
@@ -263,7 +268,7 @@ impl Queue {
     }
 
     /// Whether a batch is to be sent.
-    pub(in crate::keeper) fn has_work(&mut self) -> bool {
+    pub(in crate::keeper) fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
             return self.touch;
         };
@@ -274,7 +279,7 @@ impl Queue {
     }
 
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
-    pub(in crate::keeper) fn is_idle(&mut self) -> bool {
+    pub(in crate::keeper) fn is_idle(&self) -> bool {
         let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
         self.is_unused()
             && self.in_flight == 0

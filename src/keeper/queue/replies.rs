@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Note, Queue, Seen, Snapshot,
+    Note, Queue, Release, Seen, Snapshot,
     permit::entry::{Entry, Hold, Holder, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::{
-        context::{Availability, Context, RENEWALS_PER_LEASE},
+        context::{Availability, Context, RENEWALS_PER_LEASE, earliest},
         effects::{Effect, Report},
     },
     leases::local_deadline,
@@ -429,6 +429,14 @@ impl Queue {
             }
             _ => self.look_now(ctx, seq),
         }
+    }
+
+    /// Releases a name once more after a pause.
+    fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
+        let at = ctx.now + pause.min(ctx.settings.poll_interval);
+        let outbox = self.outbox();
+        outbox.later.push(release);
+        outbox.later_at = earliest(outbox.later_at, Some(at));
     }
 
     /// An exchange that had a batch for this queue is over, without an answer.

@@ -97,7 +97,7 @@ impl Queue {
     }
 
     /// The ledger in this process gives the right for as long as no request waits.
-    pub(in crate::keeper) fn follow_local_right(&mut self, ctx: &mut Context) {
+    pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
         if !std::mem::take(&mut self.recheck_right) || ctx.shared {
             return;
         }
