@@ -209,7 +209,7 @@ impl fmt::Debug for Charging {
 
 fn leg(fee: &Fee, cost: u32) -> Leg {
     Leg {
-        limit: fee.number(),
+        limit: fee.limit_id(),
         key: fee.key.clone(),
         wait: fee.wait,
         max: fee.own_max,

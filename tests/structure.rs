@@ -596,7 +596,7 @@ const WAY: [(&str, &str); 8] = [
     (
         "8",
         "keeper/request.rs Step::poll
-           keeper/request.rs Step::look
+           keeper/request.rs Step::collect
              keeper/core/requests.rs Core::collect
                keeper/core/requests.rs Core::collect_slot
                  keeper/queue/requests.rs Queue::take

@@ -172,7 +172,7 @@ enum StepStage {
     Answered,
 }
 
-/// The result of looking for an answer.
+/// A permit, if there is an answer.
 type Collected = Result<Option<Taken>, AcquireError>;
 
 impl Step {
@@ -205,7 +205,7 @@ impl Step {
     ) -> Poll<Result<Taken, AcquireError>> {
         let (collected, is_watched) = match &self.stage {
             StepStage::New(_) => (self.ask(wants_quotas), false),
-            StepStage::Submitted(submission) => self.look(submission, wants_quotas, cx.waker()),
+            StepStage::Submitted(submission) => self.collect(submission, wants_quotas, cx.waker()),
             StepStage::Answered => panic!("`Acquire` polled after completion"),
         };
         let collected = match collected {
@@ -247,7 +247,7 @@ impl Step {
     }
 
     /// Returns also whether this task is woken when there is an answer.
-    fn look(
+    fn collect(
         &self,
         submission: &Submission,
         wants_quotas: bool,

@@ -232,8 +232,8 @@ impl Fee {
         })
     }
 
-    /// The number of its limit.
-    pub(crate) fn number(&self) -> LimitId {
+    /// The id of its limit.
+    pub(crate) fn limit_id(&self) -> LimitId {
         self.id.1
     }
 

@@ -71,7 +71,7 @@ impl Desk {
         let body = match question {
             Question::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
             Question::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
-            Question::Permits(of) => match number_of(&keepers, &of.limit) {
+            Question::Permits(of) => match limit_id(&keepers, &of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.permits(&keepers, limit, of).await;
                     left_out = more;
@@ -79,7 +79,7 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Question::Keys(of) => match number_of(&keepers, &of.limit) {
+            Question::Keys(of) => match limit_id(&keepers, &of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.keys(&keepers, limit, of).await;
                     left_out = more;
@@ -87,7 +87,7 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Question::Refusals(of) => match number_of(&keepers, &of.limit) {
+            Question::Refusals(of) => match limit_id(&keepers, &of.limit) {
                 Some(limit) => {
                     Body::Refusals(fitting(self.refusals(&keepers, limit, of), &mut left_out))
                 }
@@ -173,7 +173,7 @@ impl Desk {
     async fn revoke(&self, keepers: &Keepers, order: &RevokeOrder) -> Vec<PermitRow> {
         let selector = match &order.whose {
             Revocation::Permit(id) => PermitSelector::Among(HashSet::from([*id])),
-            Revocation::Key { limit, key } => match number_of(keepers, limit) {
+            Revocation::Key { limit, key } => match limit_id(keepers, limit) {
                 Some(number) => {
                     let (limit, key) = (limit.clone(), Some(*key));
                     PermitSelector::OfKey(Which::new(number, &Of { limit, key }))
@@ -265,8 +265,8 @@ impl Desk {
     }
 }
 
-fn number_of(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
-    keepers.members()[0].peek(|core| core.number_of(limit_name))
+fn limit_id(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
+    keepers.members()[0].peek(|core| core.limit_id(limit_name))
 }
 
 async fn limits(keepers: &Keepers) -> Vec<LimitRow> {

@@ -399,7 +399,7 @@ mod tests {
             let _held = held(&limiter, keys).await;
             let (limit, key) = ("many".to_owned(), None);
             let of = Of { limit, key };
-            let number = number_of(&limiter);
+            let number = limit_id(&limiter);
             let best = |time: &dyn Fn() -> Duration| (0..9).map(|_| time()).min();
             for (name, time) in [
                 (
@@ -422,8 +422,8 @@ mod tests {
         }
     }
 
-    fn number_of(limiter: &Limiter) -> LimitId {
+    fn limit_id(limiter: &Limiter) -> LimitId {
         let keeper = &limiter.keepers().members()[0];
-        keeper.peek(|core| core.number_of("many").expect("it is in use"))
+        keeper.peek(|core| core.limit_id("many").expect("it is in use"))
     }
 }

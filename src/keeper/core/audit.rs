@@ -60,18 +60,18 @@ impl Core {
         let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
         for sent in &self.in_flight {
             let exchange = &sent.exchange;
-            for (batch, note) in exchange.batches.iter().zip(&sent.notes) {
-                *in_flight.entry(note.queue).or_default() += 1;
+            for (batch, pending) in exchange.batches.iter().zip(&sent.pending) {
+                *in_flight.entry(pending.queue).or_default() += 1;
                 books.entering.extend(batch.adopt.iter().copied());
                 let acquired = batch.acquire.iter().map(|ask| ask.seq);
                 books.entering.extend(acquired);
                 books.renewing.extend(batch.renew.iter().copied());
             }
-            let mut queues: Vec<_> = sent.notes.iter().map(|note| note.queue).collect();
+            let mut queues: Vec<_> = sent.pending.iter().map(|pending| pending.queue).collect();
             queues.sort_unstable();
             queues.dedup();
             hold!(
-                queues.len() == sent.notes.len(),
+                queues.len() == sent.pending.len(),
                 "two batches for one ledger"
             );
             let asks = exchange.claims.iter().flat_map(|claim| &claim.asks);
@@ -134,7 +134,7 @@ impl Core {
                 .count();
             hold!(sent <= 1, "{at}: sent twice");
             match &claim.stage {
-                ClaimStage::Listed => {
+                ClaimStage::Unsent => {
                     let there = self.asking.contains(id) || self.held_back.contains(id);
                     hold!(there, "{at}: to be sent, and nobody will");
                     hold!(
@@ -266,8 +266,8 @@ impl Core {
     pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut queues = self.queues.iter();
         let waiting = queues.find_map(|queue| queue.release_of(seq));
-        let notes = self.in_flight.iter().flat_map(|sent| &sent.notes);
-        waiting.or_else(|| { notes }.find_map(|note| note.release_of(seq)))
+        let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
+        waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
 
     pub(in crate::keeper) fn waiting_claims(

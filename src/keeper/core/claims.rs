@@ -96,7 +96,7 @@ impl Core {
     fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
         let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
         (one.ledger().cmp(other.ledger()))
-            .then_with(|| one.number().cmp(&other.number()))
+            .then_with(|| one.limit_id().cmp(&other.limit_id()))
             .then_with(|| one.key().cmp(other.key()))
     }
 
@@ -140,7 +140,7 @@ impl Core {
     pub(super) fn reopen_all(&mut self, claims: impl IntoIterator<Item = ClaimId>) {
         for id in claims {
             if let Some(claim) = self.claims.get_mut(&id)
-                && let ClaimStage::Listed | ClaimStage::Sent = claim.stage
+                && let ClaimStage::Unsent | ClaimStage::Sent = claim.stage
             {
                 claim.stage = ClaimStage::Open;
                 self.advance(id);
@@ -175,7 +175,7 @@ impl Core {
 
     fn list_claim(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
-            claim.stage = ClaimStage::Listed;
+            claim.stage = ClaimStage::Unsent;
             self.asking.insert(id);
         }
     }
@@ -200,7 +200,7 @@ impl Core {
         self.queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
                 passed.push((queue.limit().clone(), kind));
-                ctx.note_pass(queue.number(), kind);
+                ctx.note_pass(queue.limit_id(), kind);
                 queue.give_up(ctx, lease.seq());
             });
     }
@@ -231,14 +231,14 @@ impl Core {
 
     /// Keeps the refusal of a claim that still has its legs and fees.
     fn keep_refusal(&mut self, claim: &PendingClaim, error: &AcquireError) {
-        let Some(limit) = self.number_of(error.limit_name()) else {
+        let Some(limit) = self.limit_id(error.limit_name()) else {
             return;
         };
         let queues = &self.queues;
         let about = || {
             let queues = claim.legs.iter().map(|lease| &queues[lease.queue]);
-            let mut keys = queues.filter(|queue| queue.number() == limit);
-            let mut fees = claim.fees.iter().filter(|fee| fee.number() == limit);
+            let mut keys = queues.filter(|queue| queue.limit_id() == limit);
+            let mut fees = claim.fees.iter().filter(|fee| fee.limit_id() == limit);
             let key = keys.next().map(|queue| queue.key());
             let key = key.or_else(|| fees.next().map(|fee| &fee.key));
             (key, claim.legs.first().map(|lease| &**lease))
@@ -282,7 +282,7 @@ impl Core {
         let mut place = 0;
         for (index, lease) in claim.legs.iter().enumerate() {
             let queue = self.queues.unlisted(lease.queue);
-            self.ctx.note_admission(queue.number(), waited);
+            self.ctx.note_admission(queue.limit_id(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
             if index > 0 {
                 queue.set_companion(&mut self.ctx, lease.seq());
@@ -325,10 +325,10 @@ impl Core {
 
     /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
     pub(super) fn pause_claims(&mut self, limit: LimitId, until: Instant) {
-        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue].number() == limit;
+        let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue].limit_id() == limit;
         let concerned = |claim: &PendingClaim| {
             let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
-            let is_owed = |fee: &Fee| fee.number() == limit;
+            let is_owed = |fee: &Fee| fee.limit_id() == limit;
             is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
         };
         let claims = self.claims.iter().filter(|(_, claim)| concerned(claim));
@@ -380,9 +380,9 @@ impl Core {
             return self.leg_error(id, leg, kind);
         }
         let first = claim.legs.first();
-        let first = first.map(|lease| self.queues[lease.queue].number());
+        let first = first.map(|lease| self.queues[lease.queue].limit_id());
         let limit = first
-            .or(claim.fees.first().map(Fee::number))
+            .or(claim.fees.first().map(Fee::limit_id))
             .unwrap_or(LimitId(0));
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let mut error = self.refusal(limit, kind);
@@ -439,7 +439,7 @@ impl Core {
         fee.paid = paid;
         fee.begins = self.ctx.now + Duration::from_micros(rest_us);
         if let Paid::Here(_, tat) = paid {
-            let (limit, key) = (fee.number(), fee.key.clone());
+            let (limit, key) = (fee.limit_id(), fee.key.clone());
             self.keep_rate(limit, key, tat);
         }
     }
@@ -450,7 +450,7 @@ impl Core {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
             claim.passed.push((fee.limit.clone(), kind));
-            self.ctx.note_pass(fee.number(), kind);
+            self.ctx.note_pass(fee.limit_id(), kind);
         }
     }
 
@@ -470,7 +470,7 @@ impl Core {
         let fees = claim.flat_map(|claim| &claim.fees);
         let enforced = fees.clone().find(|fee| unpaid(fee) && !fee.charge.shadow);
         if let Some(fee) = enforced {
-            let error = self.refusal(fee.number(), kind);
+            let error = self.refusal(fee.limit_id(), kind);
             return self.refuse_claim(id, error);
         }
         let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
@@ -486,8 +486,8 @@ impl Core {
         };
         let last = claim.fees.iter().max_by_key(|fee| fee.begins);
         if let Some(fee) = last.filter(|fee| fee.begins > self.ctx.now) {
-            self.ctx.measure(fee.number(), Measure::Waiting(1.0));
-            self.sleepers.insert((fee.begins, id), fee.number());
+            self.ctx.measure(fee.limit_id(), Measure::Waiting(1.0));
+            self.sleepers.insert((fee.begins, id), fee.limit_id());
             claim.stage = ClaimStage::Sleeping(fee.begins);
         }
     }
@@ -502,7 +502,7 @@ impl Core {
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
         for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
-            let waits = |fee: &&mut Fee| fee.number() == limit && fee.begins > now;
+            let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;
             };

@@ -12,7 +12,7 @@ use super::{Asker, ClaimStage, Core, PendingClaim, PendingExchange};
 use crate::{
     keeper::{
         context::Context,
-        queue::{LegState, Note, Queue},
+        queue::{LegState, PendingBatch, Queue},
     },
     leases::{Lease, Paid},
     ledger::{
@@ -37,7 +37,7 @@ const MAX_BATCHES: usize = 64;
 /// An exchange in the making.
 struct Draft {
     batches: Vec<Batch>,
-    notes: Vec<Note>,
+    pending: Vec<PendingBatch>,
     /// By the order in which they came, and were named.
     claims: BTreeMap<u64, (Asker, Claim)>,
     refunds: Vec<Refund>,
@@ -173,7 +173,7 @@ impl Core {
             let Some(id) = self.asking.pop_first() else {
                 break;
             };
-            let is_listed = |claim: &&mut PendingClaim| matches!(claim.stage, ClaimStage::Listed);
+            let is_listed = |claim: &&mut PendingClaim| matches!(claim.stage, ClaimStage::Unsent);
             let Some(claim) = self.claims.get_mut(&id).filter(is_listed) else {
                 continue;
             };
@@ -210,13 +210,13 @@ impl Core {
             let units = weight_of(seq) as usize;
             queue.make_room(ctx, units);
             let batch = match draft
-                .notes
+                .pending
                 .iter()
-                .position(|note| note.queue == lease.queue)
+                .position(|pending| pending.queue == lease.queue)
             {
                 Some(number) => {
-                    let (batch, note) = (&mut draft.batches[number], &mut draft.notes[number]);
-                    queue.take_releases(batch, note, &mut draft.room);
+                    let (batch, pending) = (&mut draft.batches[number], &mut draft.pending[number]);
+                    queue.take_releases(batch, pending, &mut draft.room);
                     number
                 }
                 None => {
@@ -235,7 +235,7 @@ impl Core {
     fn send(&mut self, draft: Draft) -> Outgoing {
         let Draft {
             batches,
-            notes,
+            pending,
             claims,
             refunds,
             deadline,
@@ -263,7 +263,7 @@ impl Core {
             at: self.ctx.now,
             deadline,
             exchange: exchange.clone(),
-            notes,
+            pending,
             claims: ids,
         });
         Outgoing {
@@ -278,7 +278,7 @@ impl Draft {
     fn new(deadline: Instant) -> Self {
         Self {
             batches: Vec::new(),
-            notes: Vec::new(),
+            pending: Vec::new(),
             claims: BTreeMap::new(),
             refunds: Vec::new(),
             room: MAX_UNITS,
@@ -289,9 +289,9 @@ impl Draft {
     /// What a queue has to send, as far as there is room.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
         let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
-        if let Some((batch, note)) = batch {
+        if let Some((batch, pending)) = batch {
             self.batches.push(batch);
-            self.notes.push(note);
+            self.pending.push(pending);
         }
     }
 

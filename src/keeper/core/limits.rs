@@ -24,14 +24,14 @@ use crate::{
 };
 
 impl Core {
-    /// The number of a limit, made if need be; then with this meter.
+    /// The id of a limit, made if need be; then with this meter.
     pub(crate) fn register(
         &mut self,
         limit: &Limit,
         meter: &Arc<LimitMeter>,
     ) -> Result<LimitId, ConfigError> {
-        if let Some(number) = self.check(limit)? {
-            return Ok(number);
+        if let Some(id) = self.check(limit)? {
+            return Ok(id);
         }
         let declared = Arc::new(limit.clone());
         self.limits.push(self.overrides.apply(&declared));
@@ -40,14 +40,14 @@ impl Core {
         self.declared.push(limit.clone());
         self.queues.add_limit();
         self.measured.push((0, 0));
-        let number = self.ctx.add_limit(meter.clone());
-        self.measure_limit(number);
-        Ok(number)
+        let id = self.ctx.add_limit(meter.clone());
+        self.measure_limit(id);
+        Ok(id)
     }
 
     pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
-        let number = self.number_of(limit_name)?;
-        Some(self.ctx.meter(number).clone())
+        let id = self.limit_id(limit_name)?;
+        Some(self.ctx.meter(id).clone())
     }
 
     pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
@@ -62,12 +62,12 @@ impl Core {
     /// Two limits of one name must say the same: what the first one said, or what it says now.
     pub(crate) fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
-        let Some(number) = self.number_of(limit.name()) else {
+        let Some(id) = self.limit_id(limit.name()) else {
             return Ok(None);
         };
-        let updated = &self.updated[number.0];
-        if updated.agrees_with(limit) || self.declared[number.0].agrees_with(limit) {
-            return Ok(Some(number));
+        let updated = &self.updated[id.0];
+        if updated.agrees_with(limit) || self.declared[id.0].agrees_with(limit) {
+            return Ok(Some(id));
         }
         let name = limit.name();
         let difference = updated.difference(limit);
@@ -122,13 +122,13 @@ impl Core {
         self.ctx.now = now;
         for (limit, _) in limits {
             limit.validate()?;
-            if let Some(number) = self.number_of(limit.name()) {
-                self.limits[number.0].may_become(limit)?;
+            if let Some(id) = self.limit_id(limit.name()) {
+                self.limits[id.0].may_become(limit)?;
             }
         }
         for (limit, meter) in limits {
-            match self.number_of(limit.name()) {
-                Some(number) => self.change_limit(number, Arc::new((*limit).clone())),
+            match self.limit_id(limit.name()) {
+                Some(id) => self.change_limit(id, Arc::new((*limit).clone())),
                 None => drop(self.register(limit, meter)?),
             }
         }
@@ -146,9 +146,9 @@ impl Core {
         now: Instant,
     ) {
         self.ctx.now = now;
-        let number = self.number_of(limit_name);
+        let id = self.limit_id(limit_name);
         self.each_queue(|queue, ctx| {
-            if Some(queue.number()) == number {
+            if Some(queue.limit_id()) == id {
                 let own_max = values.get(queue.key()).copied();
                 queue.set_own_max(ctx, own_max);
             }
@@ -156,36 +156,36 @@ impl Core {
         self.advance_moved();
     }
 
-    fn change_limit(&mut self, number: LimitId, updated: Arc<Limit>) {
+    fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
         let limit = self.overrides.apply(&updated);
-        self.limits[number.0] = limit.clone();
+        self.limits[id.0] = limit.clone();
         self.report_misfit(&updated);
-        self.updated[number.0] = updated;
+        self.updated[id.0] = updated;
         let overrides = self.overrides.clone();
         self.each_queue(|queue, ctx| {
-            if queue.number() == number {
+            if queue.limit_id() == id {
                 let steered = overrides.for_key(&limit, queue.key());
                 queue.change_limit(ctx, limit.clone(), steered);
             }
         });
-        self.follow_change(number);
+        self.follow_change(id);
     }
 
     /// After its queues have taken the limit over.
-    fn follow_change(&mut self, number: LimitId) {
-        if self.limits[number.0].current_mode() != Mode::Enforce {
-            self.release_sleepers(number);
+    fn follow_change(&mut self, id: LimitId) {
+        if self.limits[id.0].current_mode() != Mode::Enforce {
+            self.release_sleepers(id);
         }
-        self.measure_limit(number);
+        self.measure_limit(id);
     }
 
     /// Measures the limit in force, if that has changed. Changes of a gauge can come in any order.
-    fn measure_limit(&mut self, number: LimitId) {
+    fn measure_limit(&mut self, id: LimitId) {
         // In a cluster all parts have the same limits.
         if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
             return;
         }
-        let (limit, updated) = (&self.limits[number.0], &self.updated[number.0]);
+        let (limit, updated) = (&self.limits[id.0], &self.updated[id.0]);
         let next = match self.orphaned {
             true => (0, 0),
             false => (
@@ -193,20 +193,20 @@ impl Core {
                 i64::from(self.overrides.overrides(updated)),
             ),
         };
-        let before = mem::replace(&mut self.measured[number.0], next);
+        let before = mem::replace(&mut self.measured[id.0], next);
         let (max, overridden) = (next.0 - before.0, next.1 - before.1);
         if max != 0 {
-            self.ctx.measure(number, Measure::Max(max as f64));
+            self.ctx.measure(id, Measure::Max(max as f64));
         }
         if overridden != 0 {
             let change = Measure::Overridden(overridden as f64);
-            self.ctx.measure(number, change);
+            self.ctx.measure(id, change);
         }
     }
 
     pub(super) fn measure_limits(&mut self) {
-        for number in 0..self.limits.len() {
-            self.measure_limit(LimitId(number));
+        for id in 0..self.limits.len() {
+            self.measure_limit(LimitId(id));
         }
     }
 }
@@ -221,8 +221,8 @@ impl Core {
         if before.agrees_with(&self.overrides) {
             return;
         }
-        for number in 0..self.updated.len() {
-            self.report_misfit(&self.updated[number].clone());
+        for id in 0..self.updated.len() {
+            self.report_misfit(&self.updated[id].clone());
         }
         self.follow_overrides();
         self.advance_moved();
@@ -241,30 +241,30 @@ impl Core {
 
     fn follow_overrides(&mut self) {
         let mut changed = Vec::new();
-        for (number, updated) in self.updated.iter().enumerate() {
+        for (id, updated) in self.updated.iter().enumerate() {
             let limit = self.overrides.apply(updated);
-            if limit != self.limits[number] {
-                self.limits[number] = limit;
-                changed.push(LimitId(number));
+            if limit != self.limits[id] {
+                self.limits[id] = limit;
+                changed.push(LimitId(id));
             }
         }
         let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
         self.each_queue(|queue, ctx| {
-            let limit = &limits[queue.number().0];
+            let limit = &limits[queue.limit_id().0];
             let steered = overrides.for_key(limit, queue.key());
-            match changed.contains(&queue.number()) {
+            match changed.contains(&queue.limit_id()) {
                 true => queue.change_limit(ctx, limit.clone(), steered),
                 false => queue.steer(ctx, steered),
             }
         });
-        for number in changed {
-            self.follow_change(number);
+        for id in changed {
+            self.follow_change(id);
         }
         // A pause changes no limit.
         self.measure_limits();
-        for number in 0..self.limits.len() {
-            if let Some(until) = self.overrides.paused_until(self.limits[number].name()) {
-                self.pause_claims(LimitId(number), until);
+        for id in 0..self.limits.len() {
+            if let Some(until) = self.overrides.paused_until(self.limits[id].name()) {
+                self.pause_claims(LimitId(id), until);
             }
         }
     }
@@ -312,7 +312,7 @@ impl Core {
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(queue))
-                && visitor.queue(of.number(), of.key(), of.ledger(), &|| of.usage())
+                && visitor.queue(of.limit_id(), of.key(), of.ledger(), &|| of.usage())
                 && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
             {
                 return Some(Cursor { queue, seq });

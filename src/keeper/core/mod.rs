@@ -43,7 +43,7 @@ use super::{
     context::{Availability, Context, Settings, earliest},
     demand::ClaimId,
     effects::Effects,
-    queue::{Note, Queue},
+    queue::{PendingBatch, Queue},
 };
 use crate::{
     error::{AcquireError, AcquireErrorKind},
@@ -83,7 +83,7 @@ pub(crate) struct Core {
     asking: BTreeSet<ClaimId>,
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
     held_back: BTreeSet<ClaimId>,
-    /// Claims that a rate lets go on then, and its number.
+    /// Claims that a rate lets go on then, and of which limit it is.
     sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
     rates: Rates,
@@ -122,7 +122,7 @@ enum ClaimStage {
     /// Its legs decide on the next step.
     Open,
     /// To be sent.
-    Listed,
+    Unsent,
     Sent,
     /// A rate lets it go on then.
     Sleeping(Instant),
@@ -138,7 +138,7 @@ struct PendingExchange {
     deadline: Instant,
     exchange: Arc<Exchange>,
     /// One for each batch.
-    notes: Vec<Note>,
+    pending: Vec<PendingBatch>,
     /// For each claim, who asks.
     claims: Vec<Asker>,
 }
@@ -294,8 +294,8 @@ impl Core {
         self.alarm = at;
     }
 
-    /// The number of a limit.
-    pub(crate) fn number_of(&self, limit_name: &str) -> Option<LimitId> {
+    /// The id of a limit.
+    pub(crate) fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
         let mut limits = self.limits.iter();
         limits
             .position(|known| known.name() == limit_name)

@@ -86,7 +86,7 @@ impl Queues {
     pub(super) fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
         let id = QueueId(self.members.vacant_key());
         let queue = make(id);
-        self.by_key[queue.number().0].insert(queue.key().clone(), id);
+        self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
         if !queue.ledger().is_empty() {
             self.by_ledger.insert(queue.ledger().clone(), id);
         }
@@ -142,7 +142,7 @@ impl Queues {
 
     fn list(&mut self, ctx: &mut Context, id: QueueId) {
         let member = &mut self.members[id.0];
-        member.queue.follow_local_right(ctx);
+        member.queue.after_change(ctx);
         if !member.ready && member.queue.has_work() {
             member.ready = true;
             self.ready.push_back(id);
@@ -187,7 +187,7 @@ impl Queues {
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
         self.members[id.0].queue.recall(ctx);
         let queue = self.members.remove(id.0).queue;
-        self.by_key[queue.number().0].remove(queue.key());
+        self.by_key[queue.limit_id().0].remove(queue.key());
         self.by_ledger.remove(queue.ledger());
         leave_room(&mut self.by_ledger);
     }
@@ -318,7 +318,7 @@ impl Queues {
             let (id, queue) = (QueueId(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.limit().name());
             hold!(
-                self.by_key[queue.number().0].get(queue.key()) == Some(id),
+                self.by_key[queue.limit_id().0].get(queue.key()) == Some(id),
                 "{at}: lost its key"
             );
             hold!(

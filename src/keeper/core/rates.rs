@@ -75,8 +75,8 @@ impl Core {
     /// Charges in this process, as the limit's fallback says. Returns how, and for how many microseconds the rate holds the
     /// request back.
     pub(super) fn charge_here(&self, fee: &Fee) -> Result<(Paid, u64), AcquireError> {
-        let refuse = |kind| Err(self.refusal(fee.number(), kind));
-        let rate = match self.rate_here(fee.number(), fee.charge.rate) {
+        let refuse = |kind| Err(self.refusal(fee.limit_id(), kind));
+        let rate = match self.rate_here(fee.limit_id(), fee.charge.rate) {
             Ok(Some(rate)) => rate,
             Ok(None) => return Ok((Paid::Free, 0)),
             Err(kind) => return refuse(kind),
@@ -108,14 +108,14 @@ impl Core {
     /// The answer of a rate of this process to a charge, and the time of it.
     fn charged_here(&self, fee: &Fee, rate: Rate, cost: u32, wait_us: u64) -> (Charged, u64) {
         let now_us = self.ctx.local_us();
-        let state = self.rates.states.get(&(fee.number(), fee.key.clone()));
+        let state = self.rates.states.get(&(fee.limit_id(), fee.key.clone()));
         (rate.charge(state.copied(), now_us, cost, wait_us), now_us)
     }
 
     /// Counts a request that a rate has admitted.
     pub(super) fn note_charge(&mut self, fee: &Fee, waited: Duration) {
-        self.ctx.note_admission(fee.number(), waited);
-        self.note_cost(fee.number(), Cost::Charged, fee.paid_cost().into());
+        self.ctx.note_admission(fee.limit_id(), waited);
+        self.note_cost(fee.limit_id(), Cost::Charged, fee.paid_cost().into());
     }
 
     fn note_cost(&mut self, limit: LimitId, kind: Cost, cost: u64) {
@@ -192,7 +192,7 @@ impl Core {
             Paid::InStore(charged) => self.push_refund(fee.charge.key.clone(), cost, charged),
             Paid::Here(rate, charged) => {
                 let now_us = self.ctx.local_us();
-                let key = (fee.number(), fee.key.clone());
+                let key = (fee.limit_id(), fee.key.clone());
                 if let Some(state) = self.rates.states.get_mut(&key) {
                     *state = rate.refund(*state, charged, cost, now_us);
                 }
@@ -224,7 +224,7 @@ impl Core {
     ) {
         self.ctx.now = now;
         if let Some((kind, cost)) = change(self.accounts.account_of(fee)) {
-            self.note_cost(fee.number(), kind, cost);
+            self.note_cost(fee.limit_id(), kind, cost);
         }
         self.follow_account(fee.id);
     }
@@ -277,7 +277,7 @@ impl Core {
 
     /// At the values that its limit has now.
     fn rate_now(&self, fee: &Fee) -> Option<Rate> {
-        let limit = &self.limits[fee.number().0];
+        let limit = &self.limits[fee.limit_id().0];
         Some(self.rate_of(limit, &fee.key, fee.own_max)?.1)
     }
 
@@ -288,24 +288,24 @@ impl Core {
             return;
         };
         let usual = self.rate_now(&fee);
-        let rate = usual.and_then(|usual| self.rate_here(fee.number(), usual).ok()?);
+        let rate = usual.and_then(|usual| self.rate_here(fee.limit_id(), usual).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
         while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
             let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));
             if paid == Paid::Free {
-                self.note_cost(fee.number(), Cost::Unsettled, sum.into());
+                self.note_cost(fee.limit_id(), Cost::Unsettled, sum.into());
             }
             if let Some(account) = self.accounts.get_mut(id) {
                 account.on_outcome(ReportOutcome::Charged(paid));
             }
-            self.note_debt(fee.number(), paid, sum);
+            self.note_debt(fee.limit_id(), paid, sum);
         }
     }
 
     fn spend_here(&mut self, fee: &Fee, rate: Rate, sum: u32) -> Paid {
         match self.charged_here(fee, rate, sum, WAIT_FOREVER_US) {
             (Charged::Until { tat, .. }, _) => {
-                self.keep_rate(fee.number(), fee.key.clone(), tat);
+                self.keep_rate(fee.limit_id(), fee.key.clone(), tat);
                 Paid::Here(rate, tat)
             }
             _ => Paid::Free,

@@ -16,7 +16,7 @@ use crate::{
         context::Availability,
         demand::ClaimId,
         effects::{Effect, Report},
-        queue::{Note, Seen},
+        queue::{PendingBatch, Seen},
     },
     leases::{Paid, QueueId, ReportOutcome, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
@@ -37,7 +37,7 @@ const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 struct SentClaim<'a> {
     asker: Asker,
     claim: &'a Claim,
-    notes: &'a [Note],
+    pending: &'a [PendingBatch],
 }
 
 impl Core {
@@ -55,7 +55,7 @@ impl Core {
             id,
             at,
             exchange,
-            mut notes,
+            mut pending,
             claims,
             ..
         } = sent;
@@ -74,31 +74,33 @@ impl Core {
             });
         }
         let (mut outage, work) = (None, Work::of(&reply));
-        for ((note, batch), result) in notes.iter_mut().zip(&exchange.batches).zip(reply.batches) {
-            let queue = self.queues.unlisted(note.queue);
+        for ((pending, batch), result) in
+            pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
+        {
+            let queue = self.queues.unlisted(pending.queue);
             if reply.more {
                 queue.touch();
             }
             match result {
-                Ok(answer) => queue.on_answer(&mut self.ctx, batch, note, answer, seen),
+                Ok(answer) => queue.on_answer(&mut self.ctx, batch, pending, answer, seen),
                 Err(error) => {
                     let error = StoreError::from(&error);
                     let limit = queue.limit().clone();
-                    note.failed = true;
-                    queue.on_failure(&mut self.ctx, batch, note, 0, availability_of(&error));
+                    pending.failed = true;
+                    queue.on_failure(&mut self.ctx, batch, pending, 0, availability_of(&error));
                     self.complain(&limit, &error);
                     outage = outage.or(error.is_outage().then_some(error));
                 }
             }
         }
-        self.uncount_legs(&exchange, &notes, &reply.claims);
+        self.uncount_legs(&exchange, &pending, &reply.claims);
         let mut stale = Vec::new();
         for ((&asker, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
-            let notes = &notes;
+            let pending = &pending;
             let sent = SentClaim {
                 asker,
                 claim,
-                notes,
+                pending,
             };
             match result {
                 Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, seen)),
@@ -116,8 +118,10 @@ impl Core {
             let queue = self.queues.unlisted(index);
             queue.resend(&mut self.ctx, seq);
         }
-        for note in &notes {
-            self.change(note.queue, |queue, ctx| queue.after_answer(ctx, note, seen));
+        for pending in &pending {
+            self.change(pending.queue, |queue, ctx| {
+                queue.after_answer(ctx, pending, seen)
+            });
         }
         match outage {
             Some(error) => self.note_refused_write(&error.message),
@@ -183,7 +187,7 @@ impl Core {
         let PendingExchange {
             id,
             exchange,
-            mut notes,
+            mut pending,
             claims,
             ..
         } = sent;
@@ -191,18 +195,18 @@ impl Core {
         self.asking.append(&mut self.held_back);
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
-        for (note, batch) in notes.iter_mut().zip(&exchange.batches) {
-            let queue = self.queues.unlisted(note.queue);
-            queue.on_failure(&mut self.ctx, batch, note, not_after_us, availability);
+        for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
+            let queue = self.queues.unlisted(pending.queue);
+            queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
         }
         for claim in exchange.claims.iter().rev() {
             for ask in &claim.asks {
-                let queue = self.queues.unlisted(notes[ask.batch].queue);
+                let queue = self.queues.unlisted(pending[ask.batch].queue);
                 queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
             }
         }
-        for note in &notes {
-            self.change(note.queue, |queue, _| queue.after_failure());
+        for pending in &pending {
+            self.change(pending.queue, |queue, _| queue.after_failure());
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
@@ -404,13 +408,13 @@ impl Core {
     fn uncount_legs(
         &mut self,
         exchange: &Exchange,
-        notes: &[Note],
+        pending: &[PendingBatch],
         answers: &[Result<ClaimReply, LedgerError>],
     ) {
         for (claim, answer) in exchange.claims.iter().zip(answers) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
-                let queue = self.queues.unlisted(notes[ask.batch].queue);
+                let queue = self.queues.unlisted(pending[ask.batch].queue);
                 queue.uncount_leg(standing);
             }
         }
@@ -425,7 +429,7 @@ impl Core {
     ) -> Option<(QueueId, Seq)> {
         let mut stale = None;
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
-            let index = sent.notes[ask.batch].queue;
+            let index = sent.pending[ask.batch].queue;
             let queue = self.queues.unlisted(index);
             if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
                 stale = Some((index, ask.seq));
@@ -442,8 +446,8 @@ impl Core {
     fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
         let mut is_rate = true;
         for ask in &sent.claim.asks {
-            let note = &sent.notes[ask.batch];
-            let failed = note.failed;
+            let pending = &sent.pending[ask.batch];
+            let failed = pending.failed;
             is_rate &= !failed;
             // The others retry, if the claim goes on without this one.
             let availability = if failed {
@@ -451,7 +455,7 @@ impl Core {
             } else {
                 Availability::Up
             };
-            let queue = self.queues.unlisted(note.queue);
+            let queue = self.queues.unlisted(pending.queue);
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {
@@ -466,7 +470,7 @@ impl Core {
     /// The first of its limits.
     fn limit_of(&self, sent: &SentClaim<'_>) -> Option<Arc<Limit>> {
         if let Some(ask) = sent.claim.asks.first() {
-            let queue = sent.notes[ask.batch].queue;
+            let queue = sent.pending[ask.batch].queue;
             return Some(self.queues[queue].limit().clone());
         }
         let fee = match sent.asker {

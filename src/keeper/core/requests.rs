@@ -70,8 +70,8 @@ impl Core {
 
     /// Counts a refusal that is a request's answer.
     fn note_refusal(&mut self, error: &AcquireError) {
-        if let Some(number) = self.number_of(error.limit_name()) {
-            self.ctx.measure(number, Measure::Refused(error.kind()));
+        if let Some(limit) = self.limit_id(error.limit_name()) {
+            self.ctx.measure(limit, Measure::Refused(error.kind()));
         }
     }
 
@@ -152,7 +152,7 @@ impl Core {
                 let answer = queue.collect(ctx, lease);
                 if let Some(Err(error)) = &answer {
                     let about = || (Some(queue.key()), Some(&**lease));
-                    refusals.keep(queue.number(), error, ctx.now, about);
+                    refusals.keep(queue.limit_id(), error, ctx.now, about);
                 }
                 answer
             })
@@ -326,9 +326,9 @@ impl Core {
     /// The meter of a lease's limit. `None`: it is not held any more.
     pub(crate) fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
         let queue = self.queues.get(lease.queue);
-        // The queue of a lost lease may be gone, and its number taken by another.
+        // The queue of a lost lease may be gone, and its id taken by another.
         let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
-        Some(self.ctx.meter(queue.number()).clone())
+        Some(self.ctx.meter(queue.limit_id()).clone())
     }
 
     /// Asks what all replicas together hold under a key.
@@ -443,7 +443,7 @@ impl Core {
                 self.change(lease.queue, |queue, ctx| {
                     let limit = queue.limit().clone();
                     ctx.report(Report::Ended { limit, kind });
-                    ctx.measure(queue.number(), Measure::Expired(kind));
+                    ctx.measure(queue.limit_id(), Measure::Expired(kind));
                     queue.give_up(ctx, seq);
                 });
             }

@@ -89,8 +89,8 @@ struct Patience {
     between: Duration,
 }
 
-/// How often a watchdog looks.
-fn look_interval(core: &Core) -> Duration {
+/// How often a watchdog checks the driver.
+fn check_interval(core: &Core) -> Duration {
     core.settings().store_timeout / 8
 }
 
@@ -287,9 +287,9 @@ impl DriverState {
         self.watched.retain(|id| *id != runtime);
     }
 
-    /// Looks whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
+    /// Finds out whether the driver runs. If it may not be replaced, the fallback of each limit decides on requests that
     /// have waited for long enough.
-    fn look_after(&mut self, core: &mut Core, now: Instant) -> WatchdogFinding {
+    fn check_driver(&mut self, core: &mut Core, now: Instant) -> WatchdogFinding {
         if !core.has_requests() {
             return WatchdogFinding::Idle;
         }
@@ -299,7 +299,7 @@ impl DriverState {
         if self.late(core, now) >= Patience::of(core).give_up {
             core.on_stall(now);
         } else if let DriverStage::Parked(_) = self.stage
-            && core.awaits_answer_since(now - look_interval(core))
+            && core.awaits_answer_since(now - check_interval(core))
         {
             // A driver that runs takes a step, and one that does not is found out.
             return WatchdogFinding::Probed(self.wake(now));

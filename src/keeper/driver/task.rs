@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{ConnectError, KeptSession, Start, WatchdogFinding, look_interval};
+use super::{ConnectError, KeptSession, Start, WatchdogFinding, check_interval};
 use crate::{
     error::AcquireErrorKind,
     keeper::lock::Keeper,
@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// Looks without a request that waits, after which a watchdog ends: a busy limiter does not start one for each request.
-const IDLE_LOOKS: u32 = 16;
+/// Checks without a request that waits, after which a watchdog ends: a busy limiter does not start one for each request.
+const IDLE_CHECKS: u32 = 16;
 
 impl Keeper {
     /// Starts the driver if it is needed and not there, or does not run.
@@ -219,23 +219,26 @@ impl Drop for Gone {
 /// last one.
 async fn watch_over(watch: WatchGuard) {
     let WatchGuard { keeper, runtime } = &watch;
-    if let Err(panic) = AssertUnwindSafe(look_on(keeper)).catch_unwind().await {
+    if let Err(panic) = AssertUnwindSafe(check_until_idle(keeper))
+        .catch_unwind()
+        .await
+    {
         let lacks = lacks_something(&*panic);
         keeper.lock().driver.note_panic(*runtime, lacks);
     }
 }
 
-async fn look_on(keeper: &Arc<Keeper>) {
-    let look = look_interval(&keeper.lock().core);
+async fn check_until_idle(keeper: &Arc<Keeper>) {
+    let interval = check_interval(&keeper.lock().core);
     let mut idle = 0;
-    while idle < IDLE_LOOKS {
+    while idle < IDLE_CHECKS {
         let from = Instant::now();
-        sleep(look).await;
-        if from.elapsed() > 2 * look {
+        sleep(interval).await;
+        if from.elapsed() > 2 * interval {
             // The whole process stood still: the driver has had no chance to run either.
             continue;
         }
-        idle = match keeper.with_driver(|core, driver, now| driver.look_after(core, now)) {
+        idle = match keeper.with_driver(|core, driver, now| driver.check_driver(core, now)) {
             WatchdogFinding::Idle => idle + 1,
             WatchdogFinding::Well => 0,
             WatchdogFinding::Probed(work) => {

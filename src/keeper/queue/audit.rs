@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use tokio::time::Instant;
 
 use super::{
-    Note, Outbox, Queue, Release, Waiters, is_young,
-    permit::entry::{Entry, Hold, Holder, InStore, State},
+    Outbox, PendingBatch, Queue, Release, Waiters, is_young,
+    permit::entry::{Entry, HeldSlot, Holder, InStore, State},
 };
 use crate::{
     keeper::{
@@ -111,7 +111,7 @@ impl Queue {
                 books.counts.held += 1;
                 books.counts.companions += usize::from(hold.holder == Holder::Companion);
             }
-            State::Listed { .. }
+            State::Unsent { .. }
             | State::Sent { .. }
             | State::Waiting { .. }
             | State::WaitingHere
@@ -134,7 +134,7 @@ impl Queue {
             hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim:?}");
         }
         match state {
-            State::Listed { .. } => {
+            State::Unsent { .. } => {
                 let listed = outbox.acquire.contains(&seq);
                 hold!(listed && up, "wants to ask, and will not");
                 hold!(!entering && !present && not_after_us == 0, "asked before");
@@ -155,12 +155,10 @@ impl Queue {
                 hold!(claim.is_some(), "parked without a claim");
                 hold!(!entering && !present, "parked, and in the store");
             }
-            State::Held(Hold {
-                look_at, holder, ..
-            }) => {
+            State::Held(HeldSlot { due, holder, .. }) => {
                 let is_taken = matches!(holder, Holder::Permit | Holder::Part | Holder::Companion);
                 hold!(!is_taken || claim.is_none(), "taken, and a leg");
-                if let Some(at) = look_at {
+                if let Some(at) = due {
                     let young = is_young(seq, self.young_from);
                     let listed = ctx.renewals.contains(&(at, self.id, seq));
                     books.renewals += usize::from(listed && !young);
@@ -252,7 +250,7 @@ impl Queue {
                 entry.state(),
                 State::Waiting { .. }
                     | State::WaitingHere
-                    | State::Listed { .. }
+                    | State::Unsent { .. }
                     | State::Sent { .. }
             )
         };
@@ -287,7 +285,7 @@ impl Queue {
     }
 }
 
-impl Note {
+impl PendingBatch {
     /// A release that is in flight.
     pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut releases = self.releases.iter();

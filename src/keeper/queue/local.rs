@@ -144,7 +144,7 @@ impl Queue {
                     ctx.note_lost_lease(&entry.lease);
                 }
                 ctx.counts.lost += 1;
-                ctx.measure(self.number, Measure::Lost);
+                ctx.measure(self.limit_id, Measure::Lost);
                 self.give_up(ctx, seq);
             }
             Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {

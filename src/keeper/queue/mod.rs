@@ -17,7 +17,7 @@
 //! An entry moves from the request to the release; `permit/entry.rs` has the table of its states:
 //!
 //! ```text
-//! Listed -> Sent -> Waiting -> Checking -> Held -> (gone)
+//! Unsent -> Sent -> Waiting -> Checking -> Held -> (gone)
 //!             \        \___________________/
 //!              \__________________________/
 //! ```
@@ -65,7 +65,7 @@ pub(super) const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
     id: QueueId,
-    number: LimitId,
+    limit_id: LimitId,
     key: Key,
     /// The name of its ledger in the store.
     ledger: Arc<str>,
@@ -161,7 +161,7 @@ pub(super) struct Release {
 }
 
 /// The memory of a batch until its answer.
-pub(super) struct Note {
+pub(super) struct PendingBatch {
     pub queue: QueueId,
     /// The ledger cannot be used.
     pub failed: bool,
@@ -174,7 +174,7 @@ pub(super) struct Note {
 impl Queue {
     pub(super) fn new(
         id: QueueId,
-        (number, key): (LimitId, Key),
+        (limit_id, key): (LimitId, Key),
         ledger: Arc<str>,
         limit: Arc<Limit>,
         ctx: &Context,
@@ -185,7 +185,7 @@ impl Queue {
         };
         Self {
             id,
-            number,
+            limit_id,
             key,
             ledger,
             limit,
@@ -213,9 +213,9 @@ impl Queue {
         }
     }
 
-    /// The number of its limit.
-    pub(super) fn number(&self) -> LimitId {
-        self.number
+    /// The id of its limit.
+    pub(super) fn limit_id(&self) -> LimitId {
+        self.limit_id
     }
 
     pub(super) fn key(&self) -> &Key {

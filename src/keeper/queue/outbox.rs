@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Note, Outbox, Queue,
+    Outbox, PendingBatch, Queue,
     permit::entry::{Entry, State},
 };
 use crate::{
@@ -81,7 +81,7 @@ impl Queue {
 
     /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
     /// closes the pool by the ledger in this process.
-    pub(in crate::keeper) fn follow_local_right(&mut self, ctx: &mut Context) {
+    pub(in crate::keeper) fn after_change(&mut self, ctx: &mut Context) {
         self.end_introduction();
         self.follow_ledger_here(ctx);
     }
@@ -122,7 +122,7 @@ impl Queue {
         ctx: &mut Context,
         room: &mut usize,
         deadline: &mut Instant,
-    ) -> Option<(Batch, Note)> {
+    ) -> Option<(Batch, PendingBatch)> {
         let mut batch = Batch {
             key: self.ledger.clone(),
             limit: self.max(),
@@ -130,7 +130,7 @@ impl Queue {
             reuse: self.reuse(ctx),
             ..Batch::default()
         };
-        let mut note = Note {
+        let mut pending = PendingBatch {
             queue: self.id,
             failed: false,
             releases: Vec::new(),
@@ -146,9 +146,9 @@ impl Queue {
             let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
             self.make_room(ctx, units);
         }
-        self.take_releases(&mut batch, &mut note, room);
+        self.take_releases(&mut batch, &mut pending, room);
         if let Some(outbox) = &mut self.outbox {
-            note.inquiries = std::mem::take(&mut outbox.inquiries);
+            pending.inquiries = std::mem::take(&mut outbox.inquiries);
             while *room > 0
                 && let Some(seq) = outbox.renew.pop_front()
             {
@@ -181,11 +181,11 @@ impl Queue {
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
-        if empty && !touch && note.inquiries.is_empty() {
+        if empty && !touch && pending.inquiries.is_empty() {
             return None;
         }
         self.in_flight += 1;
-        Some((batch, note))
+        Some((batch, pending))
     }
 
     fn take_newcomers(
@@ -218,7 +218,7 @@ impl Queue {
     pub(in crate::keeper) fn take_releases(
         &mut self,
         batch: &mut Batch,
-        note: &mut Note,
+        pending: &mut PendingBatch,
         room: &mut usize,
     ) {
         let Some(outbox) = &mut self.outbox else {
@@ -232,7 +232,7 @@ impl Queue {
             take_room(room, release.seq);
             count += 1;
         }
-        note.releases.extend(outbox.release.drain(..count));
+        pending.releases.extend(outbox.release.drain(..count));
     }
 
     /// Sends a parked leg: returns what it asks of its ledger.

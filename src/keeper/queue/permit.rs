@@ -1,5 +1,5 @@
 //! Changes of a permit: entered, queued, granted, refused, given up. A state is written by [`Entry`] and by this file
-//! only; what is counted or listed by it changes with it in [`Queue::set`].
+//! only; what is counted or indexed by it changes with it in [`Queue::set`].
 
 pub(super) mod entry;
 
@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, Hold, Holder, InStore, Seen, State};
+use self::entry::{Entry, HeldSlot, Holder, InStore, Seen, State};
 use super::{Queue, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
@@ -34,20 +34,20 @@ impl Queue {
         let pool = self.pool.clone().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
         let entry = Entry::new(lease.clone(), wait, ctx.now, claim);
-        count(ctx, self.number, &entry, true);
+        count(ctx, self.limit_id, &entry, true);
         self.entries.insert(lease.seq(), entry);
         lease
     }
 
-    /// Changes an entry's state, and everything that is counted or listed by it.
+    /// Changes an entry's state, and everything that is counted or indexed by it.
     fn set(&mut self, ctx: &mut Context, seq: Seq, state: State) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
-        unlist(entry, ctx, &mut self.waiters, self.young_from);
-        count(ctx, self.number, entry, false);
+        unindex(entry, ctx, &mut self.waiters, self.young_from);
+        count(ctx, self.limit_id, entry, false);
         entry.state = state;
-        count(ctx, self.number, entry, true);
+        count(ctx, self.limit_id, entry, true);
         match state {
             State::Waiting { ticket, .. } => {
                 let waiters = self.waiters.get_or_insert_default();
@@ -58,25 +58,22 @@ impl Queue {
                 ctx.expiries.insert((entry.wait_until(), self.id, seq));
             }
             // Only the store's answer is missing, and that has a time limit of its own.
-            State::Listed { .. } | State::Sent { .. } | State::Checking { .. } => {}
+            State::Unsent { .. } | State::Sent { .. } | State::Checking { .. } => {}
             State::Held(_) | State::Refused(_) | State::Passed(_) | State::Parked => {
                 ctx.effects.wake(entry.waker.take());
                 ctx.moved.extend(entry.claim());
             }
             State::Leaving => {}
         }
-        if let State::Held(Hold {
-            look_at: Some(at), ..
-        }) = state
-        {
-            self.list(ctx, seq, at);
+        if let State::Held(HeldSlot { due: Some(at), .. }) = state {
+            self.add_timer(ctx, seq, at);
         }
     }
 
     /// A parked leg is sent.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq) {
         let now = ctx.now;
-        self.set(ctx, seq, State::Listed { since: now });
+        self.set(ctx, seq, State::Unsent { since: now });
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.send(now);
         }
@@ -88,7 +85,7 @@ impl Queue {
             entry.begin(ctx.now);
         }
         let since = ctx.now;
-        self.set(ctx, seq, State::Listed { since });
+        self.set(ctx, seq, State::Unsent { since });
     }
 
     /// The store has enqueued it, or says that it still waits.
@@ -118,9 +115,9 @@ impl Queue {
     }
 
     /// The store, or this process, has granted it.
-    pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, look_at: Option<Instant>) {
-        let hold = Hold {
-            look_at,
+    pub(super) fn hold(&mut self, ctx: &mut Context, seq: Seq, due: Option<Instant>) {
+        let hold = HeldSlot {
+            due,
             since: ctx.now,
             holder: Holder::Request,
         };
@@ -144,14 +141,14 @@ impl Queue {
     /// Takes an entry out of the queue. Nothing is sent to a ledger.
     fn remove(&mut self, ctx: &mut Context, seq: Seq) -> Option<Entry> {
         let entry = self.entries.get(&seq)?;
-        unlist(entry, ctx, &mut self.waiters, self.young_from);
-        count(ctx, self.number, entry, false);
+        unindex(entry, ctx, &mut self.waiters, self.young_from);
+        count(ctx, self.limit_id, entry, false);
         self.entries.remove(&seq)
     }
 
-    /// Sets a timer for a held permit. Those that came lately share one: to list each of them would cost as much as the
+    /// Sets a timer for a held permit. Those that came lately share one: a timer for each of them would cost as much as the
     /// rest of a short life.
-    fn list(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
+    fn add_timer(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
         if !is_young(seq, self.young_from) {
             ctx.renewals.insert((at, self.id, seq));
         } else {
@@ -160,11 +157,11 @@ impl Queue {
     }
 
     /// Gives all held permits timers of their own.
-    pub(super) fn list_young(&mut self, ctx: &mut Context) {
+    pub(super) fn add_young_timers(&mut self, ctx: &mut Context) {
         for (seq, entry) in self.entries.since(self.young_from) {
             if let State::Held(hold) = entry.state
                 && is_young(*seq, self.young_from)
-                && let Some(at) = hold.look_at
+                && let Some(at) = hold.due
             {
                 ctx.renewals.insert((at, self.id, *seq));
             }
@@ -173,54 +170,54 @@ impl Queue {
     }
 
     /// Has a held permit renewed at that time, or found to be over.
-    pub(super) fn look_at(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
+    pub(super) fn set_due(&mut self, ctx: &mut Context, seq: Seq, at: Instant) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Held(hold) = &mut entry.state
         {
-            let old = hold.look_at.replace(at);
+            let old = hold.due.replace(at);
             if !is_young(seq, self.young_from)
                 && let Some(old) = old
             {
                 ctx.renewals.remove(&(old, self.id, seq));
             }
-            self.list(ctx, seq, at);
+            self.add_timer(ctx, seq, at);
         }
     }
 
     /// Looks at a held permit now: while it was in flight, nothing was asked of it.
-    pub(super) fn look_now(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn set_due_now(&mut self, ctx: &mut Context, seq: Seq) {
         let is_renewed = |entry: &Entry| match entry.state {
-            State::Held(hold) => hold.look_at.is_some(),
+            State::Held(hold) => hold.due.is_some(),
             _ => false,
         };
         if self.entries.get(&seq).is_some_and(is_renewed) {
-            self.look_at(ctx, seq, ctx.now);
+            self.set_due(ctx, seq, ctx.now);
         }
     }
 
     /// Gives a request a new name, to ask with from the start, in the time that it has left.
     pub(super) fn rename(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.list_anew(ctx, seq, false)
+        self.ask_anew(ctx, seq, false)
     }
 
     /// The same, with all the time that a request has.
     pub(super) fn start_over(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.list_anew(ctx, seq, true)
+        self.ask_anew(ctx, seq, true)
     }
 
-    fn list_anew(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
+    fn ask_anew(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
         self.retire(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_name(weight_of(seq));
         entry.lease.rename(new);
         let since = match entry.state {
-            State::Listed { since } | State::Sent { since, .. } if !starts_over => since,
+            State::Unsent { since } | State::Sent { since, .. } if !starts_over => since,
             _ => ctx.now,
         };
-        entry.state = State::Listed { since };
+        entry.state = State::Unsent { since };
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
-        count(ctx, self.number, &entry, true);
+        count(ctx, self.limit_id, &entry, true);
         self.entries.insert(new, entry);
         Some(new)
     }
@@ -281,7 +278,7 @@ impl Queue {
             && was_used
         {
             let held = entry.lease.tenure_lasts(ctx.now);
-            ctx.note_hold(self.number, held, weight_of(seq));
+            ctx.note_hold(self.limit_id, held, weight_of(seq));
         }
         ctx.effects.drop_waker(entry.waker.take());
         if entry.in_store.entering {
@@ -329,8 +326,8 @@ impl Queue {
     }
 }
 
-/// Takes an entry out of everything that it is listed in by its state. The timers of the queue stay until the next answer.
-fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, young_from: Seq) {
+/// Takes an entry out of everything that it is indexed in by its state. The timers of the queue stay until the next answer.
+fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, young_from: Seq) {
     let (queue, seq) = (entry.lease.queue, entry.lease.seq());
     match entry.state {
         State::Waiting { ticket, .. } => {
@@ -342,9 +339,7 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
         State::WaitingHere => {
             ctx.expiries.remove(&(entry.wait_until(), queue, seq));
         }
-        State::Held(Hold {
-            look_at: Some(at), ..
-        }) if !is_young(seq, young_from) => {
+        State::Held(HeldSlot { due: Some(at), .. }) if !is_young(seq, young_from) => {
             ctx.renewals.remove(&(at, queue, seq));
         }
         _ => {}
@@ -352,9 +347,9 @@ fn unlist(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>, 
 }
 
 /// Counts an entry by its state, or counts it no more.
-fn count(ctx: &mut Context, number: LimitId, entry: &Entry, is_in: bool) {
+fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
     let state = &entry.state;
-    if let State::Held(Hold {
+    if let State::Held(HeldSlot {
         holder: Holder::Companion,
         ..
     }) = state
@@ -366,7 +361,7 @@ fn count(ctx: &mut Context, number: LimitId, entry: &Entry, is_in: bool) {
     }
     let (count, measure): (_, fn(f64) -> Measure) = match state {
         State::Held(_) => (&mut ctx.counts.held, Measure::Held),
-        State::Listed { .. }
+        State::Unsent { .. }
         | State::Sent { .. }
         | State::Waiting { .. }
         | State::WaitingHere
@@ -382,5 +377,5 @@ fn count(ctx: &mut Context, number: LimitId, entry: &Entry, is_in: bool) {
         State::Held(_) => sign * f64::from(weight_of(entry.lease.seq())),
         _ => sign,
     };
-    ctx.measure(number, measure(change));
+    ctx.measure(limit_id, measure(change));
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Note, Queue, Release, Seen, Snapshot,
-    permit::entry::{Entry, Hold, Holder, State},
+    PendingBatch, Queue, Release, Seen, Snapshot,
+    permit::entry::{Entry, HeldSlot, Holder, State},
 };
 use crate::{
     error::AcquireErrorKind,
@@ -34,7 +34,7 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         batch: &Batch,
-        note: &mut Note,
+        pending: &mut PendingBatch,
         answer: BatchReply,
         at: Seen,
     ) {
@@ -51,9 +51,9 @@ impl Queue {
             head,
             seen: at,
         };
-        note.nearest_ms = answer.nearest_ms;
+        pending.nearest_ms = answer.nearest_ms;
         self.follow_right(ctx, batch, at);
-        for release in note.releases.drain(..) {
+        for release in pending.releases.drain(..) {
             if release.not_after_us >= at.store_us {
                 let rest = Duration::from_micros(release.not_after_us - at.store_us);
                 self.repeat_release(ctx, release, rest + Duration::from_millis(1));
@@ -61,7 +61,7 @@ impl Queue {
                 ctx.confirm(release.seq);
             }
         }
-        for inquiry in note.inquiries.drain(..) {
+        for inquiry in pending.inquiries.drain(..) {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
@@ -70,7 +70,7 @@ impl Queue {
         let was_adopted = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
         let count = answer.adopted.iter().filter(was_adopted).count();
         if count > 0 {
-            ctx.measure(self.number, Measure::Adopted(count as u64));
+            ctx.measure(self.limit_id, Measure::Adopted(count as u64));
             let limit = self.limit.clone();
             ctx.report(Report::Adopted {
                 limit,
@@ -120,7 +120,7 @@ impl Queue {
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
-                self.look_at(ctx, seq, renew_at);
+                self.set_due(ctx, seq, renew_at);
             }
             // There must be time to renew it.
             _ if until <= now + ctx.settings.store_timeout => self.check(ctx, seq),
@@ -144,7 +144,9 @@ impl Queue {
         };
         match (*entry.state(), standing) {
             // The answer is older than the grant.
-            (State::Held(Hold { since, .. }), _) if at.sent < since => self.look_now(ctx, seq),
+            (State::Held(HeldSlot { since, .. }), _) if at.sent < since => {
+                self.set_due_now(ctx, seq)
+            }
             (State::Checking { since }, _) if at.sent < since => self.renew(seq),
             // The store has lost it, or has gone back to an older copy.
             (State::Held(_), _) => self.outbox().adopt.push_back(seq),
@@ -171,7 +173,7 @@ impl Queue {
             }
             (_, State::Leaving) => self.give_up(ctx, seq),
             _ => {
-                self.look_now(ctx, seq);
+                self.set_due_now(ctx, seq);
                 self.outbox().adopt.push_back(seq);
             }
         }
@@ -221,7 +223,7 @@ impl Queue {
         match self.entries.get(&seq).map(Entry::state) {
             Some(State::Leaving) => self.give_up(ctx, seq),
             Some(State::Refused(_) | State::Passed(_)) => self.retire(ctx, seq),
-            _ => self.look_now(ctx, seq),
+            _ => self.set_due_now(ctx, seq),
         }
     }
 
@@ -254,7 +256,12 @@ impl Queue {
 
     /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
     /// the timers of those that have not.
-    pub(in crate::keeper) fn after_answer(&mut self, ctx: &mut Context, note: &Note, at: Seen) {
+    pub(in crate::keeper) fn after_answer(
+        &mut self,
+        ctx: &mut Context,
+        pending: &PendingBatch,
+        at: Seen,
+    ) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
         // Grants go in the order of tickets: one below the head's has left, or was passed over while this process had no
@@ -280,7 +287,7 @@ impl Queue {
         } else {
             ctx.settings.poll_interval / 10
         };
-        waiters.handover_at = note.nearest_ms.map(|nearest_ms| {
+        waiters.handover_at = pending.nearest_ms.map(|nearest_ms| {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             ctx.now + Duration::from_millis(rest) + turn
         });
@@ -329,20 +336,20 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         batch: &Batch,
-        note: &mut Note,
+        pending: &mut PendingBatch,
         not_after_us: u64,
         availability: Availability,
     ) {
         let retry = availability == Availability::Up;
         let pause = ctx.settings.poll_interval;
         if !retry {
-            ctx.dismiss(&mut note.inquiries);
-        } else if !note.inquiries.is_empty() {
+            ctx.dismiss(&mut pending.inquiries);
+        } else if !pending.inquiries.is_empty() {
             // They change nothing, and can be retried.
-            self.outbox().inquiries.append(&mut note.inquiries);
+            self.outbox().inquiries.append(&mut pending.inquiries);
         }
         self.recall(ctx);
-        for release in note.releases.drain(..) {
+        for release in pending.releases.drain(..) {
             match retry {
                 true => self.outbox().release.push(release),
                 false => self.repeat_release(ctx, release, pause),
@@ -353,7 +360,7 @@ impl Queue {
                 entry.exchange_over(not_after_us);
                 ctx.moved.extend(entry.claim());
             }
-            self.look_now(ctx, *seq);
+            self.set_due_now(ctx, *seq);
         }
         for seq in batch.renew.iter().chain(&batch.adopt) {
             let Some(entry) = self.entries.get_mut(seq) else {
@@ -363,7 +370,7 @@ impl Queue {
             match entry.state() {
                 State::Leaving => self.give_up(ctx, *seq),
                 State::Held(_) if retry => self.renew(*seq),
-                State::Held(_) => self.look_at(ctx, *seq, ctx.now + pause),
+                State::Held(_) => self.set_due(ctx, *seq, ctx.now + pause),
                 _ => {}
             }
         }
@@ -382,7 +389,7 @@ impl Queue {
                 State::Sent { .. } | State::Checking { .. } => {
                     self.fall_back(ctx, *seq, availability);
                 }
-                _ => self.look_now(ctx, *seq),
+                _ => self.set_due_now(ctx, *seq),
             }
         }
         for seq in again.into_iter().rev() {
@@ -427,7 +434,7 @@ impl Queue {
             State::Sent { .. } | State::Checking { .. } if !retry => {
                 self.fall_back(ctx, seq, availability);
             }
-            _ => self.look_now(ctx, seq),
+            _ => self.set_due_now(ctx, seq),
         }
     }
 
@@ -463,7 +470,7 @@ impl Queue {
         let now = ctx.now;
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
         if due(&mut self.young_at) {
-            self.list_young(ctx);
+            self.add_young_timers(ctx);
         }
         if let Some(waiters) = &mut self.waiters {
             self.touch |= due(&mut waiters.poll_at);
@@ -492,7 +499,7 @@ impl Queue {
         due.for_each(|seq| self.renew_or_end(ctx, seq));
         let soon = ctx.now + ctx.settings.lease / TOGETHER;
         let is_due = |entry: &Entry| match entry.state() {
-            State::Held(hold) => hold.look_at.is_some_and(|at| at <= soon),
+            State::Held(hold) => hold.due.is_some_and(|at| at <= soon),
             _ => false,
         };
         let companions = self.entries.iter().take(COMPANIONS);
@@ -527,6 +534,6 @@ impl Queue {
         if !entering {
             self.renew(seq);
         }
-        self.look_at(ctx, seq, deadline);
+        self.set_due(ctx, seq, deadline);
     }
 }

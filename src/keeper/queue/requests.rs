@@ -113,7 +113,7 @@ impl Queue {
             lease.begin_tenure(ctx.now);
             lease.set_reusable(entry.in_store.present || !ctx.shared);
         }
-        ctx.note_admission(self.number, waited);
+        ctx.note_admission(self.limit_id, waited);
         Some(Taken {
             leases: Leases::One(Tenure::of(lease.clone())),
             waited,
@@ -150,7 +150,7 @@ impl Queue {
                 Some(Err(error))
             }
             State::Passed(kind) => {
-                ctx.note_pass(self.number, kind);
+                ctx.note_pass(self.limit_id, kind);
                 self.give_up(ctx, seq);
                 let notes = Notes {
                     passed: vec![(self.limit.clone(), kind)],
@@ -303,7 +303,7 @@ impl Queue {
             State::Parked => LegState::Parked,
             State::Refused(kind) => LegState::Refused(kind),
             State::Passed(kind) => LegState::Passed(kind),
-            State::Listed { .. }
+            State::Unsent { .. }
             | State::Sent { .. }
             | State::Waiting { .. }
             | State::WaitingHere
@@ -384,7 +384,7 @@ impl Queue {
 
     /// About how long it takes until a newcomer of this weight would be admitted, by how long permits are held lately.
     fn next_free(&self, ctx: &Context, weight: u32) -> Option<Duration> {
-        let unit_seconds = ctx.unit_seconds(self.number, self.snapshot.waiting, weight)?;
+        let unit_seconds = ctx.unit_seconds(self.limit_id, self.snapshot.waiting, weight)?;
         let seconds = unit_seconds / f64::from(self.max().max(1));
         Some(Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
     }

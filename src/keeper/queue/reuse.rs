@@ -20,7 +20,7 @@ impl Queue {
     /// Makes a pool, if the limit reuses slots.
     pub(super) fn make_pool(&mut self, ctx: &Context) {
         if self.limit.is_reused() && self.pool.is_none() {
-            let pool = Pool::new(ctx.meter(self.number).clone());
+            let pool = Pool::new(ctx.meter(self.limit_id).clone());
             pool.follow_own_max(self.own_max);
             self.pool = Some(Arc::new(pool));
         }
@@ -33,7 +33,7 @@ impl Queue {
     /// An idle slot, for a request that has just come.
     pub(in crate::keeper) fn take_idle(&mut self, ctx: &mut Context) -> Option<Arc<Lease>> {
         let lease = self.pool.as_ref()?.take(ctx.now)?;
-        ctx.measure(self.number, Measure::Held(1.0));
+        ctx.measure(self.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
         (entry.asked, entry.place) = (ctx.now, 0);
         entry.hand_over(Holder::Reuser);
@@ -59,8 +59,8 @@ impl Queue {
         let Some(held) = pool.put(lease, ctx.now) else {
             return false;
         };
-        ctx.measure(self.number, Measure::Hold(held));
-        ctx.measure(self.number, Measure::Held(-1.0));
+        ctx.measure(self.limit_id, Measure::Hold(held));
+        ctx.measure(self.limit_id, Measure::Held(-1.0));
         true
     }
 
@@ -160,7 +160,7 @@ impl Queue {
 
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
         for lease in idle {
-            ctx.measure(self.number, Measure::Held(1.0));
+            ctx.measure(self.limit_id, Measure::Held(1.0));
             self.give_up_unused(ctx, lease.seq());
         }
     }

@@ -86,7 +86,7 @@ impl World {
             return;
         }
         let leg = Leg {
-            limit: fee.number(),
+            limit: fee.limit_id(),
             key: fee.key.clone(),
             wait: fee.wait,
             max: fee.own_max,

@@ -4,7 +4,7 @@
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
 //! | [`Parked`](State::Parked) | a leg of a claim is submitted, or its slot cannot be kept | sent, begun here, refused |
-//! | [`Listed`](State::Listed) | submitted; renamed after a failure, a loss or an outage | sent, or decided here |
+//! | [`Unsent`](State::Unsent) | submitted; renamed after a failure, a loss or an outage | sent, or decided here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
 //! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
@@ -34,7 +34,7 @@ pub(in crate::keeper::queue) struct Entry {
     pub waker: Option<StoredWaker>,
     pub(super) state: State,
     /// Set until the claim is granted.
-    leg: Option<Leg>,
+    leg: Option<ClaimLeg>,
 }
 
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ pub(in crate::keeper::queue) enum State {
     /// A leg of a claim whose turn has not come.
     Parked,
     /// To be sent. It has `store_timeout` from `since`, also if it was sent before and the exchange failed.
-    Listed {
+    Unsent {
         since: Instant,
     },
     /// Sent at `at`, and not answered.
@@ -62,7 +62,7 @@ pub(in crate::keeper::queue) enum State {
     Checking {
         since: Instant,
     },
-    Held(Hold),
+    Held(HeldSlot),
     Refused(AcquireErrorKind),
     /// It would have been refused, and goes on without a slot.
     Passed(AcquireErrorKind),
@@ -79,9 +79,9 @@ pub(in crate::keeper) struct Seen {
 
 /// A slot that is held.
 #[derive(Clone, Copy)]
-pub(in crate::keeper::queue) struct Hold {
+pub(in crate::keeper::queue) struct HeldSlot {
     /// When to renew it, or to find that it is over. `None`: it needs no renewal.
-    pub look_at: Option<Instant>,
+    pub due: Option<Instant>,
     /// When this process learned of it: an answer to what was sent before does not contradict it.
     pub since: Instant,
     pub holder: Holder,
@@ -118,7 +118,7 @@ pub(in crate::keeper::queue) struct InStore {
 
 /// The part that an entry has in a claim.
 #[derive(Clone, Copy)]
-struct Leg {
+struct ClaimLeg {
     claim: ClaimId,
     /// Its limit is in shadow mode: a refusal lets it pass.
     shadow: bool,
@@ -140,7 +140,7 @@ impl Entry {
                 };
                 since.map(|since| (false, since))
             }
-            State::Listed { .. }
+            State::Unsent { .. }
             | State::Sent { .. }
             | State::Waiting { .. }
             | State::WaitingHere
@@ -165,9 +165,9 @@ impl Entry {
             waker: None,
             state: match claim {
                 Some(_) => State::Parked,
-                None => State::Listed { since: now },
+                None => State::Unsent { since: now },
             },
-            leg: claim.map(|(claim, shadow)| Leg {
+            leg: claim.map(|(claim, shadow)| ClaimLeg {
                 claim,
                 shadow,
                 begun: false,
@@ -199,7 +199,7 @@ impl Entry {
     pub(in crate::keeper::queue) fn is_pending(&self) -> bool {
         match self.state {
             State::Parked
-            | State::Listed { .. }
+            | State::Unsent { .. }
             | State::Sent { .. }
             | State::Waiting { .. }
             | State::WaitingHere
@@ -229,7 +229,7 @@ impl Entry {
 
     /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
     pub(in crate::keeper::queue) fn send(&mut self, now: Instant) -> Option<Instant> {
-        let State::Listed { since } = self.state else {
+        let State::Unsent { since } = self.state else {
             return None;
         };
         self.state = State::Sent { since, at: now };
@@ -240,7 +240,7 @@ impl Entry {
     /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
     pub(in crate::keeper::queue) fn unsend(&mut self) {
         if let State::Sent { since, .. } = self.state {
-            self.state = State::Listed { since };
+            self.state = State::Unsent { since };
         }
     }
 
