@@ -387,3 +387,42 @@ fn an_inquiry_ends_with_the_store() {
         Err(tokio::sync::oneshot::error::TryRecvError::Closed)
     );
 }
+
+/// After a new connection newcomers let the holders go first.
+#[test]
+fn newcomers_are_held_back_until_the_holders_are_confirmed() {
+    let (mut world, introduction) = introduced();
+    let newcomer = world.ask(0, PATIENT);
+    assert!(!world.may_send(0), "the holder is not confirmed yet");
+    world.complete(0, &introduction);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+}
+
+/// G4: a later renewal holds nobody back.
+#[test]
+fn newcomers_go_beside_a_renewal() {
+    let (mut world, introduction) = introduced();
+    world.complete(0, &introduction);
+    world.settle();
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    assert_eq!(renewal.exchange.batches[0].renew.len(), 1);
+    let newcomer = world.ask(0, PATIENT);
+    let asked = world.send(0);
+    world.complete(0, &asked);
+    assert!(held(world.collect(0, &newcomer)));
+}
+
+/// One of two slots is held, and the exchange of a new connection that asks for it is in flight.
+fn introduced() -> (World, Outgoing) {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let _holder = world.grant(Duration::ZERO);
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let introduction = world.send(0);
+    assert_eq!(introduction.exchange.batches[0].renew.len(), 1);
+    (world, introduction)
+}
