@@ -77,7 +77,7 @@ impl Keepers {
     fn of_key(&self, limit: LimitId, key: &Key) -> &Arc<Keeper> {
         match self.only() {
             Some(keeper) => keeper,
-            None => self.of_part(self.first().lock().core.part_of(limit, key)),
+            None => self.of_part(self.first().peek(|core| core.part_of(limit, key))),
         }
     }
 
@@ -185,15 +185,14 @@ impl Keepers {
     }
 
     fn unconfirmed(&self, limit: &Limit) -> ReleaseError {
-        let lease = self.first().lock().core.settings().lease;
+        let lease = self.first().peek(|core| core.settings().lease);
         ReleaseError::new(limit.name().to_owned(), lease)
     }
 
     /// The meter of the limit of held slots, or of the first of several. `None`: they are not held any more.
     pub(crate) fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
         let lease = leases.all().first()?;
-        let keeper = self.all[lease.keeper.0].lock();
-        keeper.core.meter_of_lease(lease)
+        self.all[lease.keeper.0].peek(|core| core.meter_of_lease(lease))
     }
 
     /// The public id of a permit with these.
@@ -233,7 +232,7 @@ impl Keepers {
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
     pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.first().lock().core.check(limit).map(drop)
+        self.first().peek(|core| core.check(limit)).map(drop)
     }
 
     /// Checks a limit and makes it known under its name; returns its number.
@@ -287,13 +286,13 @@ impl Keepers {
     /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
-        let known = first.lock().core.meter_of(limit.name());
+        let known = first.peek(|core| core.meter_of(limit.name()));
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
     /// Whether a limit is enforced now, and its meter.
     pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
-        self.first().lock().core.mode_and_meter(limit)
+        self.first().peek(|core| core.mode_and_meter(limit))
     }
 
     /// The record of this process, if it has no store.
@@ -316,7 +315,7 @@ impl Keepers {
     /// Whether overrides are in force.
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
     pub(crate) fn is_steered(&self) -> bool {
-        self.first().lock().core.is_steered()
+        self.first().peek(Core::is_steered)
     }
 
     #[cfg(feature = "config")]
@@ -336,7 +335,7 @@ impl Keepers {
             store_up: true,
         };
         for keeper in &self.all {
-            let status = keeper.lock().core.status();
+            let status = keeper.peek(Core::status);
             all.held += status.held;
             all.waiting += status.waiting;
             all.store_up &= status.store_up;
@@ -388,7 +387,7 @@ async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
     let until = Instant::now() + deadline.min(MAX_WAIT);
     wait_for(keeper, until, Core::holds_nothing).await;
     let lost = keeper.with(|core, now| core.lose_all(now));
-    let store_timeout = keeper.lock().core.settings().store_timeout;
+    let store_timeout = keeper.peek(|core| core.settings().store_timeout);
     wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
     ShutdownReport {
         refused,
@@ -405,7 +404,7 @@ async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> 
     keeper.watch_driver();
     loop {
         let changed = keeper.changed.notified();
-        if !is_driven || Instant::now() >= until || done(&keeper.lock().core) {
+        if !is_driven || Instant::now() >= until || keeper.peek(&done) {
             break;
         }
         changed.await;
@@ -487,7 +486,7 @@ impl Drop for BoundPool {
 /// The legs of a demand on a cluster, as they are acquired, from the last to the first.
 impl Keepers {
     pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
-        self.first().lock().core.in_order(legs)
+        self.first().peek(|core| core.in_order(legs))
     }
 
     /// A permit that was acquired limit by limit counts once.

@@ -47,9 +47,9 @@ pub(crate) struct Keeper {
 }
 
 /// The state under the lock.
-pub(super) struct Locked {
-    pub core: Core,
-    pub driver: DriverState,
+struct Locked {
+    core: Core,
+    driver: DriverState,
 }
 
 impl Keeper {
@@ -149,13 +149,16 @@ impl Keeper {
     }
 
     /// Reads under the lock, for no longer than a moment.
-    #[cfg(feature = "operate")]
     pub(crate) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
         peek(&self.lock().core)
     }
 
-    /// For reads, and for what leaves no effects.
-    pub(super) fn lock(&self) -> KeeperGuard<'_> {
+    /// A change of what is known of the driver, which has no effects.
+    pub(super) fn driver<R>(&self, change: impl FnOnce(&mut DriverState) -> R) -> R {
+        change(&mut self.lock().driver)
+    }
+
+    fn lock(&self) -> KeeperGuard<'_> {
         let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
         KeeperGuard {
             _marker: LockMarker::new(),
@@ -193,7 +196,7 @@ impl Afterwards<'_> {
 }
 
 /// While it is held, no foreign code runs on this thread.
-pub(super) struct KeeperGuard<'a> {
+struct KeeperGuard<'a> {
     locked: MutexGuard<'a, Locked>,
     _marker: LockMarker,
 }

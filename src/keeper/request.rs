@@ -4,6 +4,7 @@ use std::{
     mem,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
 use super::{
@@ -27,6 +28,8 @@ pub(crate) struct Request {
     left: usize,
     /// The results of those before it.
     taken: Option<Box<Taken>>,
+    /// The waits that are taken off the legs' own already.
+    deducted: Duration,
     /// Whether its result includes how its limits stand.
     wants_quotas: bool,
 }
@@ -51,6 +54,7 @@ impl Request {
             left: legs.len().saturating_sub(1),
             legs,
             taken: None,
+            deducted: Duration::ZERO,
             wants_quotas: false,
         }
     }
@@ -119,11 +123,13 @@ impl Request {
             notes.passed.retain(|(limit, _)| limit.period().is_some());
             notes.quotas.retain(|quota| quota.period.is_some());
         }
-        // Rates are the first to be asked, so they are at the end.
+        let waited = taken.waited.saturating_sub(self.deducted);
+        self.deducted = taken.waited;
+        // The legs are in reverse: rates, which are asked first, stand last, and only the slots before them are left.
         self.left = 0;
         for (_, leg) in &mut self.legs {
-            if !self.keepers.first().lock().core.is_rate(leg.limit) {
-                leg.wait = leg.wait.saturating_sub(taken.waited);
+            if !self.keepers.first().peek(|core| core.is_rate(leg.limit)) {
+                leg.wait = leg.wait.saturating_sub(waited);
                 self.left += 1;
             }
         }
@@ -309,6 +315,51 @@ impl Drop for Step {
     fn drop(&mut self) {
         if let StepStage::Submitted(submission) = &self.stage {
             self.keeper.with(|core, now| core.cancel(submission, now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{home::Home, keeper::Settings, key::Key, leases::Leases, ledger::ReplicaId};
+
+    /// G7: slots that are lost one after the other, while the next one is waited for, cost no time twice.
+    #[test]
+    fn a_wait_is_deducted_once() {
+        let settings = Settings {
+            replica: ReplicaId::from_bits(1),
+            namespace: "test".to_owned(),
+            part: None,
+            lease: Duration::from_secs(30),
+            store_timeout: Duration::from_secs(1),
+            poll_interval: Duration::from_secs(1),
+            waiter_ttl: Duration::from_secs(10),
+            seed: 1,
+        };
+        let keeper = Keeper::new(settings, None, &Home::Caller);
+        let keepers = Keepers::new(vec![keeper]);
+        let limit = crate::Limit::concurrent("slots", 1);
+        let leg = Leg {
+            limit: keepers.register(&limit).expect("valid"),
+            key: Key::SHARED,
+            wait: Duration::from_secs(10),
+            max: None,
+            weight: 1,
+            cost: 1,
+            clamps: false,
+        };
+        let mut request = Request::new(keepers, Demand::One(leg.clone()));
+        request.legs = vec![(Part::of(0), leg)];
+        for (waited, left) in [(3, 7), (5, 5), (5, 5), (11, 0)] {
+            let taken = Taken {
+                leases: Leases::many(Vec::new()),
+                waited: Duration::from_secs(waited),
+                place: 0,
+                notes: None,
+            };
+            drop(request.ask_for_slots_again(taken));
+            assert_eq!(request.legs[0].1.wait, Duration::from_secs(left));
         }
     }
 }

@@ -106,6 +106,10 @@ impl Core {
                 == (counts.held, counts.waiting, counts.companions),
             "counts {counts:?}, not {seen:?}"
         );
+        hold!(
+            self.held_back.is_empty() || !self.in_flight.is_empty(),
+            "claims are held back, and no answer will let them go on"
+        );
         self.audit_claims()
     }
 

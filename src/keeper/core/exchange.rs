@@ -77,9 +77,11 @@ impl Core {
         let mut draft = Draft::new(now + self.ctx.settings.store_timeout);
         // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
         if self.store_is_up() && self.clock.is_some() {
-            match self.ctx.settings.part {
-                None => self.draft_all(&mut draft),
-                Some(_) => self.draft_one_key(&mut draft),
+            self.fill(&mut draft);
+            if draft.is_empty() && self.in_flight.is_empty() {
+                // The holders that they waited for are gone, and no answer will let them go on.
+                self.asking.append(&mut self.held_back);
+                self.fill(&mut draft);
             }
             if draft.is_empty() {
                 return None;
@@ -93,6 +95,13 @@ impl Core {
         self.ctx.now = now;
         let draft = Draft::new(now + self.ctx.settings.store_timeout);
         self.send(draft)
+    }
+
+    fn fill(&mut self, draft: &mut Draft) {
+        match self.ctx.settings.part {
+            None => self.draft_all(draft),
+            Some(_) => self.draft_one_key(draft),
+        }
     }
 
     /// As much of everything as there is room for.
@@ -177,9 +186,8 @@ impl Core {
             let Some(claim) = self.claims.get_mut(&id).filter(is_listed) else {
                 continue;
             };
-            let mut queues = claim.legs.iter().map(|lease| lease.queue);
-            let mut is_introducing = |id| self.queues.unlisted(id).is_introducing();
-            if queues.any(&mut is_introducing) {
+            let mut queues = claim.legs.iter().map(|lease| &self.queues[lease.queue]);
+            if queues.any(Queue::is_introducing) {
                 self.held_back.insert(id);
                 continue;
             }

@@ -188,8 +188,10 @@ impl Queues {
         self.members[id.0].queue.recall(ctx);
         let queue = self.members.remove(id.0).queue;
         self.by_key[queue.limit_id().0].remove(queue.key());
-        self.by_ledger.remove(queue.ledger());
-        leave_room(&mut self.by_ledger);
+        if !queue.ledger().is_empty() {
+            self.by_ledger.remove(queue.ledger());
+            leave_room(&mut self.by_ledger);
+        }
     }
 
     /// From now on idle ones go at once.

@@ -14,7 +14,7 @@ use tokio::{
 use super::{ConnectError, KeptSession, Start, WatchdogFinding, check_interval};
 use crate::{
     error::AcquireErrorKind,
-    keeper::lock::Keeper,
+    keeper::{core::Core, lock::Keeper},
     repoll::Repoll,
     store::{
         ExchangeError, Failure, Session,
@@ -64,7 +64,7 @@ impl Keeper {
             return;
         };
         let (id, flavor) = (runtime.id(), runtime.runtime_flavor());
-        if self.thread.is_some() || !self.lock().driver.watch(id, flavor) {
+        if self.thread.is_some() || !self.driver(|driver| driver.watch(id, flavor)) {
             return;
         }
         let watch = WatchGuard {
@@ -124,7 +124,7 @@ impl Keeper {
                 Ok(Some(message))
             }
         })?;
-        if self.lock().core.status().store_up {
+        if self.peek(Core::status).store_up {
             self.keep_for_driver(in_flight.into_session());
         } else {
             // It will notice when the store is there. The caller awaits on a runtime, or will start it later.
@@ -157,7 +157,7 @@ async fn run(
     let driver = Repoll::new(drive(keeper, session, *generation, &work));
     if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
         let lacks = lacks_something(&*panic);
-        keeper.lock().driver.note_panic(runtime, lacks);
+        keeper.driver(|driver| driver.note_panic(runtime, lacks));
     }
 }
 
@@ -224,12 +224,12 @@ async fn watch_over(watch: WatchGuard) {
         .await
     {
         let lacks = lacks_something(&*panic);
-        keeper.lock().driver.note_panic(*runtime, lacks);
+        keeper.driver(|driver| driver.note_panic(*runtime, lacks));
     }
 }
 
 async fn check_until_idle(keeper: &Arc<Keeper>) {
-    let interval = check_interval(&keeper.lock().core);
+    let interval = keeper.peek(check_interval);
     let mut idle = 0;
     while idle < IDLE_CHECKS {
         let from = Instant::now();
@@ -262,7 +262,7 @@ struct WatchGuard {
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.keeper.lock().driver.unwatch(self.runtime);
+        self.keeper.driver(|driver| driver.unwatch(self.runtime));
     }
 }
 

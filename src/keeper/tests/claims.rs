@@ -188,7 +188,6 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     assert_eq!(world.ledger(), (0, 0));
 }
 
-/// A slot that is held while the claim waits for more may be lost like any permit.
 /// G7, G8: the breaker opens while a claim is held back until the store has confirmed those who hold already.
 #[test]
 fn a_claim_that_was_held_back_goes_by_the_fallback() {
@@ -212,6 +211,30 @@ fn a_claim_that_was_held_back_goes_by_the_fallback() {
     world.keepers[0].audit().expect("its books agree");
 }
 
+/// G4: nobody would let the claim go on. A permit that was admitted in an outage is gone before it is adopted.
+#[test]
+fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
+    let wide = WIDE.fallback(Fallback::Allow);
+    let mut world = World::under(1, &[&NARROW, &wide, &RATE]);
+    let now = world.local();
+    world.keepers[0].fail(now);
+    world.keepers[0].fail(now);
+    let holder = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
+    let holder = holder.expect("open");
+    assert!(held(world.look(&holder)));
+    world.pass(Duration::from_secs(1));
+    let probe = world.send(0);
+    world.complete(0, &probe);
+    let confirms = world.send(0);
+    assert_eq!(confirms.exchange.batches[0].renew.len(), 1);
+    world.complete(0, &confirms);
+    world.cancel(&holder);
+    let asked = world.claim_all(PATIENT);
+    world.settle();
+    assert!(held(world.look(&asked)));
+}
+
+/// A slot that is held while the claim waits for more may be lost like any permit.
 #[test]
 fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {
     let mut world = world(2);

@@ -70,7 +70,7 @@ fn a_driver_that_was_replaced_does_nothing_any_more() {
     };
     let keeper = Keeper::new(settings, Some(store.clone()), &Home::Caller);
     let meter = Arc::new(LimitMeter::new("test", "a"));
-    keeper.lock().core.register(&ONE, &meter).unwrap();
+    keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
     let (late, other) = (runtime(), runtime());
     late.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
     other.block_on(async {

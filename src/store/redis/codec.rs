@@ -1,5 +1,5 @@
 //! Exchanges, replies and wake-ups on the wire: an [`Exchange`] as the script's keys and arguments, and the script's
-//! reply as a [`Reply`]. What is sent and what comes back of one thing stand together.
+//! reply as a [`Reply`]. Encoding and decoding of one thing stand together.
 //!
 //! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes.
 //! `ledger/tests/twins.rs` tests both directions with the script in a real server, and `fuzzing.rs` with whatever a store
@@ -137,7 +137,7 @@ pub(crate) fn decode(exchange: &Exchange, value: Value) -> Result<Reply, StoreEr
         message: "the store's reply is not that of the script".to_owned(),
     };
     let mut parts = items(value).ok_or_else(unreadable)?;
-    let now_us = integer(parts.next()).ok_or_else(unreadable)? as u64;
+    let now_us = unsigned(parts.next()).ok_or_else(unreadable)?;
     let more = integer(parts.next()).ok_or_else(unreadable)? != 0;
     let lease_end_ms = now_us / 1_000 + exchange.lease_ms;
     let promoted_end_ms = now_us / 1_000 + exchange.promote_ms;
@@ -246,7 +246,10 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         in_use: in_use.try_into().ok()?,
         waiting: waiting.try_into().ok()?,
         head: (head != 0).then_some(head),
-        nearest_ms: (nearest_ms != 0).then_some(nearest_ms as u64),
+        nearest_ms: match nearest_ms {
+            0 => None,
+            nearest_ms => Some(nearest_ms.try_into().ok()?),
+        },
         renewed,
         adopted,
         acquired,
@@ -356,11 +359,11 @@ fn decode_charged(charge: &Charge, parts: &mut dyn Iterator<Item = Value>) -> Op
             Charged::Until {
                 start_us: start as u64,
                 tat: Tat {
-                    us: us as u64,
+                    us: us.try_into().ok()?,
                     rem: rem.try_into().ok()?,
                     rate: charge.rate,
-                    refunded_us: refunded_us as u64,
-                    since_us: since_us as u64,
+                    refunded_us: refunded_us.try_into().ok()?,
+                    since_us: since_us.try_into().ok()?,
                 },
             }
         }
@@ -408,7 +411,7 @@ pub(crate) fn decode_wake(payload: &[u8]) -> Option<Wake> {
     })
 }
 
-// What a reply is made of.
+// Elements of a reply.
 
 /// Only a wrong type or a lack of memory may be the trouble of one ledger alone.
 fn ledger_error(message: &[u8]) -> Result<LedgerError, StoreError> {
@@ -434,6 +437,11 @@ fn integers<const COUNT: usize>(parts: &mut dyn Iterator<Item = Value>) -> Optio
         *number = integer(parts.next())?;
     }
     Some(integers)
+}
+
+/// A time, which no store that works says to be negative.
+fn unsigned(value: Option<Value>) -> Option<u64> {
+    integer(value)?.try_into().ok()
 }
 
 fn integer(value: Option<Value>) -> Option<i64> {
