@@ -522,8 +522,8 @@ const WAY: [(&str, &str); 8] = [
         "1",
         "semaphore.rs Acquire::poll
            keeper/request.rs Request::poll
-             keeper/request.rs Step::poll
-               keeper/request.rs Step::ask",
+             keeper/request.rs KeeperRequest::poll
+               keeper/request.rs KeeperRequest::ask",
     ),
     (
         "2",
@@ -596,8 +596,8 @@ const WAY: [(&str, &str); 8] = [
     ),
     (
         "8",
-        "keeper/request.rs Step::poll
-           keeper/request.rs Step::collect
+        "keeper/request.rs KeeperRequest::poll
+           keeper/request.rs KeeperRequest::collect
              keeper/core/requests.rs Core::collect
                keeper/core/requests.rs Core::collect_slot
                  keeper/queue/requests.rs Queue::take
@@ -610,11 +610,11 @@ const WAY: [(&str, &str); 8] = [
 /// Calls from one step to the next.
 const BETWEEN: [[&str; 2]; 5] = [
     [
-        "keeper/request.rs Step::ask",
+        "keeper/request.rs KeeperRequest::ask",
         "keeper/lock.rs Keeper::with_need",
     ],
     [
-        "keeper/request.rs Step::ask",
+        "keeper/request.rs KeeperRequest::ask",
         "keeper/core/requests.rs Core::submit",
     ],
     [

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     demand::ClaimId,
-    effects::{Effect, Effects, Report},
+    effects::{Effect, Effects, LogEvent},
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -27,7 +27,7 @@ use crate::{
 /// exchanges are longer.
 const MOMENTS: u32 = 1_000;
 
-/// A lease is renewed when one of so many parts of it is over: that one renewal fails is no loss.
+/// A lease is renewed after a third of it, so that one renewal may fail.
 pub(super) const RENEWALS_PER_LEASE: u32 = 3;
 
 /// The configuration of a keeper.
@@ -88,17 +88,17 @@ pub(super) struct Context {
     pub moved: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
     pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
-    /// When to renew permits that are no longer [young](super::queue::Queue::list).
+    /// When to renew permits that are no longer young (`Queue::add_timer`).
     pub renewals: BTreeSet<(Instant, QueueId, Seq)>,
     /// An exchange with one batch, for the ledgers in this process. Its times do not matter there.
-    pub local: Exchange,
+    pub scratch: Exchange,
     epoch: Instant,
     pub rng: fastrand::Rng,
     last_seq: Seq,
-    /// By the limits' numbers.
+    /// By [`LimitId`].
     meters: Vec<Arc<LimitMeter>>,
     history: History,
-    /// By the number of the limit.
+    /// By [`LimitId`].
     holds: Vec<Option<MeanHold>>,
 }
 
@@ -134,7 +134,7 @@ impl Context {
             moved: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
-            local: Exchange {
+            scratch: Exchange {
                 replica,
                 lease_ms: 1,
                 promote_ms: 1,
@@ -219,7 +219,7 @@ impl Context {
 
     /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
     /// all of it for the retry.
-    pub(super) fn patience(&self, since: Instant) -> Instant {
+    pub(super) fn gives_up_at(&self, since: Instant) -> Instant {
         let timeout = self.settings.store_timeout;
         (since + timeout).max(self.now + timeout / 8)
     }
@@ -285,8 +285,8 @@ impl Context {
         self.history.set_wanted(wanted);
     }
 
-    pub(super) fn report(&mut self, report: Report) {
-        self.effects.push(Effect::Report(report));
+    pub(super) fn log(&mut self, event: LogEvent) {
+        self.effects.push(Effect::Log(event));
     }
 
     /// Drops inquiries without an answer.

@@ -46,14 +46,14 @@ pub(crate) enum Effect {
     GiveUpOn(Confirmation),
     Measure(Arc<LimitMeter>, Measure),
     MeasureStore(StoreState),
-    Report(Report),
+    Log(LogEvent),
     /// An event of the history.
     Record(String),
 }
 
 /// A log event for operators.
 #[derive(Debug)]
-pub(crate) enum Report {
+pub(crate) enum LogEvent {
     StoreDown {
         error: String,
     },
@@ -161,7 +161,7 @@ impl Effect {
             | Self::Dismiss(_)
             | Self::Confirm(_)
             | Self::GiveUpOn(_) => 1,
-            Self::Measure(..) | Self::MeasureStore(_) | Self::Report(_) => 2,
+            Self::Measure(..) | Self::MeasureStore(_) | Self::Log(_) => 2,
         }
     }
 
@@ -176,14 +176,14 @@ impl Effect {
             Self::GiveUpOn(confirmation) => drop(confirmation),
             Self::Measure(meter, measure) => meter.note(measure),
             Self::MeasureStore(state) => store.is(state),
-            Self::Report(report) => report.log(namespace),
+            Self::Log(event) => event.write(namespace),
             Self::Record(event) => History::write(event),
         }
     }
 }
 
-impl Report {
-    fn log(self, namespace: &str) {
+impl LogEvent {
+    fn write(self, namespace: &str) {
         match self {
             Self::StoreDown { error } => {
                 tracing::warn!(

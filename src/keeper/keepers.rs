@@ -420,7 +420,7 @@ impl Drop for Keepers {
                 core.orphan();
                 // A driver that is left reports it if it ends first. Its own thread may end with the process, unseen.
                 if driver.is_absent() || keeper.thread.is_some() {
-                    core.report_unreleased();
+                    core.log_unreleased();
                 }
             });
         }

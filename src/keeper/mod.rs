@@ -1,4 +1,4 @@
-//! The keeper: stands between permits and the store, and keeps every promise that is made to either.
+//! The keeper: stands between permits and the store, renews what was granted, and releases what was given back.
 //!
 //! A request is submitted to the core, a state machine without IO behind one mutex. The core finds the queue of its key,
 //! batches what all queues have to send into one exchange, and hands it to the driver, the one task that sends, receives
@@ -16,10 +16,10 @@
 //! | `context` | what all queues share: settings, the time, timers, counts, effects |
 //! | `effects` | what a step leaves to be done once the lock is free |
 //! | `demand` | what a request asks for, and what it gets |
-//! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether the books agree |
+//! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether counts and lists agree |
 //!
-//! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. What works without
-//! the lock, leases and pools, is in [`leases`](crate::leases).
+//! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. Leases and
+//! pools, which work without the lock, are in [`leases`](crate::leases).
 
 mod context;
 mod core;

@@ -21,7 +21,7 @@ use crate::{error::AcquireError, leases::Label, limit::LimitId, part::Part, sync
 /// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are acquired anew.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
-    step: Step,
+    current: KeeperRequest,
     /// In a cluster: all that it wants, from the last to the first.
     legs: Vec<(Part, Leg)>,
     /// How many of them are still to be asked for after this step.
@@ -37,7 +37,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
         let (first, legs) = match keepers.only() {
-            Some(keeper) => (Step::new(keeper.clone(), demand), Vec::new()),
+            Some(keeper) => (KeeperRequest::new(keeper.clone(), demand), Vec::new()),
             None => {
                 let legs = match demand {
                     Demand::One(leg) => vec![leg],
@@ -45,12 +45,12 @@ impl Request {
                 };
                 let legs = keepers.in_order(legs);
                 let first = legs.last().expect("a demand has a leg");
-                (Step::of_leg(&keepers, first), legs)
+                (KeeperRequest::of_leg(&keepers, first), legs)
             }
         };
         Self {
             keepers,
-            step: first,
+            current: first,
             left: legs.len().saturating_sub(1),
             legs,
             taken: None,
@@ -61,7 +61,7 @@ impl Request {
 
     /// Labels its permit, for operators.
     pub(crate) fn labelled(mut self, label: Label) -> Self {
-        self.step.label = label;
+        self.current.label = label;
         self
     }
 
@@ -72,13 +72,13 @@ impl Request {
     }
 
     pub(crate) fn place(&self) -> Option<u32> {
-        self.step.place()
+        self.current.place()
     }
 
     #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         if self.legs.is_empty() {
-            let taken = self.step.poll(self.wants_quotas, cx);
+            let taken = self.current.poll(self.wants_quotas, cx);
             return taken.map_ok(|taken| self.granted(taken));
         }
         self.poll_legs(cx)
@@ -86,7 +86,7 @@ impl Request {
 
     fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         loop {
-            let outcome = ready!(self.step.poll(self.wants_quotas, cx));
+            let outcome = ready!(self.current.poll(self.wants_quotas, cx));
             let before = mem::take(&mut self.taken).map(|before| *before);
             let taken = match (outcome, before) {
                 (Ok(now), None) => now,
@@ -102,9 +102,9 @@ impl Request {
                 self.keepers.note_companions(&taken);
                 return Poll::Ready(Ok(self.granted(taken)));
             };
-            let label = mem::take(&mut self.step.label);
-            self.step = Step::of_leg(&self.keepers, &self.legs[left]);
-            self.step.label = label;
+            let label = mem::take(&mut self.current.label);
+            self.current = KeeperRequest::of_leg(&self.keepers, &self.legs[left]);
+            self.current.label = label;
             self.left = left;
             self.taken = Some(Box::new(taken));
         }
@@ -164,15 +164,15 @@ impl Drop for Request {
 }
 
 /// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
-struct Step {
+struct KeeperRequest {
     keeper: Arc<Keeper>,
     /// Its first limit.
     limit: LimitId,
     label: Label,
-    stage: StepStage,
+    stage: RequestStage,
 }
 
-enum StepStage {
+enum RequestStage {
     New(Demand),
     Submitted(Submission),
     Answered,
@@ -181,7 +181,7 @@ enum StepStage {
 /// A permit, if there is an answer.
 type Collected = Result<Option<Taken>, AcquireError>;
 
-impl Step {
+impl KeeperRequest {
     fn of_leg(keepers: &Keepers, (part, leg): &(Part, Leg)) -> Self {
         Self::new(keepers.of_part(*part).clone(), Demand::One(leg.clone()))
     }
@@ -191,13 +191,15 @@ impl Step {
             keeper,
             limit: demand.first_limit(),
             label: Label::default(),
-            stage: StepStage::New(demand),
+            stage: RequestStage::New(demand),
         }
     }
 
     fn place(&self) -> Option<u32> {
         match &self.stage {
-            StepStage::Submitted(submission) => self.keeper.with(|core, _| core.place(submission)),
+            RequestStage::Submitted(submission) => {
+                self.keeper.with(|core, _| core.place(submission))
+            }
             _ => None,
         }
     }
@@ -210,9 +212,11 @@ impl Step {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Taken, AcquireError>> {
         let (collected, is_watched) = match &self.stage {
-            StepStage::New(_) => (self.ask(wants_quotas), false),
-            StepStage::Submitted(submission) => self.collect(submission, wants_quotas, cx.waker()),
-            StepStage::Answered => panic!("`Acquire` polled after completion"),
+            RequestStage::New(_) => (self.ask(wants_quotas), false),
+            RequestStage::Submitted(submission) => {
+                self.collect(submission, wants_quotas, cx.waker())
+            }
+            RequestStage::Answered => panic!("`Acquire` polled after completion"),
         };
         let collected = match collected {
             Ok(None) if !is_watched => self.watch(wants_quotas, cx.waker()),
@@ -220,7 +224,7 @@ impl Step {
         };
         match collected.transpose() {
             Some(answer) => {
-                self.stage = StepStage::Answered;
+                self.stage = RequestStage::Answered;
                 Poll::Ready(answer)
             }
             None => Poll::Pending,
@@ -230,7 +234,7 @@ impl Step {
     /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
     #[inline]
     fn ask(&mut self, wants_quotas: bool) -> Collected {
-        let StepStage::New(demand) = &self.stage else {
+        let RequestStage::New(demand) = &self.stage else {
             return Ok(None);
         };
         let ((submission, collected), needs_driver) = self.keeper.with_need(|core, now| {
@@ -242,7 +246,7 @@ impl Step {
             (Some(submission), answer.transpose())
         });
         match (submission, collected) {
-            (Some(submission), Ok(None)) => self.stage = StepStage::Submitted(submission),
+            (Some(submission), Ok(None)) => self.stage = RequestStage::Submitted(submission),
             (_, Ok(Some(taken))) if needs_driver => return self.start_driver(Some(taken)),
             (_, collected) => return collected,
         }
@@ -271,7 +275,7 @@ impl Step {
 
     /// Sees to it that this task is woken when there is an answer, unless there is one now.
     fn watch(&self, wants_quotas: bool, waker: &Waker) -> Collected {
-        let StepStage::Submitted(submission) = &self.stage else {
+        let RequestStage::Submitted(submission) = &self.stage else {
             return Ok(None);
         };
         self.keeper.watch_driver();
@@ -291,7 +295,7 @@ impl Step {
         };
         match (taken, &self.stage) {
             (Some(taken), _) => give_back(&self.keeper, taken),
-            (None, StepStage::Submitted(submission)) => {
+            (None, RequestStage::Submitted(submission)) => {
                 self.keeper.with(|core, now| core.cancel(submission, now))
             }
             (None, _) => {}
@@ -311,9 +315,9 @@ fn give_back(keeper: &Keeper, taken: Taken) {
     });
 }
 
-impl Drop for Step {
+impl Drop for KeeperRequest {
     fn drop(&mut self) {
-        if let StepStage::Submitted(submission) = &self.stage {
+        if let RequestStage::Submitted(submission) = &self.stage {
             self.keeper.with(|core, now| core.cancel(submission, now));
         }
     }

@@ -41,7 +41,7 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<RefusalBody> + Sen
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(super) keepers: Arc<Keepers>,
-    /// With the limits' numbers at the limiter.
+    /// With their ids at the limiter.
     pub(super) scopes: Vec<(LimitId, Scope)>,
     pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,

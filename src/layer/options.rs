@@ -1,4 +1,5 @@
-//! Choices of a layer: when a slot is released, and how its loss affects the response.
+//! Enums that methods of a layer take: when a slot is released, and how its loss affects the response. The methods are in
+//! `layer.rs`.
 //!
 //! Tests: `tests/layer/lost.rs`, `releases.rs`.
 

@@ -78,8 +78,8 @@ impl BoundedPermits {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Removes one that is over, and says why it is. Frames are counted without a lock: only here is it seen whether there
-    /// were any.
+    /// Removes one that is over, and says why it is. A response notes without a lock since when a frame lies unread, which
+    /// is only looked at when its permit is due.
     pub(crate) fn pop_over(&mut self, now: Instant) -> Option<(Arc<Lease>, LostErrorKind)> {
         while let Some(&(at, seq)) = self.due.first()
             && at <= now

@@ -45,7 +45,7 @@ const FOREVER: u64 = u64::MAX;
 /// Sentinel for [`Lease::unread_us`]: the response is being read.
 const READ: u64 = 0;
 /// Sentinel for [`Lease::tenure_us`]: no permit has the lease.
-const IDLE_NOW: u64 = u64::MAX;
+const NO_TENURE: u64 = u64::MAX;
 
 /// A pool that a slot can go back to without a step of the keeper.
 pub(crate) trait Recycle: Send + Sync {
@@ -86,7 +86,7 @@ pub(crate) struct Lease {
     /// Where it may wait for its next permit.
     pool: Option<Arc<dyn Recycle>>,
     owners: Owners,
-    /// When the current tenure began, in microseconds after the epoch, or `IDLE_NOW`.
+    /// When the current tenure began, in microseconds after the epoch, or `NO_TENURE`.
     tenure_us: AtomicU64,
     /// Whether it may go to the pool without a step of the keeper.
     reusable: AtomicBool,
@@ -114,7 +114,7 @@ impl Lease {
             unread_us: AtomicU64::new(READ),
             pool,
             owners: Owners::one(),
-            tenure_us: AtomicU64::new(IDLE_NOW),
+            tenure_us: AtomicU64::new(NO_TENURE),
             reusable: AtomicBool::new(false),
             #[cfg(feature = "operate")]
             revoked: AtomicU64::new(0),
@@ -308,7 +308,7 @@ impl Lease {
         self.set_unread(None);
         self.owners.next();
         let lasted = self.tenure_lasts(now);
-        self.tenure_us.store(IDLE_NOW, Ordering::Relaxed);
+        self.tenure_us.store(NO_TENURE, Ordering::Relaxed);
         lasted
     }
 
@@ -316,7 +316,7 @@ impl Lease {
     #[cfg(feature = "operate")]
     pub(crate) fn tenure_since(&self) -> Option<Instant> {
         match self.tenure_us.load(Ordering::Relaxed) {
-            IDLE_NOW => None,
+            NO_TENURE => None,
             us => Some(self.epoch + Duration::from_micros(us)),
         }
     }

@@ -1,4 +1,4 @@
-//! Leases: what permits and their keeper share without the keeper's lock.
+//! Leases: shared by permits and their keeper without the keeper's lock, but for `account` and `bounded`.
 //!
 //! | file | what |
 //! | --- | --- |

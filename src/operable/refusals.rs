@@ -28,7 +28,7 @@ pub(crate) struct RefusalNote {
     pub waited: Duration,
 }
 
-/// By the limits' numbers, oldest first.
+/// By [`LimitId`], oldest first.
 #[derive(Default)]
 pub(crate) struct Refusals(Vec<VecDeque<RefusalNote>>);
 

@@ -14,7 +14,7 @@ use crate::{
         demand::{ClaimId, Demand, Submission},
         queue::{
             LegState, Queue, Release,
-            audit::{Books, hold},
+            audit::{Books, ensure},
         },
     },
     leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
@@ -46,7 +46,7 @@ pub(in crate::keeper) struct WaitingClaim {
 impl Core {
     /// Says what does not agree. To be called between steps.
     pub(in crate::keeper) fn audit(&mut self) -> Result<(), String> {
-        hold!(
+        ensure!(
             self.ctx.moved.is_empty(),
             "claims were moved and not advanced: {:?}",
             self.ctx.moved
@@ -54,7 +54,7 @@ impl Core {
         let mut books = Books::default();
         for (id, claim) in &self.claims {
             for lease in &claim.legs {
-                books.owners.insert(lease.seq(), *id);
+                books.claims_of_legs.insert(lease.seq(), *id);
             }
         }
         let mut in_flight: BTreeMap<QueueId, u16> = BTreeMap::new();
@@ -70,7 +70,7 @@ impl Core {
             let mut queues: Vec<_> = sent.pending.iter().map(|pending| pending.queue).collect();
             queues.sort_unstable();
             queues.dedup();
-            hold!(
+            ensure!(
                 queues.len() == sent.pending.len(),
                 "two batches for one ledger"
             );
@@ -78,7 +78,7 @@ impl Core {
             books.entering.extend(asks.map(|ask| ask.seq));
         }
         let availability = self.breaker.availability();
-        hold!(
+        ensure!(
             availability == self.ctx.availability,
             "breaker and context differ"
         );
@@ -86,27 +86,27 @@ impl Core {
         for id in self.queues.ids() {
             let batches = in_flight.get(&id).copied().unwrap_or(0);
             self.queues
-                .unlisted(id)
+                .without_listing(id)
                 .audit(&self.ctx, &mut books, batches)?;
         }
-        hold!(
+        ensure!(
             books.expiries == self.ctx.expiries,
             "expiries {:?}, not {:?}",
             self.ctx.expiries,
             books.expiries
         );
-        hold!(
+        ensure!(
             books.renewals == self.ctx.renewals.len(),
             "renewals of nobody: {:?}",
             self.ctx.renewals
         );
         let (counts, seen) = (self.ctx.counts, books.counts);
-        hold!(
+        ensure!(
             (seen.held, seen.waiting, seen.companions)
                 == (counts.held, counts.waiting, counts.companions),
             "counts {counts:?}, not {seen:?}"
         );
-        hold!(
+        ensure!(
             self.held_back.is_empty() || !self.in_flight.is_empty(),
             "claims are held back, and no answer will let them go on"
         );
@@ -127,8 +127,8 @@ impl Core {
                     return Err(format!("{at}: its leg {seq} is gone"));
                 };
                 let of = queue.claim_of(seq);
-                hold!(of == Some(*id), "{at}: a leg of {of:?}");
-                waits += usize::from(matches!(state, LegState::Pending));
+                ensure!(of == Some(*id), "{at}: a leg of {of:?}");
+                waits += usize::from(matches!(state, LegState::Undecided));
                 waits_in_queues += usize::from(queue.waits_in_queue(seq));
                 busy |= queue.is_open(seq);
             }
@@ -136,28 +136,28 @@ impl Core {
             let sent = sent
                 .filter(|sent| sent.claims.contains(&Asker::Claim(*id)))
                 .count();
-            hold!(sent <= 1, "{at}: sent twice");
+            ensure!(sent <= 1, "{at}: sent twice");
             match &claim.stage {
                 ClaimStage::Unsent => {
-                    let there = self.asking.contains(id) || self.held_back.contains(id);
-                    hold!(there, "{at}: to be sent, and nobody will");
-                    hold!(
+                    let there = self.unsent_claims.contains(id) || self.held_back.contains(id);
+                    ensure!(there, "{at}: to be sent, and nobody will");
+                    ensure!(
                         self.asks_store(),
                         "{at}: to be sent to a store that is not asked"
                     );
                 }
-                ClaimStage::Sent => hold!(sent == 1, "{at}: sent, and not in flight"),
+                ClaimStage::Sent => ensure!(sent == 1, "{at}: sent, and not in flight"),
                 ClaimStage::Sleeping(until) => drop(sleepers.insert((*until, *id))),
                 ClaimStage::Granted => {
                     let owes = claim.fees.iter().any(|fee| fee.paid == Paid::Not);
-                    hold!(!owes, "{at}: granted, and owes");
+                    ensure!(!owes, "{at}: granted, and owes");
                 }
                 ClaimStage::Refused(_) => {
-                    hold!(claim.legs.is_empty(), "{at}: refused, and has legs");
+                    ensure!(claim.legs.is_empty(), "{at}: refused, and has legs");
                 }
                 ClaimStage::Open => {
-                    hold!(waits > 0 || busy, "{at}: waits for nothing");
-                    hold!(
+                    ensure!(waits > 0 || busy, "{at}: waits for nothing");
+                    ensure!(
                         waits_in_queues <= 1,
                         "{at}: waits in {waits_in_queues} queues"
                     );
@@ -165,7 +165,7 @@ impl Core {
             }
         }
         let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
-        hold!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
+        ensure!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Core {
         let parts = [
             ("queues", !self.queues.is_empty()),
             ("claims", !self.claims.is_empty()),
-            ("asking", !self.asking.is_empty()),
+            ("asking", !self.unsent_claims.is_empty()),
             ("held back", !self.held_back.is_empty()),
             ("sleepers", !self.sleepers.is_empty()),
             ("refunds", !self.refunds.is_empty()),
@@ -235,7 +235,7 @@ impl Core {
     }
 
     pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
-        let queue = self.queues.unlisted(QueueId(index));
+        let queue = self.queues.without_listing(QueueId(index));
         queue.take_idle(&mut self.ctx)
     }
 
@@ -284,14 +284,14 @@ impl Core {
                 let (queue, seq) = (&self.queues[lease.queue], lease.seq());
                 match queue.leg_state(seq, self.ctx.now) {
                     Some(LegState::Held { .. }) => holds.push(MemberId { replica, seq }),
-                    Some(LegState::Pending) if queue.waits_in_store(seq) => waits = Some(queue),
+                    Some(LegState::Undecided) if queue.waits_in_store(seq) => waits = Some(queue),
                     _ => {}
                 }
             }
             waits.map(|queue| WaitingClaim {
                 id: id.0,
-                waits_for: queue.ledger().to_string(),
-                limit: queue.limit_of_key(),
+                waits_for: queue.ledger_name().to_string(),
+                limit: queue.max_of_key(),
                 holds,
             })
         })
@@ -299,7 +299,7 @@ impl Core {
 
     /// The ledger of a permit.
     pub(in crate::keeper) fn ledger_of(&self, lease: &Lease) -> &str {
-        self.queues[lease.queue].ledger()
+        self.queues[lease.queue].ledger_name()
     }
 
     /// Idle slots that are not over, by ledger.
@@ -310,7 +310,7 @@ impl Core {
         let queues = self.queues.iter();
         queues.filter_map(move |queue| {
             let idle = queue.idle_seqs(now)?;
-            Some((queue.ledger().to_string(), idle))
+            Some((queue.ledger_name().to_string(), idle))
         })
     }
 

@@ -10,7 +10,7 @@ use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, Core, PendingClaim, rates::harsher};
+use super::{ClaimStage, ClaimState, Core, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
@@ -75,7 +75,7 @@ impl Core {
                 .cmp(other)
                 .then_with(|| self.by_ledger_order(lease, other_lease))
         });
-        let claim = PendingClaim {
+        let claim = ClaimState {
             legs: ordered.into_iter().map(|(_, lease)| lease).collect(),
             fees,
             stage: ClaimStage::Open,
@@ -95,7 +95,7 @@ impl Core {
     /// The same on all replicas: by the names of ledgers. In memory there are no names and no other replicas.
     fn by_ledger_order(&self, one: &Lease, other: &Lease) -> Ordering {
         let (one, other) = (&self.queues[one.queue], &self.queues[other.queue]);
-        (one.ledger().cmp(other.ledger()))
+        (one.ledger_name().cmp(other.ledger_name()))
             .then_with(|| one.limit_id().cmp(&other.limit_id()))
             .then_with(|| one.key().cmp(other.key()))
     }
@@ -127,7 +127,7 @@ impl Core {
                 Progress::Stray(leg) => self.park_leg(id, leg),
                 Progress::Complete if !self.owes(id) => return self.grant_claim(id),
                 Progress::Complete | Progress::Turn(_) if self.asks_store() => {
-                    return self.list_claim(id);
+                    return self.mark_unsent(id);
                 }
                 _ if self.owes(id) => self.pay_here(id),
                 Progress::Complete => {}
@@ -167,16 +167,16 @@ impl Core {
                 LegState::Parked => turn = turn.or(Some(number)),
                 LegState::Refused(kind) => return Progress::Refused(number, kind),
                 LegState::Passed(kind) => return Progress::Passed(number, kind),
-                LegState::Pending => return Progress::Waits,
+                LegState::Undecided => return Progress::Waits,
             }
         }
         turn.map_or(Progress::Complete, Progress::Turn)
     }
 
-    fn list_claim(&mut self, id: ClaimId) {
+    fn mark_unsent(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Unsent;
-            self.asking.insert(id);
+            self.unsent_claims.insert(id);
         }
     }
 
@@ -230,7 +230,7 @@ impl Core {
     }
 
     /// Keeps the refusal of a claim that still has its legs and fees.
-    fn keep_refusal(&mut self, claim: &PendingClaim, error: &AcquireError) {
+    fn keep_refusal(&mut self, claim: &ClaimState, error: &AcquireError) {
         let Some(limit) = self.limit_id(error.limit_name()) else {
             return;
         };
@@ -246,7 +246,7 @@ impl Core {
         self.refusals.keep(limit, error, self.ctx.now, about);
     }
 
-    fn let_go(&mut self, id: ClaimId, claim: &mut PendingClaim) {
+    fn let_go(&mut self, id: ClaimId, claim: &mut ClaimState) {
         if let ClaimStage::Sleeping(until) = claim.stage {
             self.end_sleep(until, id);
         }
@@ -281,7 +281,7 @@ impl Core {
         }
         let mut place = 0;
         for (index, lease) in claim.legs.iter().enumerate() {
-            let queue = self.queues.unlisted(lease.queue);
+            let queue = self.queues.without_listing(lease.queue);
             self.ctx.note_admission(queue.limit_id(), waited);
             place = place.max(queue.take_as_leg(&mut self.ctx, lease));
             if index > 0 {
@@ -312,7 +312,7 @@ impl Core {
 
     /// Refuses all that are not collected yet. Returns how many.
     pub(super) fn refuse_claims(&mut self, kind: AcquireErrorKind) -> usize {
-        let undecided = |claim: &PendingClaim| !matches!(claim.stage, ClaimStage::Refused(_));
+        let undecided = |claim: &ClaimState| !matches!(claim.stage, ClaimStage::Refused(_));
         let claims = self.claims.iter().filter(|(_, claim)| undecided(claim));
         let ids: Vec<ClaimId> = claims.map(|(id, _)| *id).collect();
         // From the end, so that the times that rates have reserved for them can be taken back.
@@ -326,7 +326,7 @@ impl Core {
     /// Refuses those that have a part under this limit, which an operator has paused, and are not collected yet.
     pub(super) fn pause_claims(&mut self, limit: LimitId, until: Instant) {
         let of_limit = |lease: &Arc<Lease>| self.queues[lease.queue].limit_id() == limit;
-        let concerned = |claim: &PendingClaim| {
+        let concerned = |claim: &ClaimState| {
             let is_open = !matches!(claim.stage, ClaimStage::Refused(_));
             let is_owed = |fee: &Fee| fee.limit_id() == limit;
             is_open && (claim.legs.iter().any(of_limit) || claim.fees.iter().any(is_owed))
@@ -361,13 +361,13 @@ impl Core {
     }
 
     /// How its limits stand, as far as that is known.
-    pub(super) fn quotas_of(&self, claim: &PendingClaim) -> Vec<Quota> {
+    pub(super) fn quotas_of(&self, claim: &ClaimState) -> Vec<Quota> {
         let slots = self.slots_of(claim);
         let rates = claim.fees.iter().filter_map(|fee| self.quota_of(fee));
         slots.chain(rates).collect()
     }
 
-    fn slots_of(&self, claim: &PendingClaim) -> impl Iterator<Item = Quota> {
+    fn slots_of(&self, claim: &ClaimState) -> impl Iterator<Item = Quota> {
         let legs = claim.legs.iter();
         legs.filter_map(|lease| self.queues[lease.queue].quota(&self.ctx))
     }
@@ -403,7 +403,7 @@ impl Core {
 /// Charges at rates.
 impl Core {
     fn owes(&self, id: ClaimId) -> bool {
-        let owed = |claim: &PendingClaim| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+        let owed = |claim: &ClaimState| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
         self.claims.get(&id).is_some_and(owed)
     }
 

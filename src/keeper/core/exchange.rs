@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core, PendingClaim, PendingExchange};
+use super::{Asker, ClaimStage, ClaimState, Core, PendingExchange};
 use crate::{
     keeper::{
         context::Context,
@@ -27,7 +27,7 @@ const MAX_IN_FLIGHT: usize = 2;
 const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
-// The last permit, or the last claim by its legs, may go over it.
+// The last permit or claim is sent whole, even if there is less room.
 const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
 /// Refunds in one exchange, and sums that were spent: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
@@ -59,7 +59,7 @@ impl Core {
                     (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
                 };
                 let work = self.queues.ready().len() > 0
-                    || !self.asking.is_empty()
+                    || !self.unsent_claims.is_empty()
                     || !self.refunds.is_empty()
                     || self.accounts.next_key().is_some();
                 (work || self.connection.is_wanted) && self.in_flight.len() < most
@@ -80,7 +80,7 @@ impl Core {
             self.fill(&mut draft);
             if draft.is_empty() && self.in_flight.is_empty() {
                 // The holders that they waited for are gone, and no answer will let them go on.
-                self.asking.append(&mut self.held_back);
+                self.unsent_claims.append(&mut self.held_back);
                 self.fill(&mut draft);
             }
             if draft.is_empty() {
@@ -108,7 +108,7 @@ impl Core {
     fn draft_all(&mut self, draft: &mut Draft) {
         self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
         self.draft_queues(draft, MAX_BATCHES);
-        draft.join();
+        draft.keep_order_with_claims();
         self.draft_sums(draft, None);
         let count = self.refunds.len().min(MAX_REFUNDS);
         draft.refunds.extend(self.refunds.drain(..count));
@@ -134,7 +134,7 @@ impl Core {
         if draft.is_empty() && !queues_first {
             self.draft_queues(draft, 1);
         }
-        draft.join();
+        draft.keep_order_with_claims();
     }
 
     fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
@@ -179,11 +179,11 @@ impl Core {
     /// Claims take no more than half of the room: queues have work too.
     fn draft_claims(&mut self, draft: &mut Draft, more: impl Fn(&Draft) -> bool) {
         while draft.room > MAX_UNITS / 2 && more(draft) {
-            let Some(id) = self.asking.pop_first() else {
+            let Some(id) = self.unsent_claims.pop_first() else {
                 break;
             };
-            let is_listed = |claim: &&mut PendingClaim| matches!(claim.stage, ClaimStage::Unsent);
-            let Some(claim) = self.claims.get_mut(&id).filter(is_listed) else {
+            let is_unsent = |claim: &&mut ClaimState| matches!(claim.stage, ClaimStage::Unsent);
+            let Some(claim) = self.claims.get_mut(&id).filter(is_unsent) else {
                 continue;
             };
             let mut queues = claim.legs.iter().map(|lease| &self.queues[lease.queue]);
@@ -193,7 +193,7 @@ impl Core {
             }
             claim.stage = ClaimStage::Sent;
             let since = *claim.asking_since.get_or_insert(self.ctx.now);
-            draft.deadline = self.ctx.patience(since).min(draft.deadline);
+            draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
             let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
@@ -294,7 +294,7 @@ impl Draft {
         }
     }
 
-    /// What a queue has to send, as far as there is room.
+    /// Adds the batch of a queue, as far as there is room.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
         let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
         if let Some((batch, pending)) = batch {
@@ -308,7 +308,7 @@ impl Draft {
     }
 
     /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
-    fn join(&mut self) {
+    fn keep_order_with_claims(&mut self) {
         let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
         let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
         for batch in touched {

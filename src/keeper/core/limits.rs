@@ -13,7 +13,7 @@ use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{
         demand::{Demand, Leg, Taken},
-        effects::Report,
+        effects::LogEvent,
     },
     key::Key,
     leases::QueueId,
@@ -35,7 +35,7 @@ impl Core {
         }
         let declared = Arc::new(limit.clone());
         self.limits.push(self.overrides.apply(&declared));
-        self.report_misfit(&declared);
+        self.log_misfit(&declared);
         self.updated.push(declared);
         self.declared.push(limit.clone());
         self.queues.add_limit();
@@ -159,7 +159,7 @@ impl Core {
     fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
         let limit = self.overrides.apply(&updated);
         self.limits[id.0] = limit.clone();
-        self.report_misfit(&updated);
+        self.log_misfit(&updated);
         self.updated[id.0] = updated;
         let overrides = self.overrides.clone();
         self.each_queue(|queue, ctx| {
@@ -222,7 +222,7 @@ impl Core {
             return;
         }
         for id in 0..self.updated.len() {
-            self.report_misfit(&self.updated[id].clone());
+            self.log_misfit(&self.updated[id].clone());
         }
         self.follow_overrides();
         self.advance_moved();
@@ -288,10 +288,10 @@ impl Core {
         Some(error)
     }
 
-    fn report_misfit(&mut self, declared: &Limit) {
+    fn log_misfit(&mut self, declared: &Limit) {
         if let Err(error) = self.overrides.misfit(declared) {
             let error = error.to_string();
-            self.ctx.report(Report::OverrideMisfit { error });
+            self.ctx.log(LogEvent::OverrideMisfit { error });
         }
     }
 }
@@ -312,7 +312,7 @@ impl Core {
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(queue))
-                && visitor.queue(of.limit_id(), of.key(), of.ledger(), &|| of.usage())
+                && visitor.queue(of.limit_id(), of.key(), of.ledger_name(), &|| of.usage())
                 && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
             {
                 return Some(Cursor { queue, seq });

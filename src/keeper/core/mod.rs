@@ -9,8 +9,8 @@
 //! | `exchange` | the work of many queues, batched into one exchange (group commit) |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |
-//! | this one | the data |
-//! | `queues` | where to find the queue that needs something |
+//! | this one | the data; settings, time and counts are in [`context`](super::context) |
+//! | `queues` | the queues, and where each is found |
 //! | `breaker` | the circuit breaker |
 //!
 //! Each file calls only those below it. Anything that concerns a single ledger is the business of its
@@ -78,9 +78,9 @@ pub(crate) struct Core {
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
-    claims: BTreeMap<ClaimId, PendingClaim>,
+    claims: BTreeMap<ClaimId, ClaimState>,
     /// Claims to be sent.
-    asking: BTreeSet<ClaimId>,
+    unsent_claims: BTreeSet<ClaimId>,
     /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
     held_back: BTreeSet<ClaimId>,
     /// Claims that a rate lets go on then, and of which limit it is.
@@ -105,7 +105,7 @@ pub(crate) struct Core {
 }
 
 /// A request for slots under several limits and charges at rates, all or nothing.
-struct PendingClaim {
+struct ClaimState {
     /// In the order in which they are acquired.
     legs: Vec<Arc<Lease>>,
     fees: Vec<Fee>,
@@ -207,7 +207,7 @@ impl Core {
             in_flight: Vec::new(),
             exchanges: 0,
             claims: BTreeMap::new(),
-            asking: BTreeSet::new(),
+            unsent_claims: BTreeSet::new(),
             held_back: BTreeSet::new(),
             sleepers: BTreeMap::new(),
             refunds: Vec::new(),
@@ -266,7 +266,7 @@ impl Core {
     /// Whether nothing is left to be sent to the store, or to be expected from it.
     pub(super) fn is_quiet(&self) -> bool {
         let nothing_to_send = self.queues.ready().len() == 0
-            && self.asking.is_empty()
+            && self.unsent_claims.is_empty()
             && self.refunds.is_empty()
             && self.accounts.next_key().is_none();
         self.in_flight.is_empty() && (nothing_to_send || !self.store_is_up())

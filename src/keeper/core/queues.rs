@@ -1,8 +1,8 @@
 //! The queues of a core, and where each is found: by its key, by its ledger, and by what it has to do next.
 //!
-//! A queue is changed by [`change`](Queues::change), which lists it anew afterwards, or drops it if it is idle: that
-//! cannot be forgotten. Where one step changes a queue several times, the earlier changes are
-//! [`unlisted`](Queues::unlisted), and the last one is not.
+//! [`change`](Queues::change) changes a queue and lists it anew afterwards, or drops it if it is idle.
+//! [`without_listing`](Queues::without_listing) does not: it is for changes that move no list, or that a `change` follows in
+//! the same step.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -30,7 +30,7 @@ const SMALL_ROOM: usize = 1_000;
 pub(super) struct Queues {
     /// Boxed, or to make room for more of them would take long.
     members: Slab<Box<ListedQueue>>,
-    /// By the limits' numbers.
+    /// By [`LimitId`].
     by_key: Vec<ByKey>,
     /// Those whose ledger is in the store.
     by_ledger: HashMap<Arc<str>, QueueId>,
@@ -87,8 +87,8 @@ impl Queues {
         let id = QueueId(self.members.vacant_key());
         let queue = make(id);
         self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
-        if !queue.ledger().is_empty() {
-            self.by_ledger.insert(queue.ledger().clone(), id);
+        if !queue.ledger_name().is_empty() {
+            self.by_ledger.insert(queue.ledger_name().clone(), id);
         }
         self.members.insert(Box::new(ListedQueue {
             queue,
@@ -129,13 +129,13 @@ impl Queues {
     /// A queue for a change after which it is still found where it is listed, or that [`change`](Self::change) follows in
     /// the same step.
     #[inline]
-    pub(super) fn unlisted(&mut self, id: QueueId) -> &mut Queue {
+    pub(super) fn without_listing(&mut self, id: QueueId) -> &mut Queue {
         &mut self.members[id.0].queue
     }
 
-    /// As [`unlisted`](Self::unlisted), for a queue that may be gone.
+    /// As [`without_listing`](Self::without_listing), for a queue that may be gone.
     #[inline]
-    pub(super) fn unlisted_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
+    pub(super) fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
         let member = self.members.get_mut(id.0)?;
         Some(&mut member.queue)
     }
@@ -188,8 +188,8 @@ impl Queues {
         self.members[id.0].queue.recall(ctx);
         let queue = self.members.remove(id.0).queue;
         self.by_key[queue.limit_id().0].remove(queue.key());
-        if !queue.ledger().is_empty() {
-            self.by_ledger.remove(queue.ledger());
+        if !queue.ledger_name().is_empty() {
+            self.by_ledger.remove(queue.ledger_name());
             leave_room(&mut self.by_ledger);
         }
     }
@@ -227,7 +227,7 @@ impl Queues {
         self.members.iter().map(|(id, _)| QueueId(id)).collect()
     }
 
-    /// No id is as high.
+    /// All ids are below this.
     #[cfg(feature = "operate")]
     pub(super) fn id_bound(&self) -> QueueId {
         QueueId(self.members.capacity())
@@ -313,28 +313,29 @@ impl Queues {
 
     /// Says where a queue is not listed as it should be.
     pub(super) fn audit(&mut self) -> Result<(), String> {
-        use crate::keeper::queue::audit::hold;
+        use crate::keeper::queue::audit::ensure;
 
         let (mut ready, mut due) = (BTreeSet::new(), BTreeSet::new());
         for (id, member) in &mut self.members {
             let (id, queue) = (QueueId(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.limit().name());
-            hold!(
+            ensure!(
                 self.by_key[queue.limit_id().0].get(queue.key()) == Some(id),
                 "{at}: lost its key"
             );
-            hold!(
-                queue.ledger().is_empty() || self.by_ledger.get(queue.ledger()) == Some(&id),
+            ensure!(
+                queue.ledger_name().is_empty()
+                    || self.by_ledger.get(queue.ledger_name()) == Some(&id),
                 "{at}: lost its ledger"
             );
             let idle = !member.ready && queue.is_idle();
-            hold!(!idle || member.cached, "{at}: is idle and there");
-            hold!(
+            ensure!(!idle || member.cached, "{at}: is idle and there");
+            ensure!(
                 member.ready || !queue.has_work(),
                 "{at}: has work and is not listed"
             );
             let next = if idle { None } else { queue.next_due() };
-            hold!(
+            ensure!(
                 member.due == next,
                 "{at}: due {:?}, not {next:?}",
                 member.due
@@ -343,21 +344,21 @@ impl Queues {
             due.extend(member.due.map(|at| (at, id)));
         }
         let listed = self.ready.iter().copied().collect();
-        hold!(ready == listed, "listed {listed:?}, ready {ready:?}");
-        hold!(ready.len() == self.ready.len(), "listed twice");
+        ensure!(ready == listed, "listed {listed:?}, ready {ready:?}");
+        ensure!(ready.len() == self.ready.len(), "listed twice");
         let lens = self.by_key.iter().map(|keys| {
             let shared = usize::from(keys.shared.is_some());
             keys.others.len() + shared
         });
-        hold!(
+        ensure!(
             lens.sum::<usize>() == self.members.len(),
             "keys without queues"
         );
-        hold!(
+        ensure!(
             self.by_ledger.is_empty() || self.by_ledger.len() == self.members.len(),
             "ledgers without queues"
         );
-        hold!(due == self.due, "due {:?}, not {due:?}", self.due);
+        ensure!(due == self.due, "due {:?}, not {due:?}", self.due);
         Ok(())
     }
 }

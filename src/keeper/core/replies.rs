@@ -15,8 +15,8 @@ use crate::{
     keeper::{
         context::Availability,
         demand::ClaimId,
-        effects::{Effect, Report},
-        queue::{PendingBatch, Seen},
+        effects::{Effect, LogEvent},
+        queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, QueueId, ReportOutcome, StoreClock},
     ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
@@ -61,8 +61,8 @@ impl Core {
         } = sent;
         self.ctx
             .record(|history, now| history.answered(id.0, &reply, now));
-        self.asking.append(&mut self.held_back);
-        let seen = Seen {
+        self.unsent_claims.append(&mut self.held_back);
+        let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,
         };
@@ -77,7 +77,7 @@ impl Core {
         for ((pending, batch), result) in
             pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
         {
-            let queue = self.queues.unlisted(pending.queue);
+            let queue = self.queues.without_listing(pending.queue);
             if reply.more {
                 queue.touch();
             }
@@ -115,7 +115,7 @@ impl Core {
             }
         }
         for (index, seq) in stale.into_iter().rev() {
-            let queue = self.queues.unlisted(index);
+            let queue = self.queues.without_listing(index);
             queue.resend(&mut self.ctx, seq);
         }
         for pending in &pending {
@@ -160,7 +160,7 @@ impl Core {
     /// The driver has not run in time, and another one takes its place.
     pub(crate) fn on_replaced_driver(&mut self, now: Instant) {
         self.ctx.now = now;
-        self.ctx.report(Report::DriverReplaced);
+        self.ctx.log(LogEvent::DriverReplaced);
         self.abandon_exchanges();
         self.advance_moved();
     }
@@ -192,16 +192,16 @@ impl Core {
             ..
         } = sent;
         self.ctx.record(|history, now| history.failed(id.0, now));
-        self.asking.append(&mut self.held_back);
+        self.unsent_claims.append(&mut self.held_back);
         let availability = self.ctx.availability;
         let not_after_us = exchange.not_after_us;
         for (pending, batch) in pending.iter_mut().zip(&exchange.batches) {
-            let queue = self.queues.unlisted(pending.queue);
+            let queue = self.queues.without_listing(pending.queue);
             queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
         }
         for claim in exchange.claims.iter().rev() {
             for ask in &claim.asks {
-                let queue = self.queues.unlisted(pending[ask.batch].queue);
+                let queue = self.queues.without_listing(pending[ask.batch].queue);
                 queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
             }
         }
@@ -229,7 +229,7 @@ impl Core {
         if !error.is_outage() && self.complained.is_none_or(is_due) {
             self.complained = Some(now);
             let (limit, error) = (limit.clone(), error.message.clone());
-            self.ctx.report(Report::LedgerUnusable { limit, error });
+            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
         }
     }
 }
@@ -287,9 +287,9 @@ impl Core {
             Transition::Opened { .. } => {
                 self.reach.reported = Some(self.ctx.now);
                 let error = why.to_owned();
-                self.ctx.report(match failure {
-                    Failure::Refused => Report::StoreRefuses { error },
-                    Failure::Cut | Failure::TimedOut => Report::StoreDown { error },
+                self.ctx.log(match failure {
+                    Failure::Refused => LogEvent::StoreRefuses { error },
+                    Failure::Cut | Failure::TimedOut => LogEvent::StoreDown { error },
                 });
             }
             Transition::StaysOpen => {
@@ -305,7 +305,7 @@ impl Core {
         let was_well = self.breaker.is_well();
         let change = self.breaker.given_up(self.ctx.now, &mut self.ctx.rng);
         self.follow(change, was_well);
-        self.ctx.report(Report::DriverStalled);
+        self.ctx.log(LogEvent::DriverStalled);
     }
 
     /// The store answers, and refuses to write.
@@ -317,7 +317,7 @@ impl Core {
         self.follow(change, was_well);
         if let Transition::Opened { is_news: true } = change {
             let error = why.to_owned();
-            self.ctx.report(Report::StoreFull { error });
+            self.ctx.log(LogEvent::StoreFull { error });
         }
     }
 
@@ -328,7 +328,7 @@ impl Core {
         if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
             self.reach.reported = Some(now);
             let error = why.to_owned();
-            self.ctx.report(Report::StoreNeverReached { error });
+            self.ctx.log(LogEvent::StoreNeverReached { error });
         }
     }
 
@@ -338,7 +338,7 @@ impl Core {
         let change = self.breaker.answered(work);
         self.follow(change, was_well);
         if let Transition::Closed { is_news: true } | Transition::Recovered = change {
-            self.ctx.report(Report::StoreBack);
+            self.ctx.log(LogEvent::StoreBack);
         }
     }
 
@@ -374,9 +374,9 @@ impl Core {
         let availability = self.ctx.availability;
         self.report_all_here();
         self.each_queue(|queue, ctx| queue.leave_store(ctx, availability));
-        let mut listed = std::mem::take(&mut self.asking);
-        listed.append(&mut self.held_back);
-        self.reopen_all(listed);
+        let mut unsent = std::mem::take(&mut self.unsent_claims);
+        unsent.append(&mut self.held_back);
+        self.reopen_all(unsent);
     }
 
     /// There is a new connection, perhaps to a server with another clock, or without our data. Wake-ups may be lost.
@@ -414,7 +414,7 @@ impl Core {
         for (claim, answer) in exchange.claims.iter().zip(answers) {
             let standings = answer.iter().flat_map(|answer| &answer.standings);
             for (ask, standing) in claim.asks.iter().zip(standings) {
-                let queue = self.queues.unlisted(pending[ask.batch].queue);
+                let queue = self.queues.without_listing(pending[ask.batch].queue);
                 queue.uncount_leg(standing);
             }
         }
@@ -425,12 +425,12 @@ impl Core {
         &mut self,
         sent: &SentClaim<'_>,
         answer: &ClaimReply,
-        at: Seen,
+        at: StoreMoment,
     ) -> Option<(QueueId, Seq)> {
         let mut stale = None;
         for (ask, standing) in sent.claim.asks.iter().zip(&answer.standings) {
             let index = sent.pending[ask.batch].queue;
-            let queue = self.queues.unlisted(index);
+            let queue = self.queues.without_listing(index);
             if queue.on_leg_answer(&mut self.ctx, ask.seq, *standing, at) {
                 stale = Some((index, ask.seq));
             }
@@ -455,7 +455,7 @@ impl Core {
             } else {
                 Availability::Up
             };
-            let queue = self.queues.unlisted(pending.queue);
+            let queue = self.queues.without_listing(pending.queue);
             queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
         }
         match sent.asker {

@@ -10,7 +10,7 @@ use crate::{
     keeper::{
         context::Context,
         demand::{Demand, Leg, Submission, Taken},
-        effects::{Effect, Report},
+        effects::{Effect, LogEvent},
         queue::Queue,
     },
     key::Key,
@@ -57,7 +57,7 @@ impl Core {
         Ok(Submission::Claim(claim))
     }
 
-    /// Refuses a request that was not submitted, or is dropped for this.
+    /// Counts and returns the refusal of a request that is not submitted, or not any more.
     pub(in crate::keeper) fn refuse(
         &mut self,
         limit: LimitId,
@@ -141,7 +141,7 @@ impl Core {
         // Nothing that the queue is listed by changes.
         if let Some(taken) = self
             .queues
-            .unlisted_if_there(lease.queue)?
+            .without_listing_if_there(lease.queue)?
             .take(&mut self.ctx, lease)
         {
             return Some(Ok(taken));
@@ -191,7 +191,7 @@ impl Core {
     /// Returns the waker that is not used any more.
     fn watch(&mut self, submission: &Submission, waker: StoredWaker) -> Option<StoredWaker> {
         match submission {
-            Submission::Slot(lease) => match self.queues.unlisted_if_there(lease.queue) {
+            Submission::Slot(lease) => match self.queues.without_listing_if_there(lease.queue) {
                 Some(queue) => queue.set_waker(lease.seq(), waker),
                 None => Some(waker),
             },
@@ -202,7 +202,7 @@ impl Core {
         }
     }
 
-    /// What the limits of a request have left.
+    /// The quotas of the limits of a request.
     fn quotas(&self, submission: &Submission) -> Vec<Quota> {
         match submission {
             Submission::Slot(lease) => {
@@ -284,7 +284,7 @@ impl Core {
 
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
     pub(crate) fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
-        if let Some(queue) = self.queues.unlisted_if_there(lease.queue) {
+        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_apart(lease.seq());
         }
         self.release(lease, now);
@@ -292,7 +292,7 @@ impl Core {
 
     /// A permit that was acquired limit by limit has this slot beside another one.
     pub(in crate::keeper) fn set_companion(&mut self, lease: &Lease) {
-        if let Some(queue) = self.queues.unlisted_if_there(lease.queue) {
+        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_companion(&mut self.ctx, lease.seq());
         }
     }
@@ -442,7 +442,7 @@ impl Core {
             if queue.is_some_and(|queue| queue.contains(seq)) {
                 self.change(lease.queue, |queue, ctx| {
                     let limit = queue.limit().clone();
-                    ctx.report(Report::Ended { limit, kind });
+                    ctx.log(LogEvent::Ended { limit, kind });
                     ctx.measure(queue.limit_id(), Measure::Expired(kind));
                     queue.give_up(ctx, seq);
                 });
@@ -488,14 +488,14 @@ impl Core {
 
     /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may
     /// soon be none.
-    pub(crate) fn report_unreleased(&mut self) {
+    pub(crate) fn log_unreleased(&mut self) {
         if !self.orphaned || self.was_shut_down || !self.ctx.shared {
             return;
         }
         let count = self.queues.iter().map(Queue::unreleased).sum();
         if count > 0 {
             let lease = self.ctx.settings.lease;
-            self.ctx.report(Report::Unreleased { count, lease });
+            self.ctx.log(LogEvent::Unreleased { count, lease });
         }
     }
 

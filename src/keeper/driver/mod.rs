@@ -254,7 +254,7 @@ impl DriverState {
         if self.is_present(generation) {
             self.stage = DriverStage::Absent;
             core.abandon(now);
-            core.report_unreleased();
+            core.log_unreleased();
         }
     }
 

@@ -24,20 +24,20 @@ pub(in crate::keeper) struct Books {
     pub(in crate::keeper) entering: BTreeSet<Seq>,
     pub(in crate::keeper) renewing: BTreeSet<Seq>,
     /// The claim of each leg.
-    pub(in crate::keeper) owners: HashMap<Seq, ClaimId>,
+    pub(in crate::keeper) claims_of_legs: HashMap<Seq, ClaimId>,
     pub(in crate::keeper) counts: Counts,
     pub(in crate::keeper) expiries: BTreeSet<(Instant, QueueId, Seq)>,
     pub(in crate::keeper) renewals: usize,
 }
 
-macro_rules! hold {
+macro_rules! ensure {
     ($condition:expr, $($why:tt)*) => {
         if !$condition {
             return Err(format!($($why)*));
         }
     };
 }
-pub(in crate::keeper) use hold;
+pub(in crate::keeper) use ensure;
 
 impl Queue {
     /// Returns the first contradiction that it finds. To be called between steps. `in_flight`: the batches of this queue.
@@ -48,7 +48,7 @@ impl Queue {
         in_flight: u16,
     ) -> Result<(), String> {
         let at = format!("queue {} ({})", self.id.0, self.limit.name());
-        hold!(
+        ensure!(
             self.in_flight == in_flight,
             "{at}: {} in flight, not {in_flight}",
             self.in_flight
@@ -63,23 +63,23 @@ impl Queue {
         for (ticket, seq) in &waiters.by_ticket {
             let state = self.entries.get(seq).map(Entry::state);
             let same = matches!(state, Some(State::Waiting { ticket: own, .. }) if own == ticket);
-            hold!(same, "{at}: {seq} queues and does not wait");
+            ensure!(same, "{at}: {seq} queues and does not wait");
         }
-        hold!(
-            !ctx.shared || ctx.availability != Availability::Up || self.local.is_none(),
+        ensure!(
+            !ctx.shared || ctx.availability != Availability::Up || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
         let has_work = self.has_work();
         if ctx.shared && ctx.availability == Availability::Up && self.has_waiters() {
             let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);
             let asked = poll.is_some() || self.in_flight > 0 || has_work;
-            hold!(asked, "{at}: waits, and never asks");
+            ensure!(asked, "{at}: waits, and never asks");
         }
-        hold!(
+        ensure!(
             !self.recheck_right || ctx.shared,
             "{at}: the right to keep slots was not seen to"
         );
-        hold!(
+        ensure!(
             !self.introducing || self.is_introducing(),
             "{at}: its introduction is complete and was not ended"
         );
@@ -97,8 +97,8 @@ impl Queue {
         let none = Outbox::default();
         let outbox = self.outbox.as_deref().unwrap_or(&none);
         let up = ctx.availability == Availability::Up;
-        hold!(entry.lease.seq() == seq, "its lease has another name");
-        hold!(entry.lease.queue == self.id, "in the wrong queue");
+        ensure!(entry.lease.seq() == seq, "its lease has another name");
+        ensure!(entry.lease.queue == self.id, "in the wrong queue");
         let (state, claim) = (*entry.state(), entry.claim());
         let InStore {
             present,
@@ -121,52 +121,58 @@ impl Queue {
         if matches!(state, State::Waiting { .. } | State::WaitingHere) {
             books.expiries.insert((entry.wait_until(), self.id, seq));
         }
-        hold!(
+        ensure!(
             entering == books.entering.contains(&seq),
             "entering {entering}"
         );
         let asked = outbox.renew.contains(&seq) || books.renewing.contains(&seq);
-        hold!(
+        ensure!(
             !renewing || asked,
             "renewing, and no renewal is listed or in flight"
         );
         if let (Some(claim), false) = (claim, matches!(state, State::Leaving)) {
-            hold!(books.owners.get(&seq) == Some(&claim), "no claim {claim:?}");
+            ensure!(
+                books.claims_of_legs.get(&seq) == Some(&claim),
+                "no claim {claim:?}"
+            );
         }
         match state {
             State::Unsent { .. } => {
                 let listed = outbox.acquire.contains(&seq);
-                hold!(listed && up, "wants to ask, and will not");
-                hold!(!entering && !present && not_after_us == 0, "asked before");
+                ensure!(listed && up, "wants to ask, and will not");
+                ensure!(!entering && !present && not_after_us == 0, "asked before");
             }
-            State::Sent { .. } => hold!(entering, "asks, and nobody was asked"),
+            State::Sent { .. } => ensure!(entering, "asks, and nobody was asked"),
             // If its renewal was lost, the exchange that acquires it is still to be answered.
-            State::Checking { .. } => hold!(renewing || entering, "is checked by nobody"),
+            State::Checking { .. } => ensure!(renewing || entering, "is checked by nobody"),
             State::WaitingHere => {
-                hold!(self.local.is_some(), "waits here, where no ledger is");
-                hold!(!entering && !present, "waits here, and in the store");
+                ensure!(self.ledger_here.is_some(), "waits here, where no ledger is");
+                ensure!(!entering && !present, "waits here, and in the store");
             }
             State::Waiting { ticket, .. } => {
                 let listed = self.waiters().any(|waiter| *waiter == (ticket, seq));
-                hold!(listed, "not among the waiters");
-                hold!(present, "waits in a store that does not have it");
+                ensure!(listed, "not among the waiters");
+                ensure!(present, "waits in a store that does not have it");
             }
             State::Parked => {
-                hold!(claim.is_some(), "parked without a claim");
-                hold!(!entering && !present, "parked, and in the store");
+                ensure!(claim.is_some(), "parked without a claim");
+                ensure!(!entering && !present, "parked, and in the store");
             }
             State::Held(HeldSlot { due, holder, .. }) => {
-                let is_taken = matches!(holder, Holder::Permit | Holder::Part | Holder::Companion);
-                hold!(!is_taken || claim.is_none(), "taken, and a leg");
+                let is_taken = matches!(
+                    holder,
+                    Holder::Permit | Holder::JointPermit | Holder::Companion
+                );
+                ensure!(!is_taken || claim.is_none(), "taken, and a leg");
                 if let Some(at) = due {
                     let young = is_young(seq, self.young_from);
                     let listed = ctx.renewals.contains(&(at, self.id, seq));
                     books.renewals += usize::from(listed && !young);
                     let timed = young && self.young_at.is_some_and(|young| young <= at);
-                    hold!(listed || timed || entering, "nobody renews it at {at:?}");
+                    ensure!(listed || timed || entering, "nobody renews it at {at:?}");
                 }
             }
-            State::Leaving => hold!(entering, "nobody wants it, and it stays"),
+            State::Leaving => ensure!(entering, "nobody wants it, and it stays"),
             State::Refused(_) | State::Passed(_) => {}
         }
         Ok(())
@@ -181,21 +187,21 @@ impl Queue {
         for seq in &idle {
             let held = |entry: &Entry| entry.holder() == Some(Holder::Permit);
             let entry = self.entries.get(seq);
-            hold!(
+            ensure!(
                 entry.is_none_or(held),
                 "{at}: {seq} is idle and is not held"
             );
         }
         let names: BTreeSet<_> = idle.iter().collect();
-        hold!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
-        let tended = self.tend_at.is_some() || self.local.is_some();
-        hold!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
+        ensure!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
+        let tended = self.tend_at.is_some() || self.ledger_here.is_some();
+        ensure!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
         Ok(())
     }
 
     /// The ledger in this process has exactly the holders and waiters that the queue has.
     fn audit_local(&self, at: &str) -> Result<(), String> {
-        let Some(ledger) = &self.local else {
+        let Some(ledger) = &self.ledger_here else {
             return Ok(());
         };
         let holders: BTreeSet<Seq> = ledger.holders().map(|(id, _)| id.seq).collect();
@@ -204,11 +210,11 @@ impl Queue {
         let waiting = self.those(|entry| matches!(entry.state(), State::WaitingHere));
         let waiting: BTreeSet<Seq> = waiting.into_iter().collect();
         let ghosts: Vec<_> = holders.difference(&held).copied().collect();
-        hold!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
+        ensure!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} hold slots here");
         let ghosts: Vec<_> = waiters.difference(&waiting).copied().collect();
-        hold!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} wait here");
+        ensure!(ghosts.is_empty(), "{at}: ghosts {ghosts:?} wait here");
         let lost: Vec<_> = waiting.difference(&waiters).copied().collect();
-        hold!(
+        ensure!(
             lost.is_empty(),
             "{at}: {lost:?} wait here and are not in the ledger"
         );
@@ -270,7 +276,7 @@ impl Queue {
         entry.claim().filter(|_| is_wanted)
     }
 
-    pub(in crate::keeper) fn limit_of_key(&self) -> u32 {
+    pub(in crate::keeper) fn max_of_key(&self) -> u32 {
         self.max()
     }
 

@@ -1,4 +1,5 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
+//! Also where a request goes next: asked again, sent again, lost, refused.
 //!
 //! While the store is down only probes are sent to it. A limit's waiters move to where its fallback says; its holders
 //! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
@@ -27,16 +28,16 @@ impl Queue {
 
     /// Starts a ledger in this process, with those that hold slots already.
     fn keep_ledger(&mut self, ctx: &mut Context) {
-        if self.local.is_none() {
+        if self.ledger_here.is_none() {
             let batch = Batch {
-                limit: self.local_limit(ctx),
+                limit: self.local_max(ctx),
                 max_waiters: self.limit.waiters(),
                 adopt: self.those(Entry::is_held),
                 ..Batch::default()
             };
             let mut ledger = Box::new(Ledger::default());
-            ledger.run(&mut Call::new(&ctx.local, 0), &batch);
-            self.local = Some(ledger);
+            ledger.run(&mut Call::new(&ctx.scratch, 0), &batch);
+            self.ledger_here = Some(ledger);
             self.read_local();
             self.recheck_right = true;
         }
@@ -74,7 +75,7 @@ impl Queue {
         let Some(entry) = self.entries.get(&seq) else {
             return;
         };
-        if entry.in_store.entering || !entry.is_pending() {
+        if entry.in_store.entering || !entry.is_undecided() {
             return;
         }
         if availability == Availability::Refused {
@@ -137,7 +138,7 @@ impl Queue {
             return;
         };
         match entry.holder() {
-            Some(Holder::Permit | Holder::Part | Holder::Companion) => {
+            Some(Holder::Permit | Holder::JointPermit | Holder::Companion) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
                 ctx.end_lease(&entry.lease, kind);
                 if kind == LostErrorKind::Lost {
@@ -175,7 +176,7 @@ impl Queue {
     ) -> usize {
         let undecided = self.those(|entry| {
             let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
-            entry.claim().is_none() && (entry.is_pending() || is_uncollected)
+            entry.claim().is_none() && (entry.is_undecided() || is_uncollected)
         });
         for seq in &undecided {
             self.refuse(ctx, *seq, kind);
@@ -188,7 +189,7 @@ impl Queue {
         self.recall(ctx);
         let refused = availability == Availability::Refused;
         if refused {
-            self.local = None;
+            self.ledger_here = None;
         }
         let mut waiters: Vec<Seq> = self.waiters().map(|(_, seq)| *seq).collect();
         waiters.extend(self.those(|entry| match entry.state() {
@@ -207,7 +208,7 @@ impl Queue {
 
     /// Moves waiters back to the store.
     pub(in crate::keeper) fn return_to_store(&mut self, ctx: &mut Context) {
-        self.local = None;
+        self.ledger_here = None;
         self.introduce(ctx);
         let mut waiters = self.those(|entry| matches!(entry.state(), State::WaitingHere));
         // In the order in which they came.

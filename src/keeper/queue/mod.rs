@@ -25,8 +25,9 @@
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
 //! *passed*: it goes on without a slot.
 //!
-//! An entry only moves forward, except that a request which the store has lost retries under a new name: a name
-//! whose fate is unknown is never used again. Until its fate is known it stays on the release list.
+//! An entry only moves forward, except that one whose exchange came too late goes back to `Unsent` or `Parked` under its
+//! name, and one that the store has lost retries under a new name: a name whose fate is unknown is never used again, and
+//! stays on the release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;
@@ -56,7 +57,7 @@ use crate::{
     sync::Inquiry,
 };
 
-pub(super) use self::permit::entry::Seen;
+pub(super) use self::permit::entry::StoreMoment;
 use self::permit::entry::{Entry, InStore};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
@@ -83,7 +84,7 @@ pub(super) struct Queue {
     /// Exchanges in flight that have a batch for this queue.
     in_flight: u16,
     /// The ledger in this process, which decides while there is no store.
-    local: Option<Box<Ledger>>,
+    ledger_here: Option<Box<Ledger>>,
     /// Held permits of weight 1 from this name on are not in [`Context::renewals`]: most are released before they are due.
     young_from: Seq,
     /// When to renew the first of those.
@@ -97,6 +98,7 @@ pub(super) struct Queue {
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce).
+    /// May still be set when that is done, until [`after_change`](Self::after_change).
     introducing: bool,
     snapshot: Snapshot,
 }
@@ -111,7 +113,7 @@ pub(super) enum LegState {
     Parked,
     Refused(AcquireErrorKind),
     Passed(AcquireErrorKind),
-    Pending,
+    Undecided,
 }
 
 /// The ledger as the last reply shows it.
@@ -120,7 +122,7 @@ struct Snapshot {
     in_use: u32,
     waiting: u32,
     head: Option<i64>,
-    seen: Seen,
+    seen: StoreMoment,
 }
 
 /// Requests that wait in the store's ledger, and when to ask for them.
@@ -179,7 +181,7 @@ impl Queue {
         limit: Arc<Limit>,
         ctx: &Context,
     ) -> Self {
-        let seen = Seen {
+        let seen = StoreMoment {
             store_us: 0,
             sent: ctx.now,
         };
@@ -196,7 +198,7 @@ impl Queue {
             outbox: None,
             touch: false,
             in_flight: 0,
-            local: None,
+            ledger_here: None,
             young_from: 0,
             young_at: None,
             pool: None,
@@ -222,7 +224,7 @@ impl Queue {
         &self.key
     }
 
-    pub(super) fn ledger(&self) -> &Arc<str> {
+    pub(super) fn ledger_name(&self) -> &Arc<str> {
         &self.ledger
     }
 
@@ -290,14 +292,14 @@ impl Queue {
 
     /// Updates the snapshot from the ledger in this process.
     fn read_local(&mut self) {
-        if let Some(ledger) = &self.local {
+        if let Some(ledger) = &self.ledger_here {
             let numbers = (self.used_of(ledger), ledger.waiting());
             (self.snapshot.in_use, self.snapshot.waiting) = numbers;
         }
     }
 
     /// How many slots the ledger in this process has.
-    fn local_limit(&self, ctx: &Context) -> u32 {
+    fn local_max(&self, ctx: &Context) -> u32 {
         match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
             Fallback::Local(limit) if ctx.shared => match self.value() {
@@ -315,7 +317,7 @@ impl Queue {
     }
 }
 
-/// What is put into the outbox.
+/// Filling the outbox.
 impl Queue {
     fn outbox(&mut self) -> &mut Outbox {
         self.outbox.get_or_insert_default()
@@ -381,7 +383,7 @@ fn is_young(seq: Seq, young_from: Seq) -> bool {
 impl Snapshot {
     /// The latest moment at which a waiter certainly had no slot. Grants go in the order of tickets: a waiter that is not
     /// before the head had none when the head was seen.
-    fn seen_waiting(&self, ticket: i64, seen: Seen) -> Seen {
+    fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
         match self.head {
             Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
             _ => seen,

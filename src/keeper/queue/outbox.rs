@@ -1,5 +1,5 @@
-//! What is sent next: entries that are asked for once more, releases, and the batch that takes all that is in the outbox.
-//! It is filled by the methods at the end of `mod.rs`, which all files call.
+//! The outbox: entries to be asked for again, the introduction of a queue to a store, releases, and the batch that takes
+//! them all. It is filled by the methods at the end of `mod.rs`, which all files call, and by `replies.rs`.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn take_room(room: &mut usize, seq: Seq) {
     *room = room.saturating_sub(weight_of(seq) as usize);
 }
 
-/// What is asked of the store once more: after a new connection, and from time to time.
+/// Questions that are repeated: after a new connection, and from time to time.
 impl Queue {
     /// Asks for every waiter by name.
     pub(in crate::keeper) fn call_roll(&mut self) {
@@ -34,7 +34,7 @@ impl Queue {
         });
     }
 
-    /// Asks for every waiter in a moment, and not before: if the store has lost its data, or is another, holders of other
+    /// Asks for every waiter in a moment, and not before, and for grants that are being checked now: if the store has lost its data, or is another, holders of other
     /// replicas are there first.
     pub(in crate::keeper) fn call_roll_soon(&mut self, ctx: &Context) {
         if let Some(waiters) = &mut self.waiters {
@@ -63,7 +63,7 @@ impl Queue {
         }
     }
 
-    /// Whether the store has not confirmed all holders since the queue was introduced.
+    /// Whether holders are still to be confirmed since the queue was introduced.
     pub(in crate::keeper) fn is_introducing(&self) -> bool {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
@@ -111,7 +111,7 @@ impl Queue {
 
 /// Batches.
 impl Queue {
-    /// Sends a batch, even if it is empty.
+    /// Has a batch sent, even if it is empty.
     pub(in crate::keeper) fn touch(&mut self) {
         self.touch = true;
     }
@@ -208,7 +208,7 @@ impl Queue {
                     seq,
                     wait: !entry.wait.is_zero(),
                 });
-                *deadline = ctx.patience(since).min(*deadline);
+                *deadline = ctx.gives_up_at(since).min(*deadline);
                 take_room(room, seq);
             }
         }
@@ -291,7 +291,7 @@ impl Queue {
     fn is_unused(&self) -> bool {
         match &self.pool {
             Some(pool) if pool.is_bound() => false,
-            Some(pool) if self.local.is_some() => self.entries.len() == pool.idle(),
+            Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),
         }
     }

@@ -1,4 +1,5 @@
-//! Changes of a permit: entered, queued, granted, refused, given up. A state is written by [`Entry`] and by this file
+//! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
+//! permits (`run_here`). A state is written by [`Entry`] and by this file
 //! only; what is counted or indexed by it changes with it in [`Queue::set`].
 
 pub(super) mod entry;
@@ -7,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, HeldSlot, Holder, InStore, Seen, State};
+use self::entry::{Entry, HeldSlot, Holder, InStore, State, StoreMoment};
 use super::{Queue, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
@@ -80,7 +81,7 @@ impl Queue {
     }
 
     /// It is the turn of a parked leg, while the store does not decide.
-    pub(super) fn list_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn unpark_leg(&mut self, ctx: &mut Context, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.begin(ctx.now);
         }
@@ -89,7 +90,13 @@ impl Queue {
     }
 
     /// The store has enqueued it, or says that it still waits.
-    pub(super) fn wait_in_store(&mut self, ctx: &mut Context, seq: Seq, ticket: i64, seen: Seen) {
+    pub(super) fn wait_in_store(
+        &mut self,
+        ctx: &mut Context,
+        seq: Seq,
+        ticket: i64,
+        seen: StoreMoment,
+    ) {
         self.set(ctx, seq, State::Waiting { ticket, seen });
     }
 
@@ -99,7 +106,7 @@ impl Queue {
     }
 
     /// The store had not granted it by this moment.
-    pub(super) fn saw_waiting(&mut self, seq: Seq, at: impl FnOnce(Seen) -> Seen) {
+    pub(super) fn saw_waiting(&mut self, seq: Seq, at: impl FnOnce(StoreMoment) -> StoreMoment) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && let State::Waiting { seen, .. } = &mut entry.state
         {
@@ -108,7 +115,7 @@ impl Queue {
     }
 
     /// The store has granted it, with a lease that may be about to end.
-    pub(super) fn check(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn check_grant(&mut self, ctx: &mut Context, seq: Seq) {
         let since = ctx.now;
         self.set(ctx, seq, State::Checking { since });
         self.renew(seq);
@@ -274,7 +281,7 @@ impl Queue {
         if !matches!(entry.state, State::Leaving) {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
-        if let Some(Holder::Permit | Holder::Part | Holder::Companion) = entry.holder()
+        if let Some(Holder::Permit | Holder::JointPermit | Holder::Companion) = entry.holder()
             && was_used
         {
             let held = entry.lease.tenure_lasts(ctx.now);
@@ -294,7 +301,7 @@ impl Queue {
     }
 
     pub(super) fn release_here(&mut self, ctx: &mut Context, seq: Seq) {
-        if self.local.is_some() {
+        if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Release(seq));
         }
     }
@@ -302,18 +309,18 @@ impl Queue {
     /// Runs a step of the ledger in this process, and admits those that it promotes. Its clock stands still, so that no
     /// lease ends there.
     pub(super) fn run_here(&mut self, ctx: &mut Context, operation: Operation) -> Option<Standing> {
-        let limit = self.local_limit(ctx);
-        let ledger = self.local.as_mut()?;
-        let mut call = Call::new(&ctx.local, 0);
+        let limit = self.local_max(ctx);
+        let ledger = self.ledger_here.as_mut()?;
+        let mut call = Call::new(&ctx.scratch, 0);
         // One batch for all, or it would cost more to make and drop it than to run it.
-        let batch = &mut ctx.local.batches[0];
+        let batch = &mut ctx.scratch.batches[0];
         (batch.limit, batch.max_waiters) = (limit, self.limit.waiters());
         batch.waits = matches!(operation, Operation::Acquire(ask) if ask.wait);
-        let batch = &ctx.local.batches[0];
+        let batch = &ctx.scratch.batches[0];
         let (mut promoted, standing) = ledger.run_one(&mut call, batch, operation);
         // A call does no more than the store's script would. A limit that was raised may admit more.
         while call.more {
-            call = Call::new(&ctx.local, 0);
+            call = Call::new(&ctx.scratch, 0);
             let (others, _) = ledger.run_one(&mut call, batch, Operation::Nothing);
             promoted.extend(others);
         }

@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    PendingBatch, Queue, Release, Seen, Snapshot,
+    PendingBatch, Queue, Release, Snapshot, StoreMoment,
     permit::entry::{Entry, HeldSlot, Holder, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::{
         context::{Availability, Context, RENEWALS_PER_LEASE, earliest},
-        effects::{Effect, Report},
+        effects::{Effect, LogEvent},
     },
     leases::local_deadline,
     ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
@@ -24,8 +24,8 @@ use crate::{
 /// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
 /// together after the second. With nearly all of it, each would be renewed whenever another is.
 const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
-/// Permits that are looked at for that.
-const COMPANIONS: usize = 128;
+/// Permits of which it is checked whether they are due so soon.
+const MAX_CHECKED: usize = 128;
 
 /// Answers.
 impl Queue {
@@ -36,7 +36,7 @@ impl Queue {
         batch: &Batch,
         pending: &mut PendingBatch,
         answer: BatchReply,
-        at: Seen,
+        at: StoreMoment,
     ) {
         let BatchReply {
             in_use,
@@ -72,7 +72,7 @@ impl Queue {
         if count > 0 {
             ctx.measure(self.limit_id, Measure::Adopted(count as u64));
             let limit = self.limit.clone();
-            ctx.report(Report::Adopted {
+            ctx.log(LogEvent::Adopted {
                 limit,
                 count,
                 in_use,
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// The store says that a slot is held, `counted` from then, `until_ms`.
-    fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: Seen, until_ms: u64) {
+    fn granted(&mut self, ctx: &mut Context, seq: Seq, counted: StoreMoment, until_ms: u64) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             // Given up in the meantime, or put there by an exchange that ran late.
             return self.release_ghost(ctx, seq);
@@ -123,7 +123,7 @@ impl Queue {
                 self.set_due(ctx, seq, renew_at);
             }
             // There must be time to renew it.
-            _ if until <= now + ctx.settings.store_timeout => self.check(ctx, seq),
+            _ if until <= now + ctx.settings.store_timeout => self.check_grant(ctx, seq),
             _ => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
                 entry.lease.hold(Some(until));
@@ -132,7 +132,7 @@ impl Queue {
         }
     }
 
-    fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: Seen) {
+    fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.in_store.renewing = false;
         }
@@ -161,7 +161,7 @@ impl Queue {
         }
     }
 
-    fn adopted(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: Seen) {
+    fn adopted(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -186,7 +186,7 @@ impl Queue {
         seq: Seq,
         standing: Standing,
         place: u32,
-        at: Seen,
+        at: StoreMoment,
     ) -> bool {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return false;
@@ -239,14 +239,14 @@ impl Queue {
         ctx: &mut Context,
         seq: Seq,
         standing: Standing,
-        at: Seen,
+        at: StoreMoment,
     ) -> bool {
         self.snapshot.waiting += u32::from(matches!(standing, Standing::Waiting { .. }));
         let place = self.snapshot.waiting;
         self.acquired(ctx, seq, standing, place, at)
     }
 
-    /// Before a new head is noted: what the old one says of waiters that the new one has passed.
+    /// Waiters that a new head has passed still waited when the old head was seen: notes that.
     fn remember_waiting(&mut self, head: Option<i64>) {
         for (ticket, seq) in self.waiters_before(head.unwrap_or(0)) {
             let snapshot = self.snapshot;
@@ -260,7 +260,7 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         pending: &PendingBatch,
-        at: Seen,
+        at: StoreMoment,
     ) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
@@ -305,14 +305,14 @@ impl Queue {
             Some(State::Waiting { ticket, seen }) => {
                 Some(self.snapshot.seen_waiting(*ticket, *seen))
             }
-            Some(State::Sent { at, .. }) => Some(Seen {
+            Some(State::Sent { at, .. }) => Some(StoreMoment {
                 store_us: 0,
                 sent: *at,
             }),
             Some(State::Held(_) | State::Checking { .. }) => return,
             _ => None,
         };
-        let counted_from = |sent| Seen {
+        let counted_from = |sent| StoreMoment {
             store_us: wake.granted_us,
             sent,
         };
@@ -502,15 +502,15 @@ impl Queue {
             State::Held(hold) => hold.due.is_some_and(|at| at <= soon),
             _ => false,
         };
-        let companions = self.entries.iter().take(COMPANIONS);
-        let companions = companions.filter(|(_, entry)| is_due(entry));
-        for seq in companions.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+        let others = self.entries.iter().take(MAX_CHECKED);
+        let others = others.filter(|(_, entry)| is_due(entry));
+        for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
             self.renew_or_end(ctx, seq);
         }
         let count = ctx.counts.lost - before;
         if count > 0 {
             let limit = self.limit.clone();
-            ctx.report(Report::Lost { limit, count });
+            ctx.log(LogEvent::Lost { limit, count });
         }
     }
 

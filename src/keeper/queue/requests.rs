@@ -40,7 +40,7 @@ impl Queue {
             _ if self.is_too_heavy(weight) => {
                 self.refused(ctx, seq, AcquireErrorKind::InvalidWeight);
             }
-            _ if self.local.is_some() => self.acquire_here(ctx, seq),
+            _ if self.ledger_here.is_some() => self.acquire_here(ctx, seq),
             Availability::Up => self.ask_for(seq),
             down => self.fall_back(ctx, seq, down),
         }
@@ -69,10 +69,10 @@ impl Queue {
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.
     pub(in crate::keeper) fn begin_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        self.list_leg(ctx, seq);
+        self.unpark_leg(ctx, seq);
         match ctx.availability {
             Availability::Up => self.acquire_here(ctx, seq),
-            _ if self.local.is_some() => self.acquire_here(ctx, seq),
+            _ if self.ledger_here.is_some() => self.acquire_here(ctx, seq),
             down => self.fall_back(ctx, seq, down),
         }
     }
@@ -172,7 +172,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(&seq)
             && entry.holder() != Some(Holder::Companion)
         {
-            entry.hand_over(Holder::Part);
+            entry.hand_over(Holder::JointPermit);
         }
     }
 
@@ -187,7 +187,7 @@ impl Queue {
 
     /// Answers with the usage of the ledger, if it is in this process; else the store is asked, if it is up.
     pub(in crate::keeper) fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
-        if self.local.is_some() {
+        if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         } else if ctx.availability == Availability::Up {
@@ -251,7 +251,7 @@ impl Queue {
         self.follow_fallback(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
-            for seq in self.those(Entry::is_pending) {
+            for seq in self.those(Entry::is_undecided) {
                 self.pass(ctx, seq, AcquireErrorKind::Full);
             }
         }
@@ -260,7 +260,7 @@ impl Queue {
     /// The fallback may have changed during an outage: it decides on the requests that wait here.
     fn follow_fallback(&mut self, ctx: &mut Context) {
         let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
-        if keeps || !ctx.shared || self.local.take().is_none() {
+        if keeps || !ctx.shared || self.ledger_here.take().is_none() {
             return;
         }
         for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
@@ -271,7 +271,7 @@ impl Queue {
     /// There may be more slots: waiters get them.
     fn grow(&mut self, ctx: &mut Context) {
         self.touch |= self.has_waiters();
-        if self.local.is_some() {
+        if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
         }
     }
@@ -307,7 +307,7 @@ impl Queue {
             | State::Sent { .. }
             | State::Waiting { .. }
             | State::WaitingHere
-            | State::Checking { .. } => LegState::Pending,
+            | State::Checking { .. } => LegState::Undecided,
             State::Leaving => return None,
         })
     }
@@ -331,7 +331,7 @@ impl Queue {
     pub(in crate::keeper) fn usage(&self) -> Usage {
         Usage {
             // Slots go to the pool and come back without a step of the ledger.
-            in_use: (self.local.as_ref())
+            in_use: (self.ledger_here.as_ref())
                 .map_or(self.snapshot.in_use, |ledger| self.used_of(ledger)),
             waiting: self.snapshot.waiting,
             max: self.max(),
@@ -372,7 +372,7 @@ impl Queue {
 
     /// The slots that are left for this key, and when the next one is free, if the ledger's state is known.
     pub(in crate::keeper) fn quota(&self, ctx: &Context) -> Option<Quota> {
-        let known = self.local.is_some() || self.snapshot.seen.store_us > 0;
+        let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
         let free = self.max().saturating_sub(self.usage().in_use);
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
         known.then(|| Quota {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
-    Queue, Seen,
+    Queue, StoreMoment,
     permit::entry::{Entry, Holder},
 };
 use crate::{
@@ -81,7 +81,7 @@ impl Queue {
     }
 
     /// Follows an answer of the store: it gives the right to keep slots, or recalls them.
-    pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: Seen) {
+    pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: StoreMoment) {
         let Some(pool) = &self.pool else {
             return;
         };

@@ -1,7 +1,8 @@
 //! Exchanges, replies and wake-ups on the wire: an [`Exchange`] as the script's keys and arguments, and the script's
 //! reply as a [`Reply`]. Encoding and decoding of one thing stand together.
 //!
-//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes.
+//! `ledger/script/header.lua` describes the format, and `ledger/script/mod.rs` has its counts and codes, but for
+//! the options of a ledger and the few that follow them here.
 //! `ledger/tests/twins.rs` tests both directions with the script in a real server, and `fuzzing.rs` with whatever a store
 //! may answer.
 
@@ -53,7 +54,7 @@ pub(crate) fn encode(
     listens: bool,
     exchange: &Exchange,
 ) -> Cmd {
-    let permits = exchange.batches.iter().map(names).sum::<usize>();
+    let permits = exchange.batches.iter().map(id_args).sum::<usize>();
     let (ledgers, rates) = (exchange.batches.len(), RateKeys::of(exchange));
     let claims = exchange.claims.iter().map(claim_args).sum::<usize>();
     let more = rates.keys.len() + REFUND_ARGS * exchange.refunds.len() + claims;
@@ -111,7 +112,7 @@ fn packed(replica: &str, wake_prefix: &str, listens: bool, exchange: &Exchange) 
                 batch.limit.into(),
                 batch.max_waiters.into(),
                 options(batch, listens, weighs),
-                released(batch) as u64,
+                released_members(batch) as u64,
                 batch.renew.len() as u64,
                 batch.adopt.len() as u64,
                 batch.acquire.len() as u64,
@@ -182,13 +183,13 @@ fn options(batch: &Batch, listens: bool, weighs: bool) -> u64 {
     flag(batch.waits, WAITS) + listens + reuse + flag(weighs, WEIGHS)
 }
 
-/// How many names a batch has.
-fn names(batch: &Batch) -> usize {
-    released(batch) + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
+/// How many ids a batch has as arguments.
+fn id_args(batch: &Batch) -> usize {
+    released_members(batch) + batch.renew.len() + batch.adopt.len() + batch.acquire.len()
 }
 
 /// How many members the permits to release may have.
-fn released(batch: &Batch) -> usize {
+fn released_members(batch: &Batch) -> usize {
     let weights = batch.release.iter().map(|&seq| weight_of(seq) as usize);
     weights.sum()
 }
@@ -227,6 +228,7 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
         |count| -> Option<Vec<_>> { (0..count).map(|_| standing(parts.next())).collect() };
     let renewed = standings(batch.renew.len())?;
     let adopted = standings(batch.adopt.len())?;
+    // Here a negative number is the end of a lease that was adopted, and no ticket.
     let adopted = adopted.into_iter().map(|standing| match standing {
         Standing::Waiting { ticket } => Standing::Adopted {
             until_ms: ticket.unsigned_abs(),
@@ -448,5 +450,28 @@ fn integer(value: Option<Value>) -> Option<i64> {
     match value {
         Some(Value::Int(integer)) => Some(integer),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::ReplicaId;
+
+    #[test]
+    fn a_time_is_never_negative() {
+        let exchange = Exchange {
+            replica: ReplicaId::from_bits(1),
+            lease_ms: 1,
+            promote_ms: 1,
+            heartbeat_ms: 1,
+            not_after_us: 0,
+            batches: Vec::new(),
+            claims: Vec::new(),
+            refunds: Vec::new(),
+        };
+        let reply = |now_us| Value::Array(vec![Value::Int(now_us), Value::Int(0)]);
+        assert!(decode(&exchange, reply(1)).is_ok());
+        assert!(decode(&exchange, reply(-1)).is_err());
     }
 }

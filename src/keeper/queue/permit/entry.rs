@@ -3,8 +3,8 @@
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
-//! | [`Parked`](State::Parked) | a leg of a claim is submitted, or its slot cannot be kept | sent, begun here, refused |
-//! | [`Unsent`](State::Unsent) | submitted; renamed after a failure, a loss or an outage | sent, or decided here |
+//! | [`Parked`](State::Parked) | a leg of a claim is submitted, its exchange failed or did not ask for it, or its slot cannot be kept | sent, begun here, refused, passed |
+//! | [`Unsent`](State::Unsent) | submitted; its exchange came too late; renamed after a failure, a loss or an outage | sent, or decided here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
 //! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
@@ -33,7 +33,7 @@ pub(in crate::keeper::queue) struct Entry {
     pub place: u32,
     pub waker: Option<StoredWaker>,
     pub(super) state: State,
-    /// Set until the claim is granted.
+    /// Set until the claim is collected.
     leg: Option<ClaimLeg>,
 }
 
@@ -53,7 +53,7 @@ pub(in crate::keeper::queue) enum State {
     /// In the store's queue.
     Waiting {
         ticket: i64,
-        seen: Seen,
+        seen: StoreMoment,
     },
     /// In the queue of the ledger in this process.
     WaitingHere,
@@ -70,9 +70,9 @@ pub(in crate::keeper::queue) enum State {
     Leaving,
 }
 
-/// A moment at which an entry was seen not to be granted yet: by the store's clock, and no later by ours.
+/// A moment by both clocks: the store's, and a local one that is not later.
 #[derive(Clone, Copy)]
-pub(in crate::keeper) struct Seen {
+pub(in crate::keeper) struct StoreMoment {
     pub store_us: u64,
     pub sent: Instant,
 }
@@ -97,7 +97,7 @@ pub(in crate::keeper::queue) enum Holder {
     /// A permit with this slot only. The slot may be in use, or idle in the pool.
     Permit,
     /// A permit with several slots.
-    Part,
+    JointPermit,
     /// The same, beside another slot that counts for the permit.
     Companion,
 }
@@ -196,7 +196,7 @@ impl Entry {
     }
 
     /// Whether it still asks for a slot.
-    pub(in crate::keeper::queue) fn is_pending(&self) -> bool {
+    pub(in crate::keeper::queue) fn is_undecided(&self) -> bool {
         match self.state {
             State::Parked
             | State::Unsent { .. }
@@ -261,7 +261,7 @@ impl Entry {
     /// Gives it to the permit of its claim, which is granted.
     pub(in crate::keeper::queue) fn join_permit(&mut self) {
         self.leg = None;
-        self.hand_over(Holder::Part);
+        self.hand_over(Holder::JointPermit);
     }
 }
 
