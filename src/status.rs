@@ -29,7 +29,8 @@ pub struct Usage {
     pub max: u32,
 }
 
-/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown).
+/// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). In a cluster, a request under several limits that waits while it
+/// has some of its slots counts as refused, and each of these slots as released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {

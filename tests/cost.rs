@@ -84,8 +84,9 @@ fn a_request_allocates_no_more_than_before() {
         ("bare", 0),
         ("concurrency-limit", 0),
         ("shared", 4),
+        ("reused", 3),
         ("by-header", 4),
-        ("policy-of-two", 9),
+        ("policy-of-two", 8),
         ("unlimited", 3),
         ("abort", 9),
         #[cfg(feature = "operate")]

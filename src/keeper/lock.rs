@@ -31,7 +31,7 @@ use crate::{
 pub(crate) struct Keeper {
     locked: Mutex<Locked>,
     pub store: Option<Arc<dyn Store>>,
-    /// The session that the limiter was connected with, until the driver starts.
+    /// The session that the limiter was connected with, until the driver starts. Never locked together with the state.
     session: Mutex<Option<KeptSession>>,
     /// Where the driver runs, if not on the runtime of the task that needs it.
     pub runtime: Option<Handle>,
@@ -135,6 +135,7 @@ impl Keeper {
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
     ) -> (R, Afterwards<'_>) {
+        // Before the lock, so a step may see time go back by the wait for it: what is counted from it ends early, never late.
         let now = Instant::now();
         let mut locked = self.lock();
         let Locked { core, driver } = &mut *locked;

@@ -24,12 +24,12 @@ pub(crate) struct Request {
     current: KeeperRequest,
     /// In a cluster: all that it wants, from the last to the first.
     legs: Vec<(Part, Leg)>,
-    /// How many of them are still to be asked for after this step.
+    /// How many of them are still to be asked for after this one: the next is `legs[left - 1]`.
     left: usize,
     /// The results of those before it.
     taken: Option<Box<Taken>>,
-    /// The waits that are taken off the legs' own already.
-    deducted: Duration,
+    /// How long it has waited for slots since it asked for the first of them.
+    waited_for_slots: Duration,
     /// Whether its result includes how its limits stand.
     wants_quotas: bool,
 }
@@ -54,7 +54,7 @@ impl Request {
             left: legs.len().saturating_sub(1),
             legs,
             taken: None,
-            deducted: Duration::ZERO,
+            waited_for_slots: Duration::ZERO,
             wants_quotas: false,
         }
     }
@@ -88,6 +88,11 @@ impl Request {
         loop {
             let outcome = ready!(self.current.poll(self.wants_quotas, cx));
             let before = mem::take(&mut self.taken).map(|before| *before);
+            if let Ok(now) = &outcome
+                && !now.leases.all().is_empty()
+            {
+                self.waited_for_slots += now.waited;
+            }
             let taken = match (outcome, before) {
                 (Ok(now), None) => now,
                 (Ok(now), Some(before)) if before.leases.is_lost() => {
@@ -123,13 +128,14 @@ impl Request {
             notes.passed.retain(|(limit, _)| limit.period().is_some());
             notes.quotas.retain(|quota| quota.period.is_some());
         }
-        let waited = taken.waited.saturating_sub(self.deducted);
-        self.deducted = taken.waited;
+        let waited = mem::take(&mut self.waited_for_slots);
         // The legs are in reverse: rates, which are asked first, stand last, and only the slots before them are left.
         self.left = 0;
         for (_, leg) in &mut self.legs {
             if !self.keepers.first().peek(|core| core.is_rate(leg.limit)) {
-                leg.wait = leg.wait.saturating_sub(waited);
+                // One that has waited for all of its time has timed out; one without any never waits.
+                let least = leg.wait.min(Duration::from_nanos(1));
+                leg.wait = leg.wait.saturating_sub(waited).max(least);
                 self.left += 1;
             }
         }
@@ -328,9 +334,42 @@ mod tests {
     use super::*;
     use crate::{home::Home, keeper::Settings, key::Key, leases::Leases, ledger::ReplicaId};
 
-    /// G7: slots that are lost one after the other, while the next one is waited for, cost no time twice.
+    /// G7: slots that are lost one after the other, while the next one is waited for, cost no time twice. One that has used
+    /// up its time still waits, in vain.
     #[test]
     fn a_wait_is_deducted_once() {
+        let mut request = request(Duration::from_secs(10));
+        for (waited, left) in [
+            (3, Duration::from_secs(7)),
+            (2, Duration::from_secs(5)),
+            (0, Duration::from_secs(5)),
+            (6, Duration::from_nanos(1)),
+        ] {
+            request.waited_for_slots += Duration::from_secs(waited);
+            assert_eq!(wait_after_a_loss(&mut request), left);
+        }
+    }
+
+    #[test]
+    fn a_request_that_does_not_wait_never_does() {
+        let mut request = request(Duration::ZERO);
+        request.waited_for_slots = Duration::from_millis(1);
+        assert_eq!(wait_after_a_loss(&mut request), Duration::ZERO);
+    }
+
+    fn wait_after_a_loss(request: &mut Request) -> Duration {
+        let taken = Taken {
+            leases: Leases::many(Vec::new()),
+            // Waits at rates are over, and are not deducted.
+            waited: Duration::from_secs(100),
+            place: 0,
+            notes: None,
+        };
+        drop(request.ask_for_slots_again(taken));
+        request.legs[0].1.wait
+    }
+
+    fn request(wait: Duration) -> Request {
         let settings = Settings {
             replica: ReplicaId::from_bits(1),
             namespace: "test".to_owned(),
@@ -347,7 +386,7 @@ mod tests {
         let leg = Leg {
             limit: keepers.register(&limit).expect("valid"),
             key: Key::SHARED,
-            wait: Duration::from_secs(10),
+            wait,
             max: None,
             weight: 1,
             cost: 1,
@@ -355,15 +394,6 @@ mod tests {
         };
         let mut request = Request::new(keepers, Demand::One(leg.clone()));
         request.legs = vec![(Part::of(0), leg)];
-        for (waited, left) in [(3, 7), (5, 5), (5, 5), (11, 0)] {
-            let taken = Taken {
-                leases: Leases::many(Vec::new()),
-                waited: Duration::from_secs(waited),
-                place: 0,
-                notes: None,
-            };
-            drop(request.ask_for_slots_again(taken));
-            assert_eq!(request.legs[0].1.wait, Duration::from_secs(left));
-        }
+        request
     }
 }

@@ -1,4 +1,5 @@
-//! Permits that end by themselves: held for too long, or idle for too long.
+//! Permits that end by themselves: held for too long, or with a response that nobody reads (*idle*; a pool's idle slots are
+//! something else).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -31,6 +32,7 @@ struct BoundedPermit {
     lease: Arc<Lease>,
     until: Option<Instant>,
     idle: Option<Duration>,
+    /// Its place in [`BoundedPermits::due`].
     due: Instant,
 }
 

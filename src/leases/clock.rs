@@ -2,7 +2,8 @@
 //!
 //! They are never compared. A deadline comes from the store as a length of time, and is counted from a local moment
 //! that was certainly not later than the moment the store counted from: the sending of the exchange. No wall clock of
-//! this machine is ever read.
+//! this machine is ever read. Nothing here reads any clock: that is done where a step begins (`keeper/lock.rs`), and in
+//! `lease.rs` and `pool.rs` for what goes without the lock.
 
 use std::time::Duration;
 

@@ -176,6 +176,7 @@ impl Core {
     fn mark_unsent(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Unsent;
+            claim.asking_since.get_or_insert(self.ctx.now);
             self.unsent_claims.insert(id);
         }
     }

@@ -27,7 +27,7 @@ const MAX_IN_FLIGHT: usize = 2;
 const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
-// The last permit or claim is sent whole, even if there is less room.
+// The last permit is sent whole, even if there is less room; so is a claim, which begins with half of the room.
 const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
 /// Refunds in one exchange, and sums that were spent: about a millisecond.
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
@@ -78,9 +78,8 @@ impl Core {
         // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
         if self.store_is_up() && self.clock.is_some() {
             self.fill(&mut draft);
-            if draft.is_empty() && self.in_flight.is_empty() {
-                // The holders that they waited for are gone, and no answer will let them go on.
-                self.unsent_claims.append(&mut self.held_back);
+            if draft.is_empty() && self.in_flight.is_empty() && !self.held_back.is_empty() {
+                // Holders that are gone were still in an outbox. No answer will come that lets these claims go on.
                 self.fill(&mut draft);
             }
             if draft.is_empty() {
@@ -98,6 +97,8 @@ impl Core {
     }
 
     fn fill(&mut self, draft: &mut Draft) {
+        // In their turn: later requests for a single slot do not go before them.
+        self.unsent_claims.append(&mut self.held_back);
         match self.ctx.settings.part {
             None => self.draft_all(draft),
             Some(_) => self.draft_one_key(draft),
@@ -192,7 +193,7 @@ impl Core {
                 continue;
             }
             claim.stage = ClaimStage::Sent;
-            let since = *claim.asking_since.get_or_insert(self.ctx.now);
+            let since = claim.asking_since.unwrap_or(self.ctx.now);
             draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
@@ -228,6 +229,7 @@ impl Core {
                     number
                 }
                 None => {
+                    // So that there is a batch, even if it has only this leg.
                     queue.touch();
                     draft.add_batch(queue, ctx);
                     draft.batches.len() - 1

@@ -81,7 +81,7 @@ pub(crate) struct Core {
     claims: BTreeMap<ClaimId, ClaimState>,
     /// Claims to be sent.
     unsent_claims: BTreeSet<ClaimId>,
-    /// Claims to be sent once the store has answered for their queues: see [`Queue::introduce`].
+    /// Claims that met a queue which is being introduced: see [`Queue::introduce`]. They are tried again with each exchange.
     held_back: BTreeSet<ClaimId>,
     /// Claims that a rate lets go on then, and of which limit it is.
     sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
@@ -94,8 +94,8 @@ pub(crate) struct Core {
     breaker: Breaker,
     connection: Connection,
     reach: Reach,
-    /// When a key that cannot be used was last reported.
-    complained: Option<Instant>,
+    /// When a key of a limit that cannot be used was last reported.
+    complained: HashMap<LimitId, Instant>,
     orphaned: bool,
     /// Whether it was shut down before.
     was_shut_down: bool,
@@ -218,7 +218,7 @@ impl Core {
             breaker: Breaker::new(),
             connection: Connection::default(),
             reach: Reach::default(),
-            complained: None,
+            complained: HashMap::new(),
             orphaned: false,
             was_shut_down: false,
             alarm: None,

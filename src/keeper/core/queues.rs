@@ -1,8 +1,8 @@
 //! The queues of a core, and where each is found: by its key, by its ledger, and by what it has to do next.
 //!
 //! [`change`](Queues::change) changes a queue and lists it anew afterwards, or drops it if it is idle.
-//! [`without_listing`](Queues::without_listing) does not: it is for changes that move no list, or that a `change` follows in
-//! the same step.
+//! [`without_listing`](Queues::without_listing) does not: it is for changes after which a queue still
+//! belongs where it is listed, or that a `change` follows in the same step.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -37,7 +37,7 @@ pub(super) struct Queues {
     /// Those with work, in the order in which they got it.
     ready: VecDeque<QueueId>,
     due: BTreeSet<(Instant, QueueId)>,
-    /// Those that were idle lately, and may be again.
+    /// Those that were idle, and may be again, by when they were so first: a queue that is used keeps its place.
     cached: VecDeque<QueueId>,
     /// Whether idle ones are kept for a while. If a ledger is in this process, its key is likely to come again, and to
     /// make its queue anew costs more than all that is done with it.

@@ -25,7 +25,7 @@ use crate::{
     telemetry::StoreState,
 };
 
-/// Time between two reports that a key cannot be used, however many requests it refuses.
+/// Time between two log events that a key of one limit cannot be used, however many requests it refuses.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Pause between two connections: a server that ends every connection is not given a new one more often.
@@ -61,12 +61,13 @@ impl Core {
         } = sent;
         self.ctx
             .record(|history, now| history.answered(id.0, &reply, now));
+        // Holders that they were held back for may be confirmed now.
         self.unsent_claims.append(&mut self.held_back);
         let seen = StoreMoment {
             store_us: reply.now_us,
             sent: at,
         };
-        // One that came with the end of its connection says nothing of the next: that is still to be made.
+        // While a new connection is wanted, an answer of the old one does not set the clock: the next server may have another.
         if !self.connection.is_wanted {
             self.clock = Some(StoreClock {
                 now_us: reply.now_us,
@@ -226,8 +227,11 @@ impl Core {
     fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + COMPLAINT_INTERVAL;
-        if !error.is_outage() && self.complained.is_none_or(is_due) {
-            self.complained = Some(now);
+        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
+            return;
+        };
+        if self.complained.get(&id).copied().is_none_or(is_due) {
+            self.complained.insert(id, now);
             let (limit, error) = (limit.clone(), error.message.clone());
             self.ctx.log(LogEvent::LedgerUnusable { limit, error });
         }

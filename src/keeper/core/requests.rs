@@ -282,7 +282,8 @@ impl Core {
         self.ctx.give_up_on_confirmations();
     }
 
-    /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired.
+    /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired,
+    /// so its entry does not know.
     pub(crate) fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
         if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_apart(lease.seq());
@@ -404,7 +405,7 @@ impl Core {
         self.advance_moved();
     }
 
-    /// Waiters and holders need a new connection, if nothing else has made one.
+    /// The connection has ended, and no exchange has made another since. Waiters and holders need one: a hello makes it.
     fn reconnect(&mut self) {
         let now = self.ctx.now;
         let is_due = |at: &mut Instant| *at <= now;

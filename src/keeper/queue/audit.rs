@@ -80,7 +80,7 @@ impl Queue {
             "{at}: the right to keep slots was not seen to"
         );
         ensure!(
-            !self.introducing || self.is_introducing(),
+            self.introduced.is_none() || self.is_introducing(),
             "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;

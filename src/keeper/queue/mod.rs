@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
 //! | `requests` | a request's way: submitted, collected; what a changed limit does to requests that wait; what operators see |
-//! | `local` | the ledger in this process, and the fallback while the store is down |
+//! | `local` | the ledger in this process, and the fallback while the store is down; requests asked again, lost or refused, in any mode |
 //! | `outbox` | what is sent next: batches, releases, roll calls; whether any work is left |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
@@ -97,9 +97,9 @@ pub(super) struct Queue {
     recheck_right: bool,
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
-    /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce).
-    /// May still be set when that is done, until [`after_change`](Self::after_change).
-    introducing: bool,
+    /// Since when newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May
+    /// still be set when that is done, until [`after_change`](Self::after_change).
+    introduced: Option<Instant>,
     snapshot: Snapshot,
 }
 
@@ -205,7 +205,7 @@ impl Queue {
             recalled: None,
             recheck_right: false,
             tend_at: None,
-            introducing: false,
+            introduced: None,
             snapshot: Snapshot {
                 in_use: 0,
                 waiting: 0,

@@ -34,8 +34,8 @@ impl Queue {
         });
     }
 
-    /// Asks for every waiter in a moment, and not before, and for grants that are being checked now: if the store has lost its data, or is another, holders of other
-    /// replicas are there first.
+    /// Asks for every waiter by name in a moment, not at once: if the store has lost its data, or is another, holders of other
+    /// replicas are there first. Grants that are being checked are asked for now.
     pub(in crate::keeper) fn call_roll_soon(&mut self, ctx: &Context) {
         if let Some(waiters) = &mut self.waiters {
             let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
@@ -48,12 +48,12 @@ impl Queue {
         self.renew_all(|entry| matches!(entry.state(), State::Checking { .. }));
     }
 
-    /// Introduces the queue to a store that may be another, or have lost its data: asks for all entries, and holds back
-    /// newcomers until the answer. No `adopt` is sent at once: repeated late, that could bring back a permit
-    /// which was released meanwhile.
+    /// Introduces the queue to a store that may be another, or have lost its data: asks for all holders, and holds back
+    /// newcomers until they are confirmed, however many exchanges that takes. Holders are adopted only if the store does not
+    /// know them: an `adopt` that arrives late could bring back a permit which was released meanwhile.
     pub(in crate::keeper) fn introduce(&mut self, ctx: &Context) {
         self.renew_all(Entry::is_held);
-        self.introducing = true;
+        self.introduced = Some(ctx.now);
         self.call_roll_soon(ctx);
     }
 
@@ -63,20 +63,30 @@ impl Queue {
         }
     }
 
-    /// Whether holders are still to be confirmed since the queue was introduced.
+    /// Asks for a holder again that an exchange from before the introduction has confirmed: that was perhaps another store.
+    pub(super) fn introduce_again(&mut self, seq: Seq, sent: Instant) {
+        let is_held = self.entries.get(&seq).is_some_and(Entry::is_held);
+        if is_held && self.introduced.is_some_and(|since| sent < since) {
+            self.renew(seq);
+        }
+    }
+
+    /// Whether a holder, old or new, is asked for or adopted, since the queue was introduced.
     pub(in crate::keeper) fn is_introducing(&self) -> bool {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
         // Looked at in this order, as a queue may have many entries, and is seldom being introduced.
-        self.introducing
+        self.introduced.is_some()
             && (self.outbox.as_deref().is_some_and(adopts)
                 || self.entries.values().any(unconfirmed))
     }
 
     /// Ends the introduction once all holders are confirmed: a later renewal does not hold newcomers back.
     fn end_introduction(&mut self) {
-        self.introducing = self.is_introducing();
+        if self.introduced.is_some() && !self.is_introducing() {
+            self.introduced = None;
+        }
     }
 
     /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
@@ -139,7 +149,7 @@ impl Queue {
         };
         let touch = std::mem::take(&mut self.touch);
         self.end_introduction();
-        if !self.introducing
+        if self.introduced.is_none()
             && let Some(outbox) = &self.outbox
         {
             let newcomers = outbox.acquire.iter().take(*room);
@@ -172,7 +182,7 @@ impl Queue {
             }
         }
         self.end_introduction();
-        if !self.introducing {
+        if self.introduced.is_none() {
             self.take_newcomers(ctx, &mut batch, room, deadline);
         }
         self.shrink_outbox();

@@ -66,6 +66,7 @@ impl Queue {
         }
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at);
+            self.introduce_again(*seq, at.sent);
         }
         let was_adopted = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
         let count = answer.adopted.iter().filter(was_adopted).count();

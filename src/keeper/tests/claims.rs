@@ -234,6 +234,48 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     assert!(held(world.look(&asked)));
 }
 
+/// G3: a claim that was held back goes before a request that came later.
+#[test]
+fn a_claim_that_was_held_back_keeps_its_turn() {
+    let mut world = world(1);
+    let holder = world.hold(1);
+    assert!(held(world.look(&Submission::Slot(holder.clone()))));
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    let confirms = world.send(0);
+    let asked = world.claim_all(PATIENT);
+    assert!(
+        world.keepers[0].next_exchange(now).is_none(),
+        "it is held back"
+    );
+    let later = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
+    let later = later.expect("open");
+    // Now nobody is to be confirmed any more, and the answer is not there yet.
+    world.release(0, &holder);
+    world.settle();
+    world.complete(0, &confirms);
+    world.settle();
+    assert!(held(world.look(&asked)));
+    assert!(world.look(&later).is_none());
+}
+
+/// G8: its time for the store begins when it is to be sent, not when it is.
+#[test]
+fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
+    let mut world = world(1);
+    let began = world.local();
+    world.keepers[0].on_event(&Event::Connected, began);
+    world.claim_all(PATIENT);
+    let hello = world.send(0);
+    world.pass(STORE_TIMEOUT * 9 / 10);
+    world.complete(0, &hello);
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.claims.len(), 1);
+    assert!(sent.deadline < began + STORE_TIMEOUT * 11 / 10);
+}
+
 /// A slot that is held while the claim waits for more may be lost like any permit.
 #[test]
 fn a_claim_that_lost_a_slot_while_it_waited_starts_over() {

@@ -414,6 +414,26 @@ fn newcomers_go_beside_a_renewal() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
+/// G1: the answer may be that of the old store, and the new one has perhaps lost the holder.
+#[test]
+fn an_answer_from_before_the_introduction_does_not_end_it() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let _holder = world.grant(Duration::ZERO);
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    world.pass(Duration::from_millis(1));
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    world.complete(0, &renewal);
+    let newcomer = world.ask(0, PATIENT);
+    let introduction = world.send(0);
+    let batch = &introduction.exchange.batches[0];
+    assert_eq!((batch.renew.len(), batch.acquire.len()), (1, 0));
+    world.complete(0, &introduction);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+}
+
 /// One of two slots is held, and the exchange of a new connection that asks for it is in flight.
 fn introduced() -> (World, Outgoing) {
     let mut world = World::new(1, &Limit::concurrent("a", 2));

@@ -170,6 +170,7 @@ impl Exchanger {
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
         let mut connection = link.connection();
+        // The first call of a connection brings the text: the server may not have it.
         let command = match link.take_first_call() {
             true => self.by_text(link, exchange),
             false => self.encode(link, "EVALSHA", SCRIPT.get_hash(), exchange),
@@ -192,7 +193,8 @@ impl Exchanger {
         let value = outcome.map_err(|error| store_error(&error));
         let reply = value.and_then(|value| decode(exchange, value));
         if reply.is_err() {
-            // The next connection may lead to another server, whatever is wrong with this one.
+            // The next connection may lead to another server, whatever is wrong with this one. After ASK it was another node
+            // that failed: the search starts anew.
             self.connector.forget(link);
         }
         reply
