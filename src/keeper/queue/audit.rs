@@ -80,7 +80,7 @@ impl Queue {
             "{at}: the right to keep slots was not seen to"
         );
         ensure!(
-            self.introduced.is_none() || self.is_introducing(),
+            !self.introducing || self.is_introducing(),
             "{at}: its introduction is complete and was not ended"
         );
         self.audit_local(&at)?;
@@ -104,8 +104,10 @@ impl Queue {
             present,
             entering,
             renewing,
+            renew_again,
             not_after_us,
         } = entry.in_store;
+        ensure!(!renew_again || renewing, "renewed again after no renewal");
         match state {
             State::Held(hold) => {
                 books.counts.held += 1;

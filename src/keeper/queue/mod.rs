@@ -97,9 +97,9 @@ pub(super) struct Queue {
     recheck_right: bool,
     /// When to give back the slots of the pool that were not needed lately.
     tend_at: Option<Instant>,
-    /// Since when newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May
-    /// still be set when that is done, until [`after_change`](Self::after_change).
-    introduced: Option<Instant>,
+    /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May still be
+    /// set when that is done, until [`after_change`](Self::after_change).
+    introducing: bool,
     snapshot: Snapshot,
 }
 
@@ -205,7 +205,7 @@ impl Queue {
             recalled: None,
             recheck_right: false,
             tend_at: None,
-            introduced: None,
+            introducing: false,
             snapshot: Snapshot {
                 in_use: 0,
                 waiting: 0,

@@ -52,21 +52,18 @@ impl Queue {
     /// newcomers until they are confirmed, however many exchanges that takes. Holders are adopted only if the store does not
     /// know them: an `adopt` that arrives late could bring back a permit which was released meanwhile.
     pub(in crate::keeper) fn introduce(&mut self, ctx: &Context) {
-        self.renew_all(Entry::is_held);
-        self.introduced = Some(ctx.now);
+        for seq in self.those(Entry::is_held) {
+            if let Some(entry) = self.entries.get_mut(&seq) {
+                entry.in_store.renew_again |= entry.in_store.renewing;
+            }
+            self.renew(seq);
+        }
+        self.introducing = true;
         self.call_roll_soon(ctx);
     }
 
     fn renew_all(&mut self, which: impl Fn(&Entry) -> bool) {
         for seq in self.those(which) {
-            self.renew(seq);
-        }
-    }
-
-    /// Asks for a holder again that an exchange from before the introduction has confirmed: that was perhaps another store.
-    pub(super) fn introduce_again(&mut self, seq: Seq, sent: Instant) {
-        let is_held = self.entries.get(&seq).is_some_and(Entry::is_held);
-        if is_held && self.introduced.is_some_and(|since| sent < since) {
             self.renew(seq);
         }
     }
@@ -77,16 +74,14 @@ impl Queue {
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
         // Looked at in this order, as a queue may have many entries, and is seldom being introduced.
-        self.introduced.is_some()
+        self.introducing
             && (self.outbox.as_deref().is_some_and(adopts)
                 || self.entries.values().any(unconfirmed))
     }
 
     /// Ends the introduction once all holders are confirmed: a later renewal does not hold newcomers back.
     fn end_introduction(&mut self) {
-        if self.introduced.is_some() && !self.is_introducing() {
-            self.introduced = None;
-        }
+        self.introducing = self.is_introducing();
     }
 
     /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
@@ -149,7 +144,7 @@ impl Queue {
         };
         let touch = std::mem::take(&mut self.touch);
         self.end_introduction();
-        if self.introduced.is_none()
+        if !self.introducing
             && let Some(outbox) = &self.outbox
         {
             let newcomers = outbox.acquire.iter().take(*room);
@@ -182,7 +177,7 @@ impl Queue {
             }
         }
         self.end_introduction();
-        if self.introduced.is_none() {
+        if !self.introducing {
             self.take_newcomers(ctx, &mut batch, room, deadline);
         }
         self.shrink_outbox();

@@ -66,7 +66,6 @@ impl Queue {
         }
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at);
-            self.introduce_again(*seq, at.sent);
         }
         let was_adopted = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
         let count = answer.adopted.iter().filter(was_adopted).count();
@@ -136,6 +135,9 @@ impl Queue {
     fn renewed(&mut self, ctx: &mut Context, seq: Seq, standing: Standing, at: StoreMoment) {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.in_store.renewing = false;
+            if std::mem::take(&mut entry.in_store.renew_again) {
+                self.renew(seq);
+            }
         }
         if let Standing::Held { until_ms } = standing {
             return self.granted(ctx, seq, at, until_ms);
@@ -367,7 +369,7 @@ impl Queue {
             let Some(entry) = self.entries.get_mut(seq) else {
                 continue;
             };
-            entry.in_store.renewing = false;
+            (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
             match entry.state() {
                 State::Leaving => self.give_up(ctx, *seq),
                 State::Held(_) if retry => self.renew(*seq),

@@ -112,6 +112,8 @@ pub(in crate::keeper::queue) struct InStore {
     pub entering: bool,
     /// A renewal is to be sent or in flight.
     pub renewing: bool,
+    /// It is to be renewed once more when that is answered: the store of that answer may be another.
+    pub renew_again: bool,
     /// Unanswered exchanges may put it there until this store time; 0 if there are none.
     pub not_after_us: u64,
 }
