@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -236,7 +237,7 @@ impl Core {
 
     pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
         let queue = self.queues.without_listing(QueueId(index));
-        queue.take_idle(&mut self.ctx)
+        queue.take_idle(&mut self.ctx, Duration::ZERO)
     }
 
     pub(in crate::keeper) fn queue_count(&self) -> usize {

@@ -102,7 +102,7 @@ impl Core {
                 _ => leg.wait,
             };
             let idle = match leg.weight {
-                1 => queue.take_idle(ctx),
+                1 => queue.take_idle(ctx, wait),
                 _ => None,
             };
             idle.unwrap_or_else(|| queue.submit(ctx, wait, leg.weight))

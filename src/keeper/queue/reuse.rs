@@ -1,6 +1,6 @@
 //! When slots go to the pool of their queue, and when they leave it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -30,12 +30,16 @@ impl Queue {
         self.pool.as_ref()
     }
 
-    /// An idle slot, for a request that has just come.
-    pub(in crate::keeper) fn take_idle(&mut self, ctx: &mut Context) -> Option<Arc<Lease>> {
+    /// An idle slot, for a request that has just come and may wait for so long if it is lost.
+    pub(in crate::keeper) fn take_idle(
+        &mut self,
+        ctx: &mut Context,
+        wait: Duration,
+    ) -> Option<Arc<Lease>> {
         let lease = self.pool.as_ref()?.take(ctx.now)?;
         ctx.measure(self.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
-        (entry.asked, entry.place) = (ctx.now, 0);
+        (entry.asked, entry.wait, entry.place) = (ctx.now, wait, 0);
         entry.hand_over(Holder::Reuser);
         Some(lease)
     }

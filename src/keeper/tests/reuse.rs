@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Bounds, Core, Demand, Failure, PATIENT, STORE_TIMEOUT, Submission, World, held, leg, settings,
+    Bounds, Core, Demand, Failure, LEASE, PATIENT, STORE_TIMEOUT, Submission, World, held, leg,
+    settings,
 };
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
@@ -267,6 +268,22 @@ fn a_slot_that_lies_idle_counts_as_remaining() {
         panic!("two slots lie idle");
     };
     assert_eq!(taken.notes.expect("quotas").quotas[0].remaining, 1);
+}
+
+/// G7: it waits for as long as it said, and not as long as the request that had the slot first.
+#[test]
+fn a_request_whose_idle_slot_is_lost_waits_as_long_as_it_said() {
+    let (mut world, kept) = keeping(1);
+    world.release(0, &kept);
+    let lease = world.ask(0, Duration::ZERO);
+    assert!(lease.is_reused());
+    world.now += LEASE + Duration::from_secs(1);
+    assert!(world.collect(0, &lease).is_none());
+    let sent = world.send(0);
+    let batches = sent.exchange.batches.iter();
+    let asks: Vec<_> = batches.flat_map(|batch| &batch.acquire).collect();
+    assert_eq!(asks.len(), 1);
+    assert!(!asks[0].wait);
 }
 
 /// A slot that was handed on is no concern of who had it before.
