@@ -7,8 +7,6 @@ use std::{cmp::Reverse, mem, slice, sync::Arc};
 use tokio::time::Instant;
 
 use super::Core;
-#[cfg(feature = "operate")]
-use crate::operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor};
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{
@@ -16,11 +14,15 @@ use crate::{
         effects::LogEvent,
     },
     key::Key,
-    leases::QueueId,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::Part,
     telemetry::{LimitMeter, Measure},
+};
+#[cfg(feature = "operate")]
+use crate::{
+    leases::QueueId,
+    operable::{Cursor, LOOK, LimitLook, RefusalNote, Visitor},
 };
 
 impl Core {

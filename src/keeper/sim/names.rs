@@ -82,12 +82,13 @@ impl World {
         if self.faults.trouble_the_store() {
             return;
         }
-        // An answer from before the grant puts off the poll; the poll; what it makes the keeper ask.
+        // An answer from before the grant, or so soon after the waiter was last seen that it is not asked for yet, puts off
+        // the poll; the poll; what it makes the keeper ask.
         let round_trips = Duration::from_millis(25) + 3 * self.faults.slow;
         // A ticket of a later time than the head's looks as if it were still in line: only a roll call tells.
         let asked = match self.excuses.stepped_back.is_zero() {
-            true => POLL,
-            false => WAITER_TTL + POLL,
+            true => POLL + POLL / 10,
+            false => WAITER_TTL + POLL + POLL / 10,
         };
         let late = |(_, since): &(_, &Duration)| **since + asked + round_trips < self.now;
         if let Some((id, since)) = self.ungreeted.iter().find(late) {
