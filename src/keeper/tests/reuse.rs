@@ -9,7 +9,7 @@ use super::{
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
-    store::Event,
+    store::{Event, in_flight::Outgoing},
 };
 
 const TWO: Limit = Limit::concurrent("a", 2).reuse();
@@ -302,6 +302,43 @@ fn who_had_it_does_not_see_it_lost() {
     world.lose_all();
     assert!(third.is_lost());
     assert!(!first.is_lost() && !second.is_lost());
+}
+
+/// G4: one that is being put back into a store which had lost it cannot be released yet.
+#[test]
+fn room_is_made_by_a_slot_that_can_be_released_at_once() {
+    for is_first in [false, true] {
+        let mut world = World::new(1, &Limit::concurrent("a", 3).reuse());
+        let [_held, lost, kept] = [(); 3].map(|()| take(&mut world, 0));
+        while !world.may_send(0) {
+            world.pass(Duration::from_millis(10));
+        }
+        let renewal = world.send(0);
+        let mut exchange = (*renewal.exchange).clone();
+        exchange.batches[0].renew.clear();
+        exchange.batches[0].release = vec![lost.seq()];
+        let loss = Outgoing {
+            exchange: Arc::new(exchange),
+            ..renewal
+        };
+        world.run(&loss);
+        world.complete(0, &renewal);
+        let idle = match is_first {
+            true => [&lost, &kept],
+            false => [&kept, &lost],
+        };
+        for lease in idle {
+            world.release(0, lease);
+        }
+        assert_eq!(world.keepers[0].idle_count(), 2);
+        let adoption = world.send(0);
+        assert_eq!(adoption.exchange.batches[0].adopt, [lost.seq()]);
+        let now = world.local();
+        let demand = Demand::All(vec![leg(0, Duration::ZERO)]);
+        let _asked = world.keepers[0].submit_unlabelled(&demand, now);
+        let sent = world.send(0);
+        assert_eq!(sent.exchange.batches[0].release, [kept.seq()]);
+    }
 }
 
 /// A request under several limits, or one that came while no slot was idle.
