@@ -147,19 +147,17 @@ impl Queue {
 
     /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
     /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
-    /// refuse them or make them wait; first those that can be released at once. Returns whether any is.
-    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
+    /// refuse them or make them wait; first those that can be released at once.
+    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, units: usize) {
         let Some(pool) = &self.pool else {
-            return false;
+            return;
         };
         let is_present = |lease: &Lease| {
             let entry = self.entries.get(&lease.seq());
             entry.is_some_and(|entry| entry.in_store.present && !entry.in_store.entering)
         };
         let idle = pool.withdraw(units, ctx.now, is_present);
-        let makes_room = !idle.is_empty();
         self.release_idle(ctx, idle);
-        makes_room
     }
 
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
