@@ -1,6 +1,6 @@
 //! What things cost may not grow unseen: allocations in this process, commands in the store. No time is taken.
 //!
-//! Who makes something cheaper lowers the number here. `.ci/cost` shows what there is beside it.
+//! A change that makes something cheaper lowers its number here. `.ci/cost` shows what there is beside it.
 
 #[path = "../benches/layer/contenders.rs"]
 mod contenders;

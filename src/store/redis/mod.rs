@@ -10,8 +10,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `target`, `cluster`, `sentinel` | which server a connection has to lead to |
-//! | `session` | what the keeper's driver polls: runs exchanges, and drives their connections |
-//! | `connector`, `link` | makes and replaces the connection of a session; one connection |
+//! | `session` | what the keeper's driver polls: makes a connection, runs exchanges on it, and replaces it |
+//! | `link` | one connection |
 //! | `subscription` | whether connections subscribe to wake-ups |
 //! | `events` | what the store reports by itself |
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
@@ -24,7 +24,6 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 pub(crate) mod codec;
-mod connector;
 #[cfg(feature = "operate")]
 pub(crate) mod control;
 mod error;
@@ -42,7 +41,7 @@ mod target;
 use std::sync::{Arc, atomic::AtomicBool};
 
 pub(crate) use self::target::StoreTarget;
-use self::{connector::Connector, known::Known, session::RedisSession, subscription::Subscription};
+use self::{known::Known, session::RedisSession, subscription::Subscription};
 use super::{Session, Store};
 use crate::ledger::ReplicaId;
 
@@ -69,9 +68,7 @@ impl RedisStore {
     }
 
     fn session(&self) -> RedisSession {
-        let known = self.known.clone();
-        let connector = Connector::new(known.clone(), self.target.dialer());
-        RedisSession::new(known, connector)
+        RedisSession::new(self.known.clone(), self.target.dialer())
     }
 }
 

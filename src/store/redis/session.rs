@@ -1,28 +1,33 @@
 //! A session: what the driver polls. It sends each exchange on its connection, or in a cluster to where its key is, and
-//! moves the bytes of all its connections.
+//! moves the bytes of all its connections. Its [`Exchanger`] makes and replaces them.
 //!
 //! Tests: below, `tests.rs`; in a cluster: `tests/cluster.rs`.
 
 use std::{
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, Mutex, atomic::Ordering::Relaxed},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures_util::future::{BoxFuture, FutureExt};
-use redis::{Cmd, ErrorKind, RedisResult, Script, ServerErrorKind, Value};
-use tokio::time::Instant;
+use redis::{
+    Client, Cmd, ErrorKind, PushInfo, PushKind, RedisResult, Script, ServerErrorKind, Value,
+    aio::MultiplexedConnection, cmd,
+};
+use tokio::time::{Instant, timeout};
 
 #[cfg(feature = "cluster")]
-use super::{
-    cluster::{PartDialer, Redirect},
-    target::Dialer,
-};
+use super::cluster::{PartDialer, Redirect};
 use super::{
     codec::{decode, encode},
-    connector::Connector,
-    error::store_error,
+    error::{evicting, store_error},
+    events::Events,
     known::Known,
-    link::{Link, Opened},
+    link::{Link, LinkState, Opened},
+    locked::locked,
+    socket,
+    subscription::{Approach, Probed},
+    target::Dialer,
 };
 #[cfg(feature = "cluster")]
 use crate::store::StoreErrorKind;
@@ -35,6 +40,8 @@ static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(EXCHANGE_LUA));
 /// Redirects of one exchange: a cluster that is changing may take a few.
 #[cfg(feature = "cluster")]
 const MAX_REDIRECTS: usize = 8;
+/// The longest time of a probe.
+const MAX_PROBE: Duration = Duration::from_secs(10);
 
 pub(super) struct RedisSession {
     exchanger: Arc<Exchanger>,
@@ -44,31 +51,31 @@ pub(super) struct RedisSession {
 }
 
 impl RedisSession {
-    pub(super) fn new(known: Arc<Known>, connector: Connector) -> Self {
+    pub(super) fn new(known: Arc<Known>, dialer: Dialer) -> Self {
         Self {
-            exchanger: Arc::new(Exchanger { known, connector }),
+            exchanger: Arc::new(Exchanger::new(known, dialer)),
             connections: Vec::new(),
             probe: None,
         }
     }
 
     fn probe(&self) -> Option<BoxFuture<'static, ()>> {
-        let plain = self.exchanger.connector.probe_due(Instant::now())?;
+        let plain = self.exchanger.probe_due(Instant::now())?;
         let exchanger = self.exchanger.clone();
-        Some(async move { exchanger.connector.probe_subscription(&plain).await }.boxed())
+        Some(async move { exchanger.probe_subscription(&plain).await }.boxed())
     }
 
     /// Moves the bytes of all connections that are used.
     fn poll_connections(&mut self, cx: &mut Context<'_>) {
-        let connector = &self.exchanger.connector;
-        self.connections.extend(connector.take_opened());
+        let exchanger = &self.exchanger;
+        self.connections.extend(exchanger.take_opened());
         self.connections.retain_mut(|(link, io)| {
             let Some(link) = link.upgrade() else {
                 return false;
             };
             let has_ended = io.poll_unpin(cx).is_ready();
             if has_ended {
-                link.end(&connector.events);
+                link.end(&exchanger.events);
             }
             !has_ended
         });
@@ -88,18 +95,14 @@ impl Session for RedisSession {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
-        self.exchanger
-            .connector
-            .events
-            .poller()
-            .register(cx.waker());
+        self.exchanger.events.poller().register(cx.waker());
         if let Some(probe) = &mut self.probe
             && probe.poll_unpin(cx).is_ready()
         {
             self.probe = None;
         }
         self.poll_connections(cx);
-        let Some(event) = self.exchanger.connector.events.next() else {
+        let Some(event) = self.exchanger.events.next() else {
             return Poll::Pending;
         };
         if matches!(event, Event::Disconnected) {
@@ -109,23 +112,30 @@ impl Session for RedisSession {
     }
 
     fn disconnect(&mut self) {
-        self.exchanger.connector.disconnect();
+        self.exchanger.disconnect();
     }
 }
 
-/// Runs the exchanges of a session, whose futures share it.
+/// Runs the exchanges of a session, whose futures share it, on a connection that it makes when one needs it, and replaces after
+/// an error.
 struct Exchanger {
     known: Arc<Known>,
-    connector: Connector,
+    dialer: Dialer,
+    events: Arc<Events>,
+    /// Held while connecting, so that exchanges share one attempt and are sent in their order.
+    connecting: tokio::sync::Mutex<()>,
+    current: Mutex<Option<Link>>,
+    opened: Mutex<Vec<Opened>>,
 }
 
+/// Exchanges.
 impl Exchanger {
     async fn exchange(&self, exchange: &Exchange) -> Result<Reply, StoreError> {
         #[cfg(feature = "cluster")]
-        if let Dialer::Cluster(dialer) = self.connector.dialer() {
+        if let Dialer::Cluster(dialer) = &self.dialer {
             return self.exchange_in(dialer, exchange).await;
         }
-        let link = self.connector.link().await?;
+        let link = self.link().await?;
         let outcome = self.run(&link, exchange).await;
         self.read(&link, exchange, outcome)
     }
@@ -138,7 +148,7 @@ impl Exchanger {
         exchange: &Exchange,
     ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
-            let link = self.connector.link().await?;
+            let link = self.link().await?;
             let mut outcome = self.run(&link, exchange).await;
             let redirect = |outcome: &RedisResult<Value>| {
                 let error = outcome.as_ref().err()?;
@@ -147,7 +157,7 @@ impl Exchanger {
             match redirect(&outcome) {
                 Some(Redirect::Moved(node)) => {
                     // Others on this connection are redirected too, but only one of them leads the way.
-                    if self.connector.forget(&link) {
+                    if self.forget(&link) {
                         dialer.lead_to(node);
                     }
                     continue;
@@ -195,7 +205,7 @@ impl Exchanger {
         if reply.is_err() {
             // The next connection may lead to another server, whatever is wrong with this one. After ASK it was another node
             // that failed: the search starts anew.
-            self.connector.forget(link);
+            self.forget(link);
         }
         reply
     }
@@ -213,6 +223,197 @@ impl Exchanger {
         let idle_key = idle_key.as_deref();
         let listens = link.listens();
         encode(command, script, wake_prefix, idle_key, listens, exchange)
+    }
+}
+
+/// Connections.
+impl Exchanger {
+    fn new(known: Arc<Known>, dialer: Dialer) -> Self {
+        Self {
+            known,
+            dialer,
+            events: Arc::default(),
+            connecting: tokio::sync::Mutex::default(),
+            current: Mutex::default(),
+            opened: Mutex::default(),
+        }
+    }
+
+    /// Connections that were opened since this was last called.
+    fn take_opened(&self) -> Vec<Opened> {
+        std::mem::take(&mut *locked(&self.opened))
+    }
+
+    /// The connection that was used last, unless that has ended.
+    fn current(&self) -> Option<Link> {
+        locked(&self.current).clone().filter(Link::is_alive)
+    }
+
+    /// The connection to use now, made if need be.
+    async fn link(&self) -> Result<Link, StoreError> {
+        let _connecting = self.connecting.lock().await;
+        if let Some(link) = self.current().filter(|link| self.is_usable(link)) {
+            return Ok(link);
+        }
+        let link = self.connect().await.map_err(|error| store_error(&error))?;
+        let old = locked(&self.current).replace(link.clone());
+        drop(old);
+        Ok(link)
+    }
+
+    fn is_usable(&self, link: &Link) -> bool {
+        let may_be_plain = || self.known.subscription.approach() == Approach::Plain;
+        (link.state.is_subscribed || may_be_plain()) && !self.dialer.has_switched()
+    }
+
+    /// Takes this connection out of use, and returns whether it was in use. Its exchanges in flight may still be
+    /// answered.
+    fn forget(&self, link: &Link) -> bool {
+        let old = locked(&self.current).take_if(|current| current.is(link));
+        old.is_some()
+    }
+
+    fn disconnect(&self) {
+        let old = locked(&self.current).take();
+        drop(old);
+        self.dialer.disconnect();
+    }
+
+    /// Without time limits of its own: the caller has one for the whole exchange.
+    async fn connect(&self) -> RedisResult<Link> {
+        let mut attempts = self.dialer.attempts();
+        loop {
+            let client = self.dialer.client().await?;
+            attempts -= 1;
+            match self.connect_to(client).await {
+                Err(error) if error.is_io_error() && attempts > 0 => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn connect_to(&self, client: Client) -> RedisResult<Link> {
+        let link = match self.known.subscription.approach() {
+            Approach::Subscribe => self.open(client, true).await?,
+            Approach::Probe => self.open_cautiously(client).await?,
+            Approach::Plain => self.open(client, false).await?,
+        };
+        self.use_from_now(&link);
+        self.read_policy(&mut link.connection()).await;
+        Ok(link)
+    }
+
+    /// A connection whose subscription is confirmed, if it is to have one. Until it is used, its end is not reported.
+    async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
+        let state = Arc::new(LinkState::new(subscribes));
+        // Its own `io` must not keep it.
+        let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
+        let config = socket::config().set_push_sender(move |push: PushInfo| {
+            match weak.upgrade() {
+                Some(state) if push.kind == PushKind::Disconnection => state.end(&events),
+                _ => events.on_push(&push),
+            }
+            Ok::<(), ()>(())
+        });
+        let (connection, io) = socket::open(&client, config).await?;
+        if let Some(io) = io {
+            locked(&self.opened).push((Arc::downgrade(&state), io));
+            self.events.poller().wake();
+        }
+        if subscribes {
+            connection.clone().subscribe(&self.known.channel).await?;
+            let is_counted = self.is_counted(&mut connection.clone()).await?;
+            state.is_counted.store(is_counted, Relaxed);
+        }
+        Ok(Link::new(connection, client, state))
+    }
+
+    /// Whether the server counts this subscription. That may be forbidden, or a proxy may stand between.
+    async fn is_counted(&self, connection: &mut MultiplexedConnection) -> RedisResult<bool> {
+        let mut count = cmd("PUBSUB");
+        count.arg("NUMSUB").arg(&self.known.channel);
+        match count.query_async::<(String, u64)>(connection).await {
+            Ok((_, subscribers)) => Ok(subscribers > 0),
+            Err(error) if error.is_io_error() => Err(error),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// A connection that passed the probe, or has no subscription.
+    async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
+        let subscription = &self.known.subscription;
+        let link = self.open(client.clone(), true).await?;
+        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
+            subscription.note(Probed::Passed, Instant::now());
+            return Ok(link);
+        }
+        let plain = self.open(client, false).await?;
+        subscription.note(Probed::Ended, Instant::now());
+        Ok(plain)
+    }
+
+    /// The connection without a subscription, if it is time to probe one.
+    fn probe_due(&self, now: Instant) -> Option<Link> {
+        let is_due = self.known.subscription.is_due(now);
+        is_due.then(|| self.current()).flatten()
+    }
+
+    /// Probes a subscription on another connection to the same server, while exchanges use the one that has none.
+    async fn probe_subscription(&self, plain: &Link) {
+        let probe = self.subscribed(plain.client().clone());
+        let probed = match timeout(MAX_PROBE, probe).await {
+            Ok(Ok(link)) => {
+                self.replace(plain, link);
+                Probed::Passed
+            }
+            Ok(Err(probed)) if plain.is_alive() => probed,
+            _ => Probed::Unknown,
+        };
+        self.known.subscription.note(probed, Instant::now());
+    }
+
+    async fn subscribed(&self, client: Client) -> Result<Link, Probed> {
+        let link = self.open(client, true).await;
+        let link = link.map_err(|error| match store_error(&error).is_outage() {
+            true => Probed::Unknown,
+            false => Probed::Refused,
+        })?;
+        match link.ends_at_a_large_reply().await {
+            Ok(false) => Ok(link),
+            Ok(true) => Err(Probed::Ended),
+            Err(_) => Err(Probed::Unknown),
+        }
+    }
+
+    /// Logs one warning of a store that may evict permits. The server may forbid the question.
+    async fn read_policy(&self, connection: &mut MultiplexedConnection) {
+        if self.known.policy_was_read.swap(true, Relaxed) {
+            return;
+        }
+        let mut ask = cmd("CONFIG");
+        ask.arg("GET").arg("maxmemory-policy");
+        let policy: RedisResult<Vec<(String, String)>> = ask.query_async(connection).await;
+        for (_, policy) in policy.unwrap_or_default() {
+            if let Some(policy) = evicting(&policy) {
+                tracing::warn!(
+                    policy,
+                    "the store may evict permits: set its maxmemory-policy to noeviction"
+                );
+            }
+        }
+    }
+
+    /// Exchanges in flight on the old one are still answered there.
+    fn replace(&self, old: &Link, new: Link) {
+        if self.forget(old) {
+            self.use_from_now(&new);
+            *locked(&self.current) = Some(new);
+        }
+    }
+
+    fn use_from_now(&self, link: &Link) {
+        link.state.in_use.store(true, Relaxed);
+        self.events.push(Event::Connected);
     }
 }
 
@@ -238,7 +439,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         let event = session.poll_event(&mut cx);
         assert!(matches!(event, Poll::Ready(Event::Disconnected)));
-        link.end(&session.exchanger.connector.events);
+        link.end(&session.exchanger.events);
         assert!(session.poll_event(&mut cx).is_pending());
     }
 }
