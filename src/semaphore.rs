@@ -411,7 +411,7 @@ impl Inner {
 
 impl Bound {
     fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
-        let number = keepers.register(limit)?;
+        let (number, _) = keepers.register(limit)?;
         Ok(Self {
             limit: limit.clone(),
             number,

@@ -11,9 +11,12 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::Faults,
-    visitors::{secret, word_or_table},
+    word_or_table::{secret, word_or_table},
 };
-use crate::{key::Key, layer::ClientAddress};
+use crate::{
+    key::Key,
+    layer::{ClientAddress, IPV6_PREFIX},
+};
 
 /// Selects the requests that a limit counts together. Default: all of them.
 ///
@@ -130,7 +133,7 @@ impl Default for AddressConfig {
         Self {
             proxies: 0,
             header: None,
-            ipv6_prefix: 64,
+            ipv6_prefix: IPV6_PREFIX,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     cost::CostConfig,
     error::Faults,
     key::{CallerKey, KeyConfig},
-    visitors::word_or_table,
+    word_or_table::word_or_table,
 };
 #[cfg(test)]
 use super::{

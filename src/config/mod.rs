@@ -167,7 +167,7 @@
 // | piece | what it does |
 // | --- | --- |
 // | `sections` | the sections as plain data: `store`, `limit`, `key`, `route` |
-// | `visitors` | a string or a table, in serde |
+// | `word_or_table` | a word or a table, and secrets, in serde |
 // | `error` | what is wrong, and where |
 // | `load`, `file` | reads and checks a configuration; a file that is read while it may be written |
 // | `schema` | tests: `schema.json`, which is made of the sections' types
@@ -192,7 +192,7 @@ mod routes;
 mod schema;
 mod sections;
 mod store;
-mod visitors;
+mod word_or_table;
 
 pub use self::{
     cost::CostConfig,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use super::schema;
 use super::{
     error::{ConfigFileError, Faults},
-    visitors::{secret, word_or_table},
+    word_or_table::{secret, word_or_table},
 };
 use crate::{
     builder::{LimiterBuilder, check_url, shown_namespace},

@@ -235,12 +235,15 @@ impl Keepers {
         self.first().peek(|core| core.check(limit)).map(drop)
     }
 
-    /// Checks a limit and makes it known under its name; returns its number.
-    pub(crate) fn register(&self, limit: &Limit) -> Result<LimitId, ConfigError> {
+    /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
+    pub(crate) fn register(
+        &self,
+        limit: &Limit,
+    ) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         let meter = self.meter_for(limit);
-        let number = self.change_and_run(|core, _| core.register(limit, &meter))?;
+        let (number, meter) = self.change_and_run(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.first().store.is_some());
-        Ok(number)
+        Ok((number, meter))
     }
 
     /// All of them or none.
@@ -290,9 +293,9 @@ impl Keepers {
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
-    /// Whether a limit is enforced now, and its meter.
-    pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
-        self.first().peek(|core| core.mode_and_meter(limit))
+    /// Whether a limit is enforced now.
+    pub(crate) fn mode_of(&self, limit: LimitId) -> Mode {
+        self.first().peek(|core| core.mode_of(limit))
     }
 
     /// The record of this process, if it has no store.
@@ -485,8 +488,8 @@ impl Drop for BoundPool {
 
 /// The legs of a demand on a cluster, as they are acquired, from the last to the first.
 impl Keepers {
-    pub(super) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
-        self.first().peek(|core| core.in_order(legs))
+    pub(super) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+        self.first().peek(|core| core.in_acquisition_order(legs))
     }
 
     /// A permit that was acquired limit by limit counts once.

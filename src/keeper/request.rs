@@ -43,7 +43,7 @@ impl Request {
                     Demand::One(leg) => vec![leg],
                     Demand::All(legs) => legs,
                 };
-                let legs = keepers.in_order(legs);
+                let legs = keepers.in_acquisition_order(legs);
                 let first = legs.last().expect("a demand has a leg");
                 (KeeperRequest::of_leg(&keepers, first), legs)
             }
@@ -384,7 +384,7 @@ mod tests {
         let keepers = Keepers::new(vec![keeper]);
         let limit = crate::Limit::concurrent("slots", 1);
         let leg = Leg {
-            limit: keepers.register(&limit).expect("valid"),
+            limit: keepers.register(&limit).expect("valid").0,
             key: Key::SHARED,
             wait,
             max: None,

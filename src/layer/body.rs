@@ -93,11 +93,10 @@ impl<B: Body + Send + 'static> LimitedBody for B {}
 
 impl<B: Body + Send + 'static> ResponseBody<B> {
     /// A body that has ended already is never polled by some servers: HEAD, 204, 304.
-    pub(super) fn new(body: B, mut guard: SlotGuard) -> Self {
-        if body.is_end_stream() {
-            guard = SlotGuard::Plain(None);
-        }
+    #[inline]
+    pub(super) fn new(body: B, guard: SlotGuard) -> Self {
         let source = match guard {
+            _ if body.is_end_stream() => Source::Plain { body, share: None },
             SlotGuard::Plain(share) => Source::Plain { body, share },
             SlotGuard::Revocable(tie) => {
                 let body = Revocable::new(body, tie);
@@ -125,7 +124,7 @@ where
         let frame = match source.as_mut().project() {
             SourceProj::Plain { mut body, share } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
-                if is_last(&frame, &*body) {
+                if share.is_some() && is_last(&frame, &*body) {
                     *share = None;
                 }
                 frame

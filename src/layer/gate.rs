@@ -34,6 +34,7 @@ use crate::{
     limit::{LimitId, Mode},
     permit::Permit,
     status::Quota,
+    telemetry::LimitMeter,
 };
 
 pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<RefusalBody> + Send + Sync;
@@ -41,8 +42,7 @@ pub(super) type Refuse = dyn Fn(&Refusal, &Parts) -> Response<RefusalBody> + Sen
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(super) keepers: Arc<Keepers>,
-    /// With their ids at the limiter.
-    pub(super) scopes: Vec<(LimitId, Scope)>,
+    pub(super) scopes: Vec<GateScope>,
     pub(super) terms: Arc<Terms>,
     pub(super) release_at: ReleaseAt,
     /// `None`: it depends on the scope.
@@ -51,6 +51,24 @@ pub(crate) struct Gate {
     pub(super) refuse: Option<Arc<Refuse>>,
     pub(super) rate_limit_fields: bool,
     pub(super) labels: Labels,
+}
+
+/// A scope, and what the limiter has of its limit.
+#[derive(Clone, Debug)]
+pub(super) struct GateScope {
+    pub limit: LimitId,
+    pub meter: Arc<LimitMeter>,
+    pub scope: Scope,
+}
+
+impl GateScope {
+    fn has_slots(&self) -> bool {
+        self.scope.limit().period().is_none()
+    }
+
+    fn find(&self, head: &Parts) -> Lookup<Leg> {
+        self.scope.find(self.limit, head)
+    }
 }
 
 impl Gate {
@@ -65,27 +83,25 @@ impl Gate {
 
     /// The scope of this limit. Refusals name one of the gate's own.
     fn scope(&self, limit_name: &str) -> &Scope {
-        let mut scopes = self.scopes.iter().map(|(_, scope)| scope);
+        let mut scopes = self.scopes.iter().map(|of| &of.scope);
         let named = scopes.find(|scope| scope.limit().name() == limit_name);
         named.unwrap_or(self.first_scope())
     }
 
     /// The scope to name where no limit is at fault: the first that has slots, or else the first.
-    fn first(&self) -> Option<&(LimitId, Scope)> {
-        let mut scopes = self.scopes.iter();
-        let with_slots = scopes.find(|(_, scope)| scope.limit().period().is_none());
+    fn first(&self) -> Option<&GateScope> {
+        let with_slots = self.scopes.iter().find(|scope| scope.has_slots());
         with_slots.or(self.scopes.first())
     }
 
     fn first_scope(&self) -> &Scope {
-        let (_, scope) = self.first().expect("only a gate with limits refuses");
-        scope
+        let first = self.first().expect("only a gate with limits refuses");
+        &first.scope
     }
 
     /// Reports aborted responses for the first scope's limit.
     pub(super) fn name_first(&mut self) {
-        if let Some((number, _)) = self.first() {
-            let (_, meter) = self.keepers.mode_and_meter(*number);
+        if let Some(meter) = self.first().map(|first| first.meter.clone()) {
             Arc::make_mut(&mut self.terms).meter = Some(meter);
         }
     }
@@ -100,15 +116,17 @@ impl Gate {
     pub(super) fn edit_terms(&mut self, edit: impl FnOnce(&mut Terms)) {
         let terms = Arc::make_mut(&mut self.terms);
         edit(terms);
-        let with_slots = |(_, scope): &&(LimitId, Scope)| scope.limit().period().is_none();
-        let mut limits = self.scopes.iter().filter(with_slots).peekable();
+        let mut limits = self
+            .scopes
+            .iter()
+            .filter(|scope| scope.has_slots())
+            .peekable();
         let Some(meter) = terms.meter.as_ref().filter(|_| limits.peek().is_some()) else {
             return;
         };
         let ends: Vec<_> = terms.possible_ends().collect();
         ends.iter().for_each(|kind| meter.expect_aborted(*kind));
-        for (number, _) in limits {
-            let (_, meter) = self.keepers.mode_and_meter(*number);
+        for GateScope { meter, .. } in limits {
             ends.iter().for_each(|kind| meter.expect_expired(*kind));
         }
     }
@@ -116,7 +134,7 @@ impl Gate {
     pub(super) fn admission(&self, head: &Parts) -> Admission {
         let label = self.labels.of(head);
         match &self.scopes[..] {
-            [(number, scope)] => match scope.find(*number, head) {
+            [scope] => match scope.find(head) {
                 Lookup::Now(leg) => self.admission_under_one(leg, label),
                 Lookup::Later(leg) => Admission::Key(leg, label),
             },
@@ -132,15 +150,10 @@ impl Gate {
         }
     }
 
-    fn admission_under_all(
-        &self,
-        scopes: &[(LimitId, Scope)],
-        head: &Parts,
-        label: Label,
-    ) -> Admission {
+    fn admission_under_all(&self, scopes: &[GateScope], head: &Parts, label: Label) -> Admission {
         let (mut legs, mut later) = (Vec::with_capacity(scopes.len()), Vec::new());
-        for (index, (number, scope)) in scopes.iter().enumerate() {
-            match scope.find(*number, head) {
+        for (index, scope) in scopes.iter().enumerate() {
+            match scope.find(head) {
                 Lookup::Now(Some(leg)) => legs.push(leg),
                 Lookup::Now(None) if self.refuses_without_key(index) => {
                     return Admission::NoKey(index);
@@ -188,16 +201,17 @@ impl Gate {
     }
 
     /// Whether a request without a key for this scope is refused. Otherwise it passes without the limit, which is counted.
-    #[cold]
     fn refuses_without_key(&self, index: usize) -> bool {
-        let (number, scope) = &self.scopes[index];
-        let limit = scope.limit().name();
-        let (mode, meter) = self.keepers.mode_and_meter(*number);
-        let refuses = scope.requires_key() && mode == Mode::Enforce;
+        let GateScope {
+            limit,
+            meter,
+            scope,
+        } = &self.scopes[index];
+        let refuses = scope.requires_key() && self.keepers.mode_of(*limit) == Mode::Enforce;
         if !refuses {
             tracing::debug!(
                 namespace = self.namespace(),
-                limit,
+                limit = scope.limit().name(),
                 "the request has no key: it is not limited"
             );
         }
@@ -283,8 +297,7 @@ impl Gate {
                 refusal.because(error)
             }
             Refused::NoKey(index) => {
-                let (_, scope) = &self.scopes[*index];
-                self.refusal_under(scope, RefusalKind::NoKey)
+                self.refusal_under(&self.scopes[*index].scope, RefusalKind::NoKey)
             }
         }
     }
@@ -376,6 +389,7 @@ pub(super) enum Refused {
 
 impl Admission {
     /// `None`: the request is not limited.
+    #[inline]
     pub(super) fn poll(
         &mut self,
         gate: &Gate,

@@ -10,7 +10,7 @@ use tower_layer::Layer;
 #[cfg(feature = "config")]
 use super::gates::Routing;
 use super::{
-    gate::{Gate, Refuse},
+    gate::{Gate, GateScope, Refuse},
     gates::Gates,
     labels::Labels,
     options::{OnLost, ReleaseAt},
@@ -22,7 +22,7 @@ use super::{
 };
 #[cfg(feature = "config")]
 use crate::limit::MAX_SCOPES;
-use crate::{error::ConfigError, limit::LimitId, limiter::Limiter};
+use crate::{error::ConfigError, limiter::Limiter};
 
 /// Layer that applies limits to a service. Created by [`Limiter::layer`].
 ///
@@ -71,22 +71,25 @@ impl Limiter {
     pub fn try_layer(&self, policy: impl Into<Policy>) -> Result<LimitLayer, ConfigError> {
         let policy = policy.into();
         policy.validate()?;
-        let number = |scope: Scope| {
-            let number = self.keepers().register(scope.limit())?;
+        let register = |scope: Scope| {
+            let (limit, meter) = self.keepers().register(scope.limit())?;
             if scope.may_lack_key() {
-                let (_, meter) = self.keepers().mode_and_meter(number);
                 meter.expect_unkeyed(scope.requires_key());
             }
-            Ok((number, scope))
+            Ok(GateScope {
+                limit,
+                meter,
+                scope,
+            })
         };
-        let scopes = policy.0.into_iter().map(number);
+        let scopes = policy.0.into_iter().map(register);
         let scopes = scopes.collect::<Result<_, ConfigError>>()?;
         Ok(LimitLayer::new(self, scopes))
     }
 }
 
 impl LimitLayer {
-    fn new(limiter: &Limiter, scopes: Vec<(LimitId, Scope)>) -> Self {
+    fn new(limiter: &Limiter, scopes: Vec<GateScope>) -> Self {
         let mut gate = Gate {
             keepers: limiter.keepers().clone(),
             scopes,
@@ -124,13 +127,13 @@ impl LimitLayer {
         let mut together = Gate::clone(gates.next()?);
         for gate in gates {
             together.tighten(gate);
-            for (number, scope) in &gate.scopes {
-                let counts = |(known, other): &&mut (LimitId, Scope)| {
-                    known == number && other.has_key_of(scope)
+            for added in &gate.scopes {
+                let counts = |known: &&mut GateScope| {
+                    known.limit == added.limit && known.scope.has_key_of(&added.scope)
                 };
                 match together.scopes.iter_mut().find(counts) {
-                    Some((_, known)) => known.take_heavier(scope),
-                    None => together.scopes.push((*number, scope.clone())),
+                    Some(known) => known.scope.take_heavier(&added.scope),
+                    None => together.scopes.push(added.clone()),
                 }
             }
         }

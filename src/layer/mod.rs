@@ -127,6 +127,8 @@ mod service;
 mod slot;
 mod values;
 
+#[cfg(feature = "config")]
+pub(crate) use address::IPV6_PREFIX;
 pub use address::{ClientAddress, MAX_PROXIES, PeerAddress};
 #[cfg(feature = "axum")]
 pub use axum::NoSlot;

@@ -421,9 +421,9 @@ impl Scope {
 
     /// The demand of a request on this limit, which has this number. `None`: it has no key.
     pub(super) fn find(&self, number: LimitId, head: &Parts) -> Lookup<Leg> {
-        let leg = Leg {
+        let leg = |key| Leg {
             limit: number,
-            key: Key::SHARED,
+            key,
             wait: self.limit.wait(),
             max: None,
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
@@ -443,15 +443,17 @@ impl Scope {
                 self.or_shared(address)
             }
             KeySource::Head(find) => find(head),
-            KeySource::Async(find) => return self.find_later(find(head), leg, head),
+            KeySource::Async(find) => return self.find_later(find(head), leg(Key::SHARED), head),
         };
         let Some(key) = key else {
             return Lookup::Now(None);
         };
-        match self.values.find(Some(head), &key) {
-            Lookup::Now(max) => Lookup::Now(Some(Leg { key, max, ..leg })),
+        let max = self.values.find(Some(head), &key);
+        let leg = leg(key);
+        match max {
+            Lookup::Now(max) => Lookup::Now(Some(Leg { max, ..leg })),
             Lookup::Later(max) => {
-                Lookup::Later(max.map(move |max| Some(Leg { key, max, ..leg })).boxed())
+                Lookup::Later(max.map(move |max| Some(Leg { max, ..leg })).boxed())
             }
         }
     }

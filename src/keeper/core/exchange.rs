@@ -230,7 +230,7 @@ impl Core {
                 }
                 None => {
                     // So that there is a batch, even if it has only this leg.
-                    queue.touch();
+                    queue.ask_for_batch();
                     draft.add_batch(queue, ctx);
                     draft.batches.len() - 1
                 }

@@ -26,14 +26,14 @@ use crate::{
 };
 
 impl Core {
-    /// The id of a limit, made if need be; then with this meter.
+    /// The id of a limit, made if need be, then with this meter; and the meter that it has.
     pub(crate) fn register(
         &mut self,
         limit: &Limit,
         meter: &Arc<LimitMeter>,
-    ) -> Result<LimitId, ConfigError> {
+    ) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         if let Some(id) = self.check(limit)? {
-            return Ok(id);
+            return Ok((id, self.ctx.meter(id).clone()));
         }
         let declared = Arc::new(limit.clone());
         self.limits.push(self.overrides.apply(&declared));
@@ -44,7 +44,7 @@ impl Core {
         self.measured.push((0, 0));
         let id = self.ctx.add_limit(meter.clone());
         self.measure_limit(id);
-        Ok(id)
+        Ok((id, meter.clone()))
     }
 
     pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
@@ -52,9 +52,9 @@ impl Core {
         Some(self.ctx.meter(id).clone())
     }
 
-    pub(crate) fn mode_and_meter(&self, limit: LimitId) -> (Mode, Arc<LimitMeter>) {
-        let mode = self.limits[limit.0].current_mode();
-        (mode, self.ctx.meter(limit).clone())
+    /// Whether a limit is enforced now.
+    pub(crate) fn mode_of(&self, limit: LimitId) -> Mode {
+        self.limits[limit.0].current_mode()
     }
 
     pub(in crate::keeper) fn is_rate(&self, limit: LimitId) -> bool {
@@ -97,7 +97,7 @@ impl Core {
 
     /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
     /// could deadlock. Rates are first, as nothing is held while they are waited for.
-    pub(in crate::keeper) fn in_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+    pub(in crate::keeper) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
             let limit = &self.limits[leg.limit.0];
             let digest = leg.key.digest(limit.name());

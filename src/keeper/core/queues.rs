@@ -185,7 +185,7 @@ impl Queues {
     }
 
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
-        self.members[id.0].queue.recall(ctx);
+        self.members[id.0].queue.empty_pool(ctx);
         let queue = self.members.remove(id.0).queue;
         self.by_key[queue.limit_id().0].remove(queue.key());
         if !queue.ledger_name().is_empty() {

@@ -80,7 +80,7 @@ impl Core {
         {
             let queue = self.queues.without_listing(pending.queue);
             if reply.more {
-                queue.touch();
+                queue.ask_for_batch();
             }
             match result {
                 Ok(answer) => queue.on_answer(&mut self.ctx, batch, pending, answer, seen),
@@ -148,7 +148,7 @@ impl Core {
         self.abandon_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
         if self.ctx.shared {
-            self.each_queue(|queue, ctx| queue.recall(ctx));
+            self.each_queue(|queue, ctx| queue.empty_pool(ctx));
         }
         self.each_queue(|queue, ctx| queue.on_abandoned(ctx));
         self.ctx.give_up_on_confirmations();
@@ -255,7 +255,7 @@ impl Core {
     /// replica may have recalled them.
     fn on_missed(&mut self) {
         self.each_queue(|queue, ctx| {
-            queue.recall_since(ctx, ctx.now);
+            queue.on_recall(ctx, ctx.now);
             queue.call_roll();
         });
     }
@@ -269,7 +269,7 @@ impl Core {
         self.ctx.record(|history, now| history.woken(wake, now));
         self.change(queue, |queue, ctx| {
             if wake.seqs.is_empty() {
-                queue.recall_since(ctx, ctx.now);
+                queue.on_recall(ctx, ctx.now);
             }
             for seq in &wake.seqs {
                 queue.on_wake(ctx, *seq, wake);

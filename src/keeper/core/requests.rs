@@ -457,7 +457,7 @@ impl Core {
     /// Refuses newcomers from now on, and all requests that wait. Returns how many waited.
     pub(crate) fn close(&mut self, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
-        self.recall_all();
+        self.empty_pools();
         let mut refused = self.refuse_claims(AcquireErrorKind::ShutDown);
         self.each_queue(|queue, ctx| {
             refused += queue.refuse_waiting(ctx, AcquireErrorKind::ShutDown);
@@ -483,7 +483,7 @@ impl Core {
         self.queues.stop_caching(&mut self.ctx);
         self.orphaned = true;
         self.measure_limits();
-        self.recall_all();
+        self.empty_pools();
         self.advance_moved();
     }
 
@@ -500,7 +500,7 @@ impl Core {
         }
     }
 
-    fn recall_all(&mut self) {
-        self.each_queue(|queue, ctx| queue.recall(ctx));
+    fn empty_pools(&mut self) {
+        self.each_queue(|queue, ctx| queue.empty_pool(ctx));
     }
 }

@@ -53,7 +53,7 @@ impl Queue {
         };
         let has_waited = !entry.wait.is_zero() && !ask.wait;
         // From now on the ledger that is about to decide grants the slots that come free.
-        self.recall(ctx);
+        self.empty_pool(ctx);
         match self.run_here(ctx, Operation::Acquire(ask)) {
             Some(Standing::Held { .. }) => self.admit(ctx, seq),
             Some(Standing::Waiting { .. }) => {
@@ -186,7 +186,7 @@ impl Queue {
 
     /// Has the fallback decide on all waiters. Those that the store refuses are refused here too.
     pub(in crate::keeper) fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
-        self.recall(ctx);
+        self.empty_pool(ctx);
         let refused = availability == Availability::Refused;
         if refused {
             self.ledger_here = None;

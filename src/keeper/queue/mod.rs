@@ -80,7 +80,7 @@ pub(super) struct Queue {
     waiters: Option<Box<Waiters>>,
     outbox: Option<Box<Outbox>>,
     /// A batch is to be sent even if it is empty.
-    touch: bool,
+    wants_batch: bool,
     /// Exchanges in flight that have a batch for this queue.
     in_flight: u16,
     /// The ledger in this process, which decides while there is no store.
@@ -196,7 +196,7 @@ impl Queue {
             entries: SmallMap::default(),
             waiters: None,
             outbox: None,
-            touch: false,
+            wants_batch: false,
             in_flight: 0,
             ledger_here: None,
             young_from: 0,

@@ -117,8 +117,8 @@ impl Queue {
 /// Batches.
 impl Queue {
     /// Has a batch sent, even if it is empty.
-    pub(in crate::keeper) fn touch(&mut self) {
-        self.touch = true;
+    pub(in crate::keeper) fn ask_for_batch(&mut self) {
+        self.wants_batch = true;
     }
 
     /// As much of what is to be sent as there is room for.
@@ -142,7 +142,7 @@ impl Queue {
             inquiries: Vec::new(),
             nearest_ms: None,
         };
-        let touch = std::mem::take(&mut self.touch);
+        let wanted = std::mem::take(&mut self.wants_batch);
         self.end_introduction();
         if !self.introducing
             && let Some(outbox) = &self.outbox
@@ -186,7 +186,7 @@ impl Queue {
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
             && batch.acquire.is_empty();
-        if empty && !touch && pending.inquiries.is_empty() {
+        if empty && !wanted && pending.inquiries.is_empty() {
             return None;
         }
         self.in_flight += 1;
@@ -275,9 +275,9 @@ impl Queue {
     /// Whether a batch is to be sent.
     pub(in crate::keeper) fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
-            return self.touch;
+            return self.wants_batch;
         };
-        if outbox.has_any_but_newcomers() || self.touch {
+        if outbox.has_any_but_newcomers() || self.wants_batch {
             return true;
         }
         !outbox.acquire.is_empty() && !self.is_introducing()

@@ -351,7 +351,7 @@ impl Queue {
             // They change nothing, and can be retried.
             self.outbox().inquiries.append(&mut pending.inquiries);
         }
-        self.recall(ctx);
+        self.empty_pool(ctx);
         for release in pending.releases.drain(..) {
             match retry {
                 true => self.outbox().release.push(release),
@@ -476,8 +476,8 @@ impl Queue {
             self.add_young_timers(ctx);
         }
         if let Some(waiters) = &mut self.waiters {
-            self.touch |= due(&mut waiters.poll_at);
-            self.touch |= due(&mut waiters.handover_at);
+            self.wants_batch |= due(&mut waiters.poll_at);
+            self.wants_batch |= due(&mut waiters.handover_at);
             if due(&mut waiters.roll_call_at) {
                 self.call_roll();
             }

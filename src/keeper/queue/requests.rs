@@ -223,7 +223,7 @@ impl Queue {
 
     fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
         if self.is_paused() && !was_paused {
-            self.recall(ctx);
+            self.empty_pool(ctx);
             self.refuse_waiting(ctx, AcquireErrorKind::Paused);
         }
     }
@@ -232,7 +232,7 @@ impl Queue {
         if self.max() > before {
             self.grow(ctx);
         } else if self.max() < before {
-            self.recall(ctx);
+            self.empty_pool(ctx);
         }
     }
 
@@ -247,7 +247,7 @@ impl Queue {
         (self.limit, self.steered) = (limit, steered);
         self.follow_pause(ctx, was_paused);
         self.make_pool(ctx);
-        self.recall(ctx);
+        self.empty_pool(ctx);
         self.follow_fallback(ctx);
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
@@ -270,7 +270,7 @@ impl Queue {
 
     /// There may be more slots: waiters get them.
     fn grow(&mut self, ctx: &mut Context) {
-        self.touch |= self.has_waiters();
+        self.wants_batch |= self.has_waiters();
         if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
         }

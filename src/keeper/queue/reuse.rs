@@ -90,7 +90,7 @@ impl Queue {
             return;
         };
         if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() {
-            return self.recall_since(ctx, at.sent);
+            return self.on_recall(ctx, at.sent);
         }
         let old = self.recalled.is_some_and(|recalled| at.sent <= recalled);
         let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use);
@@ -109,21 +109,21 @@ impl Queue {
             return;
         };
         if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || !self.may_keep(ctx) {
-            return self.recall(ctx);
+            return self.empty_pool(ctx);
         }
         pool.open_here();
     }
 
-    /// Recalls idle slots: another replica wants them, or an answer to what was sent `at` that moment says so.
-    pub(in crate::keeper) fn recall_since(&mut self, ctx: &mut Context, at: Instant) {
+    /// Idle slots are recalled: another replica wants them, or an answer to what was sent `at` that moment says so.
+    pub(in crate::keeper) fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
         if self.pool.is_some() {
             self.recalled = self.recalled.max(Some(at));
         }
-        self.recall(ctx);
+        self.empty_pool(ctx);
     }
 
     /// Releases idle slots. Those in use are released when they come free.
-    pub(in crate::keeper) fn recall(&mut self, ctx: &mut Context) {
+    pub(in crate::keeper) fn empty_pool(&mut self, ctx: &mut Context) {
         let Some(pool) = &self.pool else {
             return;
         };
@@ -141,7 +141,7 @@ impl Queue {
         self.release_idle(ctx, idle);
         if pool.is_open() {
             self.tend_at = Some(ctx.now + RIGHT / 2);
-            self.touch |= pool.wants_right(ctx.now);
+            self.wants_batch |= pool.wants_right(ctx.now);
         }
     }
 

@@ -170,7 +170,7 @@ async fn what_is_given_back_is_no_slot_that_was_held() {
 async fn slots_of_several_limits_serve_nobody_else() {
     let keepers = in_memory();
     let reused = ["one", "other"].map(|name| Limit::concurrent(name, 1).reuse());
-    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid").0);
+    let [one, other] = reused.map(|limit| keepers.register(&limit).expect("valid").0.0);
     let both = take(&keepers, &[one, other]).await.expect("free");
     let (share, _) = Permit::new(both).into_share();
     let watcher = share.downgrade();
@@ -219,7 +219,7 @@ fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
     let keepers = in_memory();
     let order = |limits: [usize; 4]| {
         let legs = limits.map(|limit| leg(limit, PATIENT)).into();
-        let ordered = keepers.in_order(legs);
+        let ordered = keepers.in_acquisition_order(legs);
         let limits = ordered.iter().rev().map(|(_, leg)| leg.limit);
         limits.collect::<Vec<_>>()
     };

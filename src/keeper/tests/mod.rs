@@ -58,7 +58,8 @@ struct World {
 impl Core {
     pub(super) fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
-        self.register(limit, &Arc::new(meter))
+        let (id, _) = self.register(limit, &Arc::new(meter))?;
+        Ok(id)
     }
 
     pub(super) fn revise(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {

@@ -282,9 +282,9 @@ fn a_mode_lets_waiters_go_on_and_ends() {
         world.steer_for(0, &[("a", Decision::Mode(mode))], LEASE);
         assert_eq!(world.admitted(&waiter), 1);
         world.settle();
-        assert_eq!(world.keepers[0].mode_and_meter(LimitId(0)).0, mode);
+        assert_eq!(world.keepers[0].mode_of(LimitId(0)), mode);
         world.pass(LEASE);
-        assert_eq!(world.keepers[0].mode_and_meter(LimitId(0)).0, Mode::Enforce);
+        assert_eq!(world.keepers[0].mode_of(LimitId(0)), Mode::Enforce);
     }
     // A limit in shadow mode is enforced for a time.
     let mut world = World::new(1, &ONE.mode(Mode::Shadow));

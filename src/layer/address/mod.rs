@@ -21,7 +21,7 @@ use crate::{
 /// Most trusted proxies in front of a service: 32.
 pub const MAX_PROXIES: u8 = 32;
 /// The prefix that one customer of a provider usually has.
-const IPV6_PREFIX: u8 = 64;
+pub(crate) const IPV6_PREFIX: u8 = 64;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Finds the address of a request's client, for [`Limit::by_client_address`](crate::Limit::by_client_address).

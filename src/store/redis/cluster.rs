@@ -50,10 +50,10 @@ struct Nodes {
 }
 
 /// Host and port.
-pub(super) type Node = (String, u16);
+type Node = (String, u16);
 
-/// Where an error sends its exchange.
-pub(super) enum Redirect {
+/// Where an error sends its command.
+enum Redirect {
     /// To another node from now on.
     Moved(Node),
     /// To another node this once: keys are moving there.
@@ -145,8 +145,38 @@ impl PartDialer {
         self.nodes.client(node)
     }
 
-    /// Whether an error sends its exchange elsewhere; `from` is where it was.
-    pub(super) fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
+    /// Follows the redirect of a command that was sent to `from`, if its outcome is one. Returns the outcome; `None`: the
+    /// command has to be sent once more, on a connection that is made anew. `forget` takes the connection out of use, and
+    /// returns whether it was in use.
+    pub(super) async fn follow(
+        &self,
+        outcome: RedisResult<Value>,
+        from: &Client,
+        command: impl FnOnce() -> Cmd,
+        forget: impl FnOnce() -> bool,
+    ) -> Option<RedisResult<Value>> {
+        let redirect = |outcome: &RedisResult<Value>| {
+            let error = outcome.as_ref().err()?;
+            self.redirect(error, from)
+        };
+        match redirect(&outcome) {
+            Some(Redirect::Moved(node)) => {
+                // Others on this connection are redirected too, but only one of them leads the way.
+                if forget() {
+                    *self.to() = Some(node);
+                }
+                None
+            }
+            Some(Redirect::Ask(node)) => {
+                let outcome = self.ask(node, &command()).await;
+                redirect(&outcome).is_none().then_some(outcome)
+            }
+            None => Some(outcome),
+        }
+    }
+
+    /// Whether an error sends its command elsewhere; `from` is where it was.
+    fn redirect(&self, error: &RedisError, from: &Client) -> Option<Redirect> {
         let (address, _slot) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
         let host = match host {
@@ -162,13 +192,8 @@ impl PartDialer {
         Some(Redirect::Moved(node))
     }
 
-    /// Makes the next connection lead to this node.
-    pub(super) fn lead_to(&self, node: Node) {
-        *self.to() = Some(node);
-    }
-
     /// Sends a command to the node that its key is moving to.
-    pub(super) async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
+    async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
         let mut ahead = self.ahead.lock().await;
         let connection = match ahead.take() {
             Some((known, connection)) if known == node => connection,

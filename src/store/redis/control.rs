@@ -21,8 +21,6 @@ use tokio::{
     time::timeout,
 };
 
-#[cfg(feature = "cluster")]
-use super::cluster::Redirect;
 use super::{
     error::store_error,
     locked::locked,
@@ -199,23 +197,8 @@ impl ControlConnection {
         let Dialer::Cluster(dialer) = &self.dialer else {
             return Some(outcome);
         };
-        let redirect = |outcome: &RedisResult<Value>| {
-            let error = outcome.as_ref().err()?;
-            dialer.redirect(error, &link.client)
-        };
-        match redirect(&outcome) {
-            Some(Redirect::Moved(node)) => {
-                if self.forget(link) {
-                    dialer.lead_to(node);
-                }
-                None
-            }
-            Some(Redirect::Ask(node)) => {
-                let outcome = dialer.ask(node, command).await;
-                redirect(&outcome).is_none().then_some(outcome)
-            }
-            None => Some(outcome),
-        }
+        let (again, forget) = (|| command.clone(), || self.forget(link));
+        dialer.follow(outcome, &link.client, again, forget).await
     }
 
     #[cfg(not(feature = "cluster"))]

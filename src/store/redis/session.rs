@@ -17,7 +17,7 @@ use redis::{
 use tokio::time::{Instant, timeout};
 
 #[cfg(feature = "cluster")]
-use super::cluster::{PartDialer, Redirect};
+use super::cluster::PartDialer;
 use super::{
     codec::{decode, encode},
     error::{evicting, store_error},
@@ -149,28 +149,13 @@ impl Exchanger {
     ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
             let link = self.link().await?;
-            let mut outcome = self.run(&link, exchange).await;
-            let redirect = |outcome: &RedisResult<Value>| {
-                let error = outcome.as_ref().err()?;
-                dialer.redirect(error, link.client())
-            };
-            match redirect(&outcome) {
-                Some(Redirect::Moved(node)) => {
-                    // Others on this connection are redirected too, but only one of them leads the way.
-                    if self.forget(&link) {
-                        dialer.lead_to(node);
-                    }
-                    continue;
-                }
-                Some(Redirect::Ask(node)) => {
-                    outcome = dialer.ask(node, &self.by_text(&link, exchange)).await;
-                    if redirect(&outcome).is_some() {
-                        continue;
-                    }
-                }
-                None => {}
+            let outcome = self.run(&link, exchange).await;
+            let by_text = || self.by_text(&link, exchange);
+            let forget = || self.forget(&link);
+            let followed = dialer.follow(outcome, link.client(), by_text, forget);
+            if let Some(outcome) = followed.await {
+                return self.read(&link, exchange, outcome);
             }
-            return self.read(&link, exchange, outcome);
         }
         Err(StoreError {
             kind: StoreErrorKind::Outage,
