@@ -111,6 +111,15 @@ impl Effects {
         self.0.extend(waker.map(Effect::Drop));
     }
 
+    /// The log events, for tests.
+    #[cfg(test)]
+    pub(super) fn logged(&self) -> impl Iterator<Item = &LogEvent> {
+        self.0.iter().filter_map(|effect| match effect {
+            Effect::Log(event) => Some(event),
+            _ => None,
+        })
+    }
+
     pub(super) fn confirm(&mut self, confirmation: Option<Confirmation>) {
         self.0.extend(confirmation.map(Effect::Confirm));
     }

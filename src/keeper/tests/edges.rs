@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    keeper::core::MAX_CACHED,
+    keeper::{core::MAX_CACHED, effects::LogEvent},
     ledger::{LedgerError, Standing},
     limit::Mode,
 };
@@ -19,6 +19,12 @@ fn leg(limit: usize, wait: Duration) -> Leg {
     }
 }
 
+fn wrong_type() -> LedgerError {
+    LedgerError {
+        message: "WRONGTYPE Operation against a key".to_owned(),
+    }
+}
+
 impl World {
     fn all(&mut self, keeper: usize, legs: Vec<Leg>) -> Submission {
         let now = self.local();
@@ -30,6 +36,27 @@ impl World {
     fn see(&mut self, asked: &Submission) -> Collected {
         let now = self.local();
         self.keepers[0].collect(asked, false, now)
+    }
+
+    /// Asks for a slot of each limit, whose key holds something else. Returns the limits that are reported then.
+    fn reports_of_broken_keys(&mut self, limits: usize) -> Vec<String> {
+        for limit in 0..limits {
+            let now = self.local();
+            let asked = Demand::One(leg(limit, Duration::ZERO));
+            drop(self.keepers[0].submit_unlabelled(&asked, now));
+        }
+        let sent = self.send(0);
+        let mut reply = self.run(&sent);
+        assert_eq!(reply.batches.len(), limits);
+        reply.batches.fill_with(|| Err(wrong_type()));
+        self.ledgers.clear();
+        self.answer(0, &sent, reply);
+        let effects = self.keepers[0].take_effects();
+        let reports = effects.logged().filter_map(|event| match event {
+            LogEvent::LedgerUnusable { limit, .. } => Some(limit.name().to_owned()),
+            _ => None,
+        });
+        reports.collect()
     }
 
     fn update(&mut self, limit: &Limit) {
@@ -174,23 +201,32 @@ fn a_limit_in_shadow_whose_key_is_broken_refuses_nobody() {
         let asked = world.all(0, vec![leg(0, Duration::ZERO), leg(1, Duration::ZERO)]);
         let sent = world.send(0);
         let mut reply = world.run(&sent);
-        let wrong = || LedgerError {
-            message: "WRONGTYPE Operation against a key".to_owned(),
-        };
         if !rate {
             let narrow = Key::from("me").ledger_name("test", "narrow");
             for (batch, answer) in sent.exchange.batches.iter().zip(&mut reply.batches) {
                 if *batch.key == *narrow {
-                    *answer = Err(wrong());
+                    *answer = Err(wrong_type());
                 }
             }
         }
-        reply.claims = vec![Err(wrong())];
+        reply.claims = vec![Err(wrong_type())];
         world.ledgers.clear();
         world.answer(0, &sent, reply);
         world.settle();
         assert_eq!(refused(world.see(&asked)), None, "rate: {rate}");
     }
+}
+
+/// Operators hear of each limit, however many there are, and of none with each request.
+#[test]
+fn every_limit_whose_key_is_broken_is_reported_and_seldom() {
+    let mut world = World::under(1, &[&NARROW, &WIDE]);
+    assert_eq!(world.reports_of_broken_keys(2), ["narrow", "wide"]);
+    world.pass(Duration::from_millis(9_999));
+    assert!(world.reports_of_broken_keys(2).is_empty());
+    world.pass(Duration::from_millis(1));
+    assert_eq!(world.reports_of_broken_keys(1), ["narrow"]);
+    assert_eq!(world.reports_of_broken_keys(2), ["wide"]);
 }
 
 /// The time after which a retry may go through is that of the rate which lets it wait longest.
