@@ -41,7 +41,8 @@ pub struct Permit {
 }
 
 impl Permit {
-    #[inline]
+    // `always`: a mere hint is not followed, and each permit is then moved once more.
+    #[inline(always)]
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted { keepers, taken } = granted;
         let Taken {

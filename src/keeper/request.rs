@@ -211,7 +211,8 @@ impl KeeperRequest {
     }
 
     /// The result; if `wants_quotas`, with how its limits stand.
-    #[inline]
+    // `always`, here and below: a mere hint is not followed, and each request then moves its answer once more.
+    #[inline(always)]
     fn poll(
         &mut self,
         wants_quotas: bool,
@@ -238,7 +239,7 @@ impl KeeperRequest {
     }
 
     /// Asks for the first time. Mostly there is an answer at once, if the ledger is in this process.
-    #[inline]
+    #[inline(always)]
     fn ask(&mut self, wants_quotas: bool) -> Collected {
         let RequestStage::New(demand) = &self.stage else {
             return Ok(None);
