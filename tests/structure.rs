@@ -1,7 +1,8 @@
 //! The structure of the source, read from the source itself: imports point downward, and neither imports nor calls go in a
 //! circle.
 //!
-//! `cargo test --test structure -- --nocapture` prints the figures of ARCHITECTURE.md.
+//! The way of a permit in ARCHITECTURE.md is that of the source, and its map names what there is. `cargo test --test structure
+//! -- --nocapture` prints figures: files, lines, items, calls.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

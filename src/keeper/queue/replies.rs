@@ -44,6 +44,7 @@ impl Queue {
             head,
             ..
         } = answer;
+        let lost_before = ctx.counts.lost;
         self.remember_waiting(head);
         self.snapshot = Snapshot {
             in_use,
@@ -99,6 +100,16 @@ impl Queue {
         }
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
+        }
+        self.log_losses(ctx, lost_before);
+    }
+
+    /// Logs how many permits were lost since there were so many.
+    fn log_losses(&self, ctx: &mut Context, before: u64) {
+        let count = ctx.counts.lost - before;
+        if count > 0 {
+            let limit = self.limit.clone();
+            ctx.log(LogEvent::Lost { limit, count });
         }
     }
 
@@ -510,11 +521,7 @@ impl Queue {
         for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
             self.renew_or_end(ctx, seq);
         }
-        let count = ctx.counts.lost - before;
-        if count > 0 {
-            let limit = self.limit.clone();
-            ctx.log(LogEvent::Lost { limit, count });
-        }
+        self.log_losses(ctx, before);
     }
 
     fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {

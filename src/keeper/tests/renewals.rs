@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{Demand, LEASE, Lease, Leg, Submission, World, lasts, leg};
-use crate::{key::Key, ledger::Seq, limit::Limit};
+use crate::{keeper::effects::LogEvent, key::Key, ledger::Seq, limit::Limit};
 
 const KEYS: u64 = 1_000;
 
@@ -91,4 +91,24 @@ fn permits_of_one_key_are_renewed_together() {
         // No more often than one alone.
         assert!((9..=10).contains(&renewed.len()), "{renewed:?}");
     }
+}
+
+/// A process that stood still reads the answer to a renewal when the lease is over.
+#[test]
+fn a_loss_that_an_answer_shows_is_logged() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let lease = world.grant(Duration::ZERO);
+    world.pass(LEASE / 2);
+    let renewal = world.send(0);
+    let reply = world.run(&renewal);
+    drop(world.keepers[0].take_effects());
+    world.now += 2 * LEASE;
+    world.answer(0, &renewal, reply);
+    assert!(lease.is_over(world.local()));
+    let effects = world.keepers[0].take_effects();
+    let lost = effects.logged().filter_map(|event| match event {
+        LogEvent::Lost { limit, count } => Some((limit.name(), *count)),
+        _ => None,
+    });
+    assert_eq!(lost.collect::<Vec<_>>(), [("a", 1)]);
 }
