@@ -41,7 +41,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    // `always`: a mere hint is not followed, and each permit is then moved once more.
+    // `always`: see `KeeperRequest::poll`.
     #[inline(always)]
     pub(crate) fn new(granted: Granted) -> Self {
         let Granted { keepers, taken } = granted;

@@ -211,7 +211,8 @@ impl KeeperRequest {
     }
 
     /// The result; if `wants_quotas`, with how its limits stand.
-    // `always`, here and below: a mere hint is not followed, and each request then moves its answer once more.
+    // `always`, here, below and in `Permit::new`: with a mere hint, which is not followed, an acquire and release of a slot that
+    // is used again takes 3 % more instructions.
     #[inline(always)]
     fn poll(
         &mut self,

@@ -54,7 +54,7 @@ pub(crate) struct Gate {
 }
 
 /// A scope, and what the limiter has of its limit.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct GateScope {
     pub limit: LimitId,
     pub meter: Arc<LimitMeter>,
@@ -68,6 +68,12 @@ impl GateScope {
 
     fn find(&self, head: &Parts) -> Lookup<Leg> {
         self.scope.find(self.limit, head)
+    }
+}
+
+impl fmt::Debug for GateScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.scope.fmt(f)
     }
 }
 
