@@ -120,7 +120,7 @@ pub(super) struct Counts {
 }
 
 impl Context {
-    pub(super) fn new(settings: Settings, shared: bool, now: Instant) -> Self {
+    pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         let replica = settings.replica;
         Self {
             shared,
@@ -155,13 +155,13 @@ impl Context {
     }
 
     /// Makes a limit known; returns its number.
-    pub(super) fn add_limit(&mut self, meter: Arc<LimitMeter>) -> LimitId {
+    pub fn add_limit(&mut self, meter: Arc<LimitMeter>) -> LimitId {
         self.meters.push(meter);
         self.holds.push(None);
         LimitId(self.meters.len() - 1)
     }
 
-    pub(super) fn meter(&self, limit: LimitId) -> &Arc<LimitMeter> {
+    pub fn meter(&self, limit: LimitId) -> &Arc<LimitMeter> {
         &self.meters[limit.0]
     }
 
@@ -171,12 +171,12 @@ impl Context {
     }
 
     /// A name that was not given yet, for a permit of this weight.
-    pub(super) fn next_name(&mut self, weight: u32) -> Seq {
+    pub fn next_name(&mut self, weight: u32) -> Seq {
         weighing(self.next_seq(), weight)
     }
 
     /// A new lease, for an entry of this queue.
-    pub(super) fn new_lease(
+    pub fn new_lease(
         &mut self,
         queue: QueueId,
         weight: u32,
@@ -188,28 +188,28 @@ impl Context {
     }
 
     /// The first name of weight 1 that was not given yet.
-    pub(super) fn seq_bound(&self) -> Seq {
+    pub fn seq_bound(&self) -> Seq {
         self.last_seq + 1
     }
 
     /// The number of this keeper among those of its limiter.
-    pub(super) fn keeper(&self) -> KeeperId {
+    pub fn keeper(&self) -> KeeperId {
         KeeperId(self.settings.part.map_or(0, Part::number))
     }
 
     /// This process's own clock, for rates without a store.
-    pub(super) fn local_us(&self) -> u64 {
+    pub fn local_us(&self) -> u64 {
         let elapsed = self.now.saturating_duration_since(self.epoch);
         elapsed.as_micros() as u64
     }
 
-    pub(super) fn jittered(&mut self, length: Duration) -> Duration {
+    pub fn jittered(&mut self, length: Duration) -> Duration {
         jittered(length, &mut self.rng)
     }
 
     /// A third of the way from `sent` to the deadline: at one of the moments at which renewals of many queues share
     /// exchanges.
-    pub(super) fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
+    pub fn renew_at(&mut self, sent: Instant, until: Instant) -> Instant {
         let at = sent + self.jittered(until.saturating_duration_since(sent) / RENEWALS_PER_LEASE);
         let moment = self.settings.lease / MOMENTS;
         let since = at.saturating_duration_since(self.epoch);
@@ -219,7 +219,7 @@ impl Context {
 
     /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
     /// all of it for the retry.
-    pub(super) fn gives_up_at(&self, since: Instant) -> Instant {
+    pub fn gives_up_at(&self, since: Instant) -> Instant {
         let timeout = self.settings.store_timeout;
         (since + timeout).max(self.now + timeout / 8)
     }
@@ -229,7 +229,7 @@ impl Context {
 impl Context {
     /// Measured once the lock is free.
     #[inline]
-    pub(super) fn measure(&mut self, limit: LimitId, measure: Measure) {
+    pub fn measure(&mut self, limit: LimitId, measure: Measure) {
         if cfg!(feature = "metrics") {
             let meter = self.meters[limit.0].clone();
             self.effects.push(Effect::Measure(meter, measure));
@@ -238,19 +238,19 @@ impl Context {
 
     /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it: then
     /// [`Core::note_admissions`](super::core::Core::note_admissions) counts it.
-    pub(super) fn note_admission(&mut self, limit: LimitId, waited: Duration) {
+    pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         if self.settings.part.is_none() {
             self.measure(limit, Measure::Admitted(waited));
         }
     }
 
     /// Counts a request that goes on although this limit would have refused it.
-    pub(super) fn note_pass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
+    pub fn note_pass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
     /// Learns how long permits of a limit are held: the recent ones count more.
-    pub(super) fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
+    pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         self.measure(limit, Measure::Hold(held));
         let seconds = held.as_secs_f64();
         let unit_seconds = seconds * f64::from(weight);
@@ -269,48 +269,48 @@ impl Context {
 
     /// For how many seconds, times units, so many waiters and then a newcomer of this weight will hold slots, if all hold
     /// them as long as lately, and the waiters are as heavy.
-    pub(super) fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
+    pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
         let hold = self.holds[limit.0]?;
         Some(f64::from(waiting) * hold.unit_seconds + f64::from(weight) * hold.seconds)
     }
 
     /// Writes an event of the history, if there is a subscriber for it.
-    pub(super) fn record(&mut self, event: impl FnOnce(&mut History, Instant) -> Option<String>) {
+    pub fn record(&mut self, event: impl FnOnce(&mut History, Instant) -> Option<String>) {
         if let Some(event) = event(&mut self.history, self.now) {
             self.effects.push(Effect::Record(event));
         }
     }
 
-    pub(super) fn set_history_wanted(&mut self, wanted: bool) {
+    pub fn set_history_wanted(&mut self, wanted: bool) {
         self.history.set_wanted(wanted);
     }
 
-    pub(super) fn log(&mut self, event: LogEvent) {
+    pub fn log(&mut self, event: LogEvent) {
         self.effects.push(Effect::Log(event));
     }
 
     /// Drops inquiries without an answer.
-    pub(super) fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
+    pub fn dismiss(&mut self, inquiries: &mut Vec<Inquiry>) {
         for inquiry in inquiries.drain(..) {
             self.effects.push(Effect::Dismiss(inquiry));
         }
     }
 
     /// The store has confirmed a release, and nothing can bring the name back.
-    pub(super) fn confirm(&mut self, seq: Seq) {
+    pub fn confirm(&mut self, seq: Seq) {
         let confirmation = self.confirmations.take(seq);
         self.effects.confirm(confirmation);
     }
 
     /// The store does not confirm releases at the moment.
-    pub(super) fn give_up_on_confirmations(&mut self) {
+    pub fn give_up_on_confirmations(&mut self) {
         for confirmation in self.confirmations.take_all() {
             self.effects.push(Effect::GiveUpOn(confirmation));
         }
     }
 
     /// Remembers a lost lease for as long as a permit has it: its response may go on until a shutdown.
-    pub(super) fn note_lost_lease(&mut self, lease: &Arc<Lease>) {
+    pub fn note_lost_lease(&mut self, lease: &Arc<Lease>) {
         if self.lost_leases.len() == self.lost_leases.capacity() {
             self.lost_leases.retain(|lease| lease.strong_count() > 0);
         }
@@ -318,7 +318,7 @@ impl Context {
     }
 
     /// Notifies the holders of lost leases of a shutdown.
-    pub(super) fn end_lost_leases(&mut self) {
+    pub fn end_lost_leases(&mut self) {
         for lease in std::mem::take(&mut self.lost_leases) {
             if let Some(lease) = lease.upgrade() {
                 self.end_lease(&lease, LostErrorKind::ShutDown);
@@ -327,7 +327,7 @@ impl Context {
     }
 
     /// Ends a lease. Its watchers are woken once the lock is free.
-    pub(super) fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
+    pub fn end_lease(&mut self, lease: &Arc<Lease>, kind: LostErrorKind) {
         lease.end(kind);
         self.effects.push(Effect::Tell(lease.clone()));
     }

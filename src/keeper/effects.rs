@@ -25,12 +25,12 @@ use crate::{
 
 /// The effects of one step, in the order in which they came up.
 #[derive(Default)]
-pub(crate) struct Effects(SmallVec<[Effect; USUAL]>);
+pub(super) struct Effects(SmallVec<[Effect; USUAL]>);
 
 /// Effects of a request or a release under two limits: with metrics their measures, else an answer.
 const USUAL: usize = if cfg!(feature = "metrics") { 8 } else { 1 };
 
-pub(crate) enum Effect {
+pub(super) enum Effect {
     /// A request has its answer, or has to look after itself.
     Wake(StoredWaker),
     /// No request waits with this waker any more. It is dropped with all that it owns.
@@ -53,7 +53,7 @@ pub(crate) enum Effect {
 
 /// A log event for operators.
 #[derive(Debug)]
-pub(crate) enum LogEvent {
+pub(super) enum LogEvent {
     StoreDown {
         error: String,
     },
@@ -99,33 +99,33 @@ pub(crate) enum LogEvent {
 }
 
 impl Effects {
-    pub(super) fn push(&mut self, effect: Effect) {
+    pub fn push(&mut self, effect: Effect) {
         self.0.push(effect);
     }
 
-    pub(super) fn wake(&mut self, waker: Option<StoredWaker>) {
+    pub fn wake(&mut self, waker: Option<StoredWaker>) {
         self.0.extend(waker.map(Effect::Wake));
     }
 
-    pub(super) fn drop_waker(&mut self, waker: Option<StoredWaker>) {
+    pub fn drop_waker(&mut self, waker: Option<StoredWaker>) {
         self.0.extend(waker.map(Effect::Drop));
     }
 
     /// The log events, for tests.
     #[cfg(test)]
-    pub(super) fn logged(&self) -> impl Iterator<Item = &LogEvent> {
+    pub fn logged(&self) -> impl Iterator<Item = &LogEvent> {
         self.0.iter().filter_map(|effect| match effect {
             Effect::Log(event) => Some(event),
             _ => None,
         })
     }
 
-    pub(super) fn confirm(&mut self, confirmation: Option<Confirmation>) {
+    pub fn confirm(&mut self, confirmation: Option<Confirmation>) {
         self.0.extend(confirmation.map(Effect::Confirm));
     }
 
     #[inline]
-    pub(super) fn take(&mut self) -> Self {
+    pub fn take(&mut self) -> Self {
         match self.0.is_empty() {
             true => Self::default(),
             false => mem::take(self),
@@ -134,7 +134,7 @@ impl Effects {
 
     /// Does all of it, also when some of it panics; the first panic goes on afterwards. Not to be called with a lock held.
     #[inline]
-    pub(crate) fn run(self, namespace: &str, store: &StoreMeter) {
+    pub fn run(self, namespace: &str, store: &StoreMeter) {
         if !self.0.is_empty() {
             self.run_all(namespace, store);
         }

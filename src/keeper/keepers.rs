@@ -32,7 +32,11 @@ use crate::{
     telemetry::{Cost, LimitMeter},
 };
 #[cfg(feature = "operate")]
-use crate::{operable::ControlTask, overrides::LocalRecord};
+use crate::{
+    ledger::ReplicaId,
+    operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
+    overrides::LocalRecord,
+};
 
 /// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
 pub(crate) struct Keepers {
@@ -51,7 +55,7 @@ pub(crate) struct Granted {
 }
 
 impl Keepers {
-    pub(crate) fn new(all: Vec<Arc<Keeper>>) -> Arc<Self> {
+    pub fn new(all: Vec<Arc<Keeper>>) -> Arc<Self> {
         debug_assert!(matches!(all.len(), 1 | PARTS));
         Arc::new(Self {
             #[cfg(feature = "operate")]
@@ -103,7 +107,7 @@ impl Keepers {
 /// Permits.
 impl Keepers {
     /// Bounds a held permit. Without a runtime nothing ends it.
-    pub(crate) fn bound(&self, leases: &Leases, bounds: Bounds) {
+    pub fn bound(&self, leases: &Leases, bounds: Bounds) {
         self.each_of(leases, |keeper, leases| {
             keeper.with(|core, now| {
                 leases
@@ -114,7 +118,7 @@ impl Keepers {
         });
     }
 
-    pub(crate) fn release(&self, leases: &Leases) {
+    pub fn release(&self, leases: &Leases) {
         // Most permits are of one slot. They have no accounts, and nothing to group.
         if let (Leases::One(_), [lease]) = (leases, leases.all()) {
             let keeper = &self.all[lease.keeper.0];
@@ -126,7 +130,7 @@ impl Keepers {
 
     /// Releases slots, and waits until the store has confirmed that. An error: it has not confirmed one under this limit
     /// in time.
-    pub(crate) fn release_confirmed(
+    pub fn release_confirmed(
         self: &Arc<Self>,
         leases: &Leases,
     ) -> impl Future<Output = Result<(), ReleaseError>> + use<> {
@@ -156,7 +160,7 @@ impl Keepers {
     }
 
     /// Something happens to the account of a permit: see [`Core::change_account`].
-    pub(crate) fn change_account(
+    pub fn change_account(
         &self,
         fee: &Fee,
         change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
@@ -171,7 +175,7 @@ impl Keepers {
     }
 
     /// How a rate stands, as this permit knows it.
-    pub(crate) fn quota_of(&self, fee: &Fee) -> Option<Quota> {
+    pub fn quota_of(&self, fee: &Fee) -> Option<Quota> {
         self.all[fee.keeper.0].with(|core, now| core.account_quota(fee, now))
     }
 
@@ -190,13 +194,13 @@ impl Keepers {
     }
 
     /// The meter of the limit of held slots, or of the first of several. `None`: they are not held any more.
-    pub(crate) fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
+    pub fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
         let lease = leases.all().first()?;
         self.all[lease.keeper.0].peek(|core| core.meter_of_lease(lease))
     }
 
     /// The public id of a permit with these.
-    pub(crate) fn id_of(&self, leases: &Leases) -> Option<PermitId> {
+    pub fn id_of(&self, leases: &Leases) -> Option<PermitId> {
         let (lease, tenure) = leases.first()?;
         let replica = self.all[lease.keeper.0].replica;
         let seq = lease.seq();
@@ -209,7 +213,7 @@ impl Keepers {
     }
 
     /// As if it had not been acquired. Returns how its rates stand then.
-    pub(crate) fn give_back(&self, taken: Taken) -> Vec<Quota> {
+    pub fn give_back(&self, taken: Taken) -> Vec<Quota> {
         self.untake(&taken.leases);
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
@@ -219,7 +223,7 @@ impl Keepers {
     }
 
     /// Sees to it that the leases are renewed.
-    pub(crate) fn attend(&self, leases: &Leases) {
+    pub fn attend(&self, leases: &Leases) {
         self.each_of(leases, |keeper, _| {
             // Without a runtime nothing does; the deadline holds all the same.
             let _ = keeper.start_driver();
@@ -231,15 +235,12 @@ impl Keepers {
 impl Keepers {
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
-    pub(crate) fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
+    pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
         self.first().peek(|core| core.check(limit)).map(drop)
     }
 
     /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
-    pub(crate) fn register(
-        &self,
-        limit: &Limit,
-    ) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
+    pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
         let meter = self.meter_for(limit);
         let (number, meter) = self.change_and_run(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.first().store.is_some());
@@ -247,7 +248,7 @@ impl Keepers {
     }
 
     /// All of them or none.
-    pub(crate) fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
+    pub fn update(&self, limits: &[&Limit]) -> Result<(), ConfigError> {
         let limits = limits.iter().map(|limit| (*limit, self.meter_for(limit)));
         let limits: Vec<_> = limits.collect();
         self.change_and_run(|core, now| core.update(&limits, now))?;
@@ -294,19 +295,19 @@ impl Keepers {
     }
 
     /// Whether a limit is enforced now.
-    pub(crate) fn mode_of(&self, limit: LimitId) -> Mode {
+    pub fn mode_of(&self, limit: LimitId) -> Mode {
         self.first().peek(|core| core.mode_of(limit))
     }
 
     /// The record of this process, if it has no store.
     #[cfg(feature = "operate")]
-    pub(crate) fn local_record(&self) -> Option<&LocalRecord> {
+    pub fn local_record(&self) -> Option<&LocalRecord> {
         self.record.as_ref()
     }
 
     /// Puts overrides in force, in place of all that were.
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
-    pub(crate) fn steer(&self, overrides: InForce) {
+    pub fn steer(&self, overrides: InForce) {
         let overrides = Arc::new(overrides);
         for keeper in &self.all {
             keeper.with(|core, now| core.steer(overrides.clone(), now));
@@ -317,12 +318,12 @@ impl Keepers {
 
     /// Whether overrides are in force.
     #[cfg_attr(not(feature = "operate"), allow(dead_code))]
-    pub(crate) fn is_steered(&self) -> bool {
+    pub fn is_steered(&self) -> bool {
         self.first().peek(Core::is_steered)
     }
 
     #[cfg(feature = "config")]
-    pub(crate) fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
+    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
         for keeper in &self.all {
             keeper.with(|core, now| core.set_values(limit_name, values, now));
         }
@@ -331,7 +332,7 @@ impl Keepers {
 
 /// The limiter.
 impl Keepers {
-    pub(crate) fn status(&self) -> Status {
+    pub fn status(&self) -> Status {
         let mut all = Status {
             held: 0,
             waiting: 0,
@@ -346,7 +347,7 @@ impl Keepers {
         all
     }
 
-    pub(crate) async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
+    pub async fn usage(&self, limit: LimitId, key: Key) -> Result<Usage, AcquireErrorKind> {
         let keeper = self.of_key(limit, &key);
         let (inquiry, answer) = Inquiry::new();
         keeper.with(|core, now| core.inquire(limit, &key, inquiry, now));
@@ -355,7 +356,7 @@ impl Keepers {
         answer.await.map_err(|_| AcquireErrorKind::Unavailable)
     }
 
-    pub(crate) async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
         let mut all = ShutdownReport {
             refused: 0,
@@ -373,15 +374,58 @@ impl Keepers {
 
     /// Has this task listen to operators from now on, for as long as there is a limiter or a permit.
     #[cfg(feature = "operate")]
-    pub(crate) fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
+    pub fn set_control_task(&self, task: &Arc<dyn ControlTask>) {
         for keeper in &self.all {
             keeper.control.set(task.clone());
         }
     }
+}
 
-    #[cfg(feature = "operate")]
-    pub(crate) fn members(&self) -> &[Arc<Keeper>] {
-        &self.all
+/// What operators see, of all keepers unless it says otherwise.
+#[cfg(feature = "operate")]
+impl Keepers {
+    /// The name of this process for operators: that of its first keeper in the store.
+    pub fn replica(&self) -> ReplicaId {
+        self.first().replica
+    }
+
+    /// The names of the keepers in the store.
+    pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
+        self.all.iter().map(|keeper| keeper.replica)
+    }
+
+    /// How long a lease is, and how long a waiter is kept without a sign of it.
+    pub fn lease_and_waiter_ttl(&self) -> (Duration, Duration) {
+        self.first().peek(|core| {
+            let settings = core.settings();
+            (settings.lease, settings.waiter_ttl)
+        })
+    }
+
+    pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
+        self.first().peek(|core| core.limit_id(limit_name))
+    }
+
+    /// All limits, by their numbers.
+    pub fn limits(&self) -> Vec<LimitLook> {
+        let mut limits = self.first().peek(Core::all_limits);
+        // In a cluster each part delays its own.
+        for keeper in &self.all[1..] {
+            let each = limits.iter_mut().zip(keeper.peek(Core::all_limits));
+            each.for_each(|(sum, part)| sum.delayed += part.delayed);
+        }
+        limits
+    }
+
+    /// The last refusals of a limit, in no order.
+    pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
+        let each = |keeper: &Arc<Keeper>| keeper.peek(|core| core.refusals(limit));
+        self.all.iter().flat_map(each).collect()
+    }
+
+    /// Shows a few queues and entries of one keeper to a visitor. See [`Core::look`].
+    pub fn look(&self, keeper: usize, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
+        self.all[keeper].peek(|core| core.look(from, visitor))
     }
 }
 
@@ -439,7 +483,7 @@ pub(crate) struct BoundPool {
 
 impl Keepers {
     /// The pool of a key, if its limit reuses slots.
-    pub(crate) fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
+    pub fn bind(&self, limit: LimitId, key: &Key) -> Option<Arc<BoundPool>> {
         let keeper = self.of_key(limit, key).clone();
         let (queue, pool) = keeper.with(|core, now| core.bind(limit, key, now))?;
         Some(Arc::new(BoundPool {
@@ -453,7 +497,7 @@ impl Keepers {
 impl BoundPool {
     /// A permit to be, if there is an idle slot that may be used now. Not for a request that brings another value
     /// of the limit than the latest one.
-    pub(crate) fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
+    pub fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
         let lease = self.pool.take_unseen(own_max)?;
         let taken = Taken {
             leases: Leases::One(Tenure::of(lease)),
@@ -468,7 +512,7 @@ impl BoundPool {
     }
 
     /// To be called once that has become a permit.
-    pub(crate) fn record_take(&self) {
+    pub fn record_take(&self) {
         self.pool.record_take();
     }
 }

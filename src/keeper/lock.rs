@@ -53,7 +53,7 @@ struct Locked {
 }
 
 impl Keeper {
-    pub(crate) fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
+    pub fn new(settings: Settings, store: Option<Arc<dyn Store>>, home: &Home) -> Arc<Self> {
         let (namespace, replica) = (settings.namespace.clone(), settings.replica);
         telemetry::describe(&namespace);
         let share = settings.part.map(|_| 1.0 / PARTS as f64);
@@ -94,7 +94,7 @@ impl Keeper {
     }
 
     /// Runs one step of the core, and then its effects.
-    pub(crate) fn with<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+    pub(super) fn with<R>(&self, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
         self.with_driver(|core, _, now| step(core, now))
     }
 
@@ -150,7 +150,7 @@ impl Keeper {
     }
 
     /// Reads under the lock, for no longer than a moment.
-    pub(crate) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
+    pub(super) fn peek<R>(&self, peek: impl FnOnce(&Core) -> R) -> R {
         peek(&self.lock().core)
     }
 
@@ -180,7 +180,7 @@ pub(super) struct Afterwards<'a> {
 }
 
 impl Afterwards<'_> {
-    pub(super) fn run(self) {
+    pub fn run(self) {
         if let Some(work) = self.nudge {
             work.notify_one();
         }

@@ -20,6 +20,11 @@
 //!
 //! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. Leases and
 //! pools, which work without the lock, are in [`leases`](crate::leases).
+//!
+//! No type of the keeper is public. A type says how far it is seen, and its methods and fields that are seen as far are
+//! `pub`: they are its interface. Those that say less, such as `pub(super)`, are for the other files of the same type.
+
+#![allow(unreachable_pub, reason = "methods are seen as far as their types")]
 
 mod context;
 mod core;

@@ -35,7 +35,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
+    pub fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
         let (first, legs) = match keepers.only() {
             Some(keeper) => (KeeperRequest::new(keeper.clone(), demand), Vec::new()),
             None => {
@@ -60,23 +60,23 @@ impl Request {
     }
 
     /// Labels its permit, for operators.
-    pub(crate) fn labelled(mut self, label: Label) -> Self {
+    pub fn labelled(mut self, label: Label) -> Self {
         self.current.label = label;
         self
     }
 
     /// The permit comes with how its limits stand.
-    pub(crate) fn with_quotas(mut self) -> Self {
+    pub fn with_quotas(mut self) -> Self {
         self.wants_quotas = true;
         self
     }
 
-    pub(crate) fn place(&self) -> Option<u32> {
+    pub fn place(&self) -> Option<u32> {
         self.current.place()
     }
 
     #[inline]
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
         if self.legs.is_empty() {
             let taken = self.current.poll(self.wants_quotas, cx);
             return taken.map_ok(|taken| self.granted(taken));

@@ -23,7 +23,7 @@ use crate::{
     key::Key,
     leases::Label,
     limit::{LimitId, Mode},
-    operable::{MAX_REFUSALS, RefusalNote},
+    operable::MAX_REFUSALS,
     permit_id::PermitId,
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Desk {
 impl Desk {
     pub(super) fn new(keepers: &Arc<Keepers>, label: String, shows_keys: bool) -> Self {
         Self {
-            replica: keepers.members()[0].replica.text(),
+            replica: keepers.replica().text(),
             keepers: Arc::downgrade(keepers),
             label,
             shows_keys,
@@ -71,7 +71,7 @@ impl Desk {
         let body = match question {
             Question::Replicas => Body::Replicas(vec![self.itself(&keepers)]),
             Question::Limits => Body::Limits(fitting(limits(&keepers).await, &mut left_out)),
-            Question::Permits(of) => match limit_id(&keepers, &of.limit) {
+            Question::Permits(of) => match keepers.limit_id(&of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.permits(&keepers, limit, of).await;
                     left_out = more;
@@ -79,7 +79,7 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Question::Keys(of) => match limit_id(&keepers, &of.limit) {
+            Question::Keys(of) => match keepers.limit_id(&of.limit) {
                 Some(limit) => {
                     let (rows, more) = self.keys(&keepers, limit, of).await;
                     left_out = more;
@@ -87,7 +87,7 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
-            Question::Refusals(of) => match limit_id(&keepers, &of.limit) {
+            Question::Refusals(of) => match keepers.limit_id(&of.limit) {
                 Some(limit) => {
                     Body::Refusals(fitting(self.refusals(&keepers, limit, of), &mut left_out))
                 }
@@ -122,10 +122,7 @@ impl Desk {
 
     fn itself(&self, keepers: &Keepers) -> ReplicaRow {
         let status = keepers.status();
-        let (lease, waiter_ttl) = keepers.members()[0].peek(|core| {
-            let settings = core.settings();
-            (settings.lease, settings.waiter_ttl)
-        });
+        let (lease, waiter_ttl) = keepers.lease_and_waiter_ttl();
         ReplicaRow {
             replica: self.replica.clone(),
             label: self.label.clone(),
@@ -173,7 +170,7 @@ impl Desk {
     async fn revoke(&self, keepers: &Keepers, order: &RevokeOrder) -> Vec<PermitRow> {
         let selector = match &order.whose {
             Revocation::Permit(id) => PermitSelector::Among(HashSet::from([*id])),
-            Revocation::Key { limit, key } => match limit_id(keepers, limit) {
+            Revocation::Key { limit, key } => match keepers.limit_id(limit) {
                 Some(number) => {
                     let (limit, key) = (limit.clone(), Some(*key));
                     PermitSelector::OfKey(Which::new(number, &Of { limit, key }))
@@ -194,7 +191,7 @@ impl Desk {
                 "an operator has revoked permits"
             );
         }
-        let limits = keepers.members()[0].peek(|core| core.all_limits());
+        let limits = keepers.limits();
         let now = Instant::now();
         let rows = revoked.into_iter().map(|(held, state)| {
             let limit = limits[held.limit.0].limit.name();
@@ -238,10 +235,7 @@ impl Desk {
     /// The latest first.
     fn refusals(&self, keepers: &Keepers, limit: LimitId, of: &Of) -> Vec<RefusalRow> {
         let now = Instant::now();
-        let mut notes: Vec<RefusalNote> = Vec::new();
-        for keeper in keepers.members() {
-            notes.append(&mut keeper.peek(|core| core.refusals(limit)));
-        }
+        let mut notes = keepers.refusals(limit);
         notes.sort_by_key(|note| Reverse(note.at));
         let rows = notes.into_iter().map(|note| {
             let key = note.key.as_ref();
@@ -265,26 +259,11 @@ impl Desk {
     }
 }
 
-fn limit_id(keepers: &Keepers, limit_name: &str) -> Option<LimitId> {
-    keepers.members()[0].peek(|core| core.limit_id(limit_name))
-}
-
 async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
     let mut counts = LimitCounts::default();
     walk(keepers, &mut counts).await;
     let now = Instant::now();
-    let mut members = keepers.members().iter();
-    let mut looks = || {
-        members
-            .next()
-            .map(|keeper| keeper.peek(|core| core.all_limits()))
-    };
-    let mut limits = looks().unwrap_or_default();
-    // In a cluster each part delays its own.
-    while let Some(part) = looks() {
-        let each = limits.iter_mut().zip(part);
-        each.for_each(|(sum, part)| sum.delayed += part.delayed);
-    }
+    let limits = keepers.limits();
     counts
         .by_limit
         .resize_with(limits.len(), LimitCount::default);

@@ -32,11 +32,11 @@ pub(super) trait Walk: Visitor {
 }
 
 pub(super) async fn walk(keepers: &Keepers, visitor: &mut impl Walk) {
-    for keeper in keepers.members() {
-        visitor.enter(keeper.replica);
+    for (keeper, replica) in keepers.replicas().enumerate() {
+        visitor.enter(replica);
         let mut from = Some(Cursor::default());
         while let Some(cursor) = from {
-            from = keeper.peek(|core| core.look(cursor, visitor));
+            from = keepers.look(keeper, cursor, visitor);
             visitor.rest();
             yield_now().await;
         }
@@ -364,11 +364,11 @@ mod tests {
         for keys in [1, PERMITS] {
             let limiter = Limiter::in_memory();
             let _held = held(&limiter, keys).await;
-            let keeper = &limiter.keepers().members()[0];
+            let keepers = limiter.keepers();
             let (mut from, mut entries) = (Some(Cursor::default()), 0);
             while let Some(cursor) = from {
                 let mut passed = Passed::default();
-                from = keeper.peek(|core| core.look(cursor, &mut passed));
+                from = keepers.look(0, cursor, &mut passed);
                 assert!(passed.0 <= LOOK + 1, "and the queue that it is in");
                 entries += passed.0;
             }
@@ -378,11 +378,11 @@ mod tests {
 
     /// The time of a look under the lock: the median of a walk.
     fn look_time(limiter: &Limiter, visitor: &mut impl Walk) -> Duration {
-        let keeper = &limiter.keepers().members()[0];
+        let keepers = limiter.keepers();
         let (mut from, mut times) = (Some(Cursor::default()), Vec::new());
         while let Some(cursor) = from {
             let start = Instant::now();
-            from = keeper.peek(|core| core.look(cursor, visitor));
+            from = keepers.look(0, cursor, visitor);
             times.push(start.elapsed());
             visitor.rest();
         }
@@ -423,7 +423,7 @@ mod tests {
     }
 
     fn limit_id(limiter: &Limiter) -> LimitId {
-        let keeper = &limiter.keepers().members()[0];
-        keeper.peek(|core| core.limit_id("many").expect("it is in use"))
+        let keepers = limiter.keepers();
+        keepers.limit_id("many").expect("it is in use")
     }
 }

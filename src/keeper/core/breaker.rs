@@ -55,7 +55,7 @@ pub(super) enum Work {
 
 impl Work {
     /// The work that an answer shows, if nothing in it has failed.
-    pub(super) fn of(reply: &Reply) -> Self {
+    pub fn of(reply: &Reply) -> Self {
         let is_in = |standing: &Standing| {
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. })
         };
@@ -96,7 +96,7 @@ pub(super) enum Transition {
 }
 
 impl Breaker {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             state: BreakerState::Closed {
                 failed: None,
@@ -107,7 +107,7 @@ impl Breaker {
         }
     }
 
-    pub(super) fn availability(&self) -> Availability {
+    pub fn availability(&self) -> Availability {
         match self.state {
             BreakerState::Closed { .. } => Availability::Up,
             BreakerState::Open { refused: false, .. } => Availability::Down,
@@ -116,7 +116,7 @@ impl Breaker {
     }
 
     /// When to send a probe.
-    pub(super) fn probe_at(&self) -> Option<Instant> {
+    pub fn probe_at(&self) -> Option<Instant> {
         match self.state {
             BreakerState::Closed { .. } => None,
             BreakerState::Open { probe_at, .. } => Some(probe_at),
@@ -124,7 +124,7 @@ impl Breaker {
     }
 
     /// Whether the store is known to be in no trouble.
-    pub(super) fn is_well(&self) -> bool {
+    pub fn is_well(&self) -> bool {
         matches!(self.state, BreakerState::Closed { .. }) && !self.refuses_writes
     }
 
@@ -133,7 +133,7 @@ impl Breaker {
     /// One may be a connection that was cut. One that timed out has cost its requests all the time that they have, and a
     /// second failure in a row leaves little doubt. A store may also send its time, and cut each connection that asks for
     /// more.
-    pub(super) fn failed(
+    pub fn failed(
         &mut self,
         failure: Failure,
         sent: Instant,
@@ -169,7 +169,7 @@ impl Breaker {
     }
 
     /// The store has answered, and has refused to write.
-    pub(super) fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
+    pub fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         if let BreakerState::Open { .. } = self.state {
             return Transition::None;
         }
@@ -179,7 +179,7 @@ impl Breaker {
     }
 
     /// No answer has come in the time that requests can wait, whatever the reason.
-    pub(super) fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
+    pub fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
             BreakerState::Closed { .. } => {
@@ -196,14 +196,14 @@ impl Breaker {
     }
 
     /// There is a new connection.
-    pub(super) fn connected(&mut self) {
+    pub fn connected(&mut self) {
         if let BreakerState::Closed { failed, .. } = &mut self.state {
             *failed = None;
         }
     }
 
     /// The store has answered.
-    pub(super) fn answered(&mut self, work: Work) -> Transition {
+    pub fn answered(&mut self, work: Work) -> Transition {
         let was_open = matches!(self.state, BreakerState::Open { .. });
         let recovered = self.refuses_writes && work == Work::Admitted;
         self.refuses_writes &= !recovered;

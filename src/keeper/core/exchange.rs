@@ -48,7 +48,7 @@ struct Draft {
 
 impl Core {
     /// Whether [`next_exchange`](Self::next_exchange) would give something.
-    pub(crate) fn may_send(&self, now: Instant) -> bool {
+    pub fn may_send(&self, now: Instant) -> bool {
         match self.breaker.probe_at() {
             _ if !self.ctx.shared => false,
             Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
@@ -69,7 +69,7 @@ impl Core {
 
     /// The next exchange, if one may be sent. It must be answered by [`on_reply`](Self::on_reply) or
     /// [`on_failure`](Self::on_failure).
-    pub(crate) fn next_exchange(&mut self, now: Instant) -> Option<Outgoing> {
+    pub fn next_exchange(&mut self, now: Instant) -> Option<Outgoing> {
         if !self.may_send(now) {
             return None;
         }
@@ -90,7 +90,7 @@ impl Core {
     }
 
     /// An exchange that asks for nothing but the time.
-    pub(crate) fn hello(&mut self, now: Instant) -> Outgoing {
+    pub fn hello(&mut self, now: Instant) -> Outgoing {
         self.ctx.now = now;
         let draft = Draft::new(now + self.ctx.settings.store_timeout);
         self.send(draft)

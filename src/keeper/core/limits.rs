@@ -27,7 +27,7 @@ use crate::{
 
 impl Core {
     /// The id of a limit, made if need be, then with this meter; and the meter that it has.
-    pub(crate) fn register(
+    pub fn register(
         &mut self,
         limit: &Limit,
         meter: &Arc<LimitMeter>,
@@ -47,22 +47,22 @@ impl Core {
         Ok((id, meter.clone()))
     }
 
-    pub(crate) fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
+    pub fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
         let id = self.limit_id(limit_name)?;
         Some(self.ctx.meter(id).clone())
     }
 
     /// Whether a limit is enforced now.
-    pub(crate) fn mode_of(&self, limit: LimitId) -> Mode {
+    pub fn mode_of(&self, limit: LimitId) -> Mode {
         self.limits[limit.0].current_mode()
     }
 
-    pub(in crate::keeper) fn is_rate(&self, limit: LimitId) -> bool {
+    pub fn is_rate(&self, limit: LimitId) -> bool {
         self.limits[limit.0].period().is_some()
     }
 
     /// Two limits of one name must say the same: what the first one said, or what it says now.
-    pub(crate) fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
+    pub fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
         let Some(id) = self.limit_id(limit.name()) else {
             return Ok(None);
@@ -80,7 +80,7 @@ impl Core {
 
     /// Counts a request as admitted by each of these limits that is not in shadow mode. In a cluster none of them knows of
     /// the others when it admits it.
-    pub(in crate::keeper) fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
+    pub fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
             let limit = &self.limits[leg.limit.0];
             let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
@@ -91,13 +91,13 @@ impl Core {
     }
 
     /// The part of a cluster that a key's ledger is in.
-    pub(in crate::keeper) fn part_of(&self, limit: LimitId, key: &Key) -> Part {
+    pub fn part_of(&self, limit: LimitId, key: &Key) -> Part {
         Part::of(key.digest(self.limits[limit.0].name()))
     }
 
     /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
     /// could deadlock. Rates are first, as nothing is held while they are waited for.
-    pub(in crate::keeper) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
+    pub fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
             let limit = &self.limits[leg.limit.0];
             let digest = leg.key.digest(limit.name());
@@ -116,7 +116,7 @@ impl Core {
     /// of them cannot change so, none does.
     ///
     /// Each comes with a meter, for the case that it is not known yet.
-    pub(crate) fn update(
+    pub fn update(
         &mut self,
         limits: &[(&Limit, Arc<LimitMeter>)],
         now: Instant,
@@ -141,12 +141,7 @@ impl Core {
     /// Gives single keys of a limit new values, without waiting for their next requests. Keys that are not listed have
     /// the limit's.
     #[cfg(feature = "config")]
-    pub(crate) fn set_values(
-        &mut self,
-        limit_name: &str,
-        values: &HashMap<Key, u32>,
-        now: Instant,
-    ) {
+    pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, u32>, now: Instant) {
         self.ctx.now = now;
         let id = self.limit_id(limit_name);
         self.each_queue(|queue, ctx| {
@@ -216,7 +211,7 @@ impl Core {
 /// Overrides.
 impl Core {
     /// Puts these in force, in place of all that were.
-    pub(in crate::keeper) fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
+    pub fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
         self.ctx.now = now;
         let before = mem::replace(&mut self.overrides, overrides);
         // Mostly the same is read once more, and there may be many queues.
@@ -230,7 +225,7 @@ impl Core {
         self.advance_moved();
     }
 
-    pub(in crate::keeper) fn is_steered(&self) -> bool {
+    pub fn is_steered(&self) -> bool {
         !self.overrides.is_empty()
     }
 
@@ -305,7 +300,7 @@ impl Core {
 #[cfg(feature = "operate")]
 impl Core {
     /// Shows a few queues and entries to a visitor. Returns where the next look begins; `None`: that was all.
-    pub(crate) fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
+    pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         let mut left = LOOK;
         let Cursor { mut queue, mut seq } = from;
         while QueueId(queue) < self.queues.id_bound() {
@@ -325,7 +320,7 @@ impl Core {
     }
 
     /// All limits, by their numbers.
-    pub(crate) fn all_limits(&self) -> Vec<LimitLook> {
+    pub fn all_limits(&self) -> Vec<LimitLook> {
         let mut delayed = vec![0; self.limits.len()];
         for limit in self.sleepers.values() {
             delayed[limit.0] += 1;
@@ -341,7 +336,7 @@ impl Core {
     }
 
     /// The last refusals of a limit, oldest first.
-    pub(crate) fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
+    pub fn refusals(&self, limit: LimitId) -> Vec<RefusalNote> {
         self.refusals.of(limit)
     }
 }

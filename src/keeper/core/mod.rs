@@ -61,7 +61,7 @@ use crate::{
 pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS, queues::MAX_CACHED};
 
 /// The state machine.
-pub(crate) struct Core {
+pub(super) struct Core {
     ctx: Context,
     /// The limits in force: with overrides.
     limits: Vec<Arc<Limit>>,
@@ -195,7 +195,7 @@ impl Asker {
 
 impl Core {
     /// `shared`: there is a store; else ledgers in this process decide.
-    pub(crate) fn new(settings: Settings, shared: bool, now: Instant) -> Self {
+    pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         Self {
             ctx: Context::new(settings, shared, now),
             limits: Vec::new(),
@@ -226,26 +226,26 @@ impl Core {
         }
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &Settings {
         &self.ctx.settings
     }
 
     /// The effects, to be run once the lock is free.
-    pub(crate) fn take_effects(&mut self) -> Effects {
+    pub fn take_effects(&mut self) -> Effects {
         self.ctx.effects.take()
     }
 
     /// Whether there is a subscriber for the history.
-    pub(crate) fn set_history_wanted(&mut self, wanted: bool) {
+    pub fn set_history_wanted(&mut self, wanted: bool) {
         self.ctx.set_history_wanted(wanted);
     }
 
     /// Whether there is a store that other replicas share.
-    pub(super) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.ctx.shared
     }
 
-    pub(super) fn store_is_up(&self) -> bool {
+    pub fn store_is_up(&self) -> bool {
         self.ctx.availability == Availability::Up
     }
 
@@ -254,17 +254,17 @@ impl Core {
         self.ctx.shared && self.store_is_up()
     }
 
-    pub(super) fn is_ending(&self) -> bool {
+    pub fn is_ending(&self) -> bool {
         self.ctx.ending
     }
 
     /// Whether no permit has a slot, or an account that is to be settled.
-    pub(super) fn holds_nothing(&self) -> bool {
+    pub fn holds_nothing(&self) -> bool {
         self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
     /// Whether nothing is left to be sent to the store, or to be expected from it.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         let nothing_to_send = self.queues.ready().len() == 0
             && self.unsent_claims.is_empty()
             && self.refunds.is_empty()
@@ -273,7 +273,7 @@ impl Core {
     }
 
     /// Whether a request waits for an answer, or a shutdown for its end.
-    pub(super) fn has_requests(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         self.ctx.counts.waiting > 0
             || !self.claims.is_empty()
             || !self.in_flight.is_empty()
@@ -283,19 +283,19 @@ impl Core {
     }
 
     /// Whether no permit, request, release or refund is left, and none will come.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let is_owed = !self.refunds.is_empty() || !self.accounts.is_empty();
         let owes = is_owed && self.store_is_up();
         self.orphaned && self.queues.is_empty() && self.claims.is_empty() && !owes
     }
 
     /// Has a step taken at this moment.
-    pub(super) fn set_alarm(&mut self, at: Option<Instant>) {
+    pub fn set_alarm(&mut self, at: Option<Instant>) {
         self.alarm = at;
     }
 
     /// The id of a limit.
-    pub(crate) fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
+    pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
         let mut limits = self.limits.iter();
         limits
             .position(|known| known.name() == limit_name)
@@ -356,17 +356,17 @@ impl Core {
     }
 
     /// When the next of the exchanges in flight must have been answered.
-    pub(super) fn answer_due(&self) -> Option<Instant> {
+    pub fn answer_due(&self) -> Option<Instant> {
         self.in_flight.iter().map(|sent| sent.deadline).min()
     }
 
     /// Whether one was sent then, or before that.
-    pub(super) fn awaits_answer_since(&self, then: Instant) -> bool {
+    pub fn awaits_answer_since(&self, then: Instant) -> bool {
         self.in_flight.iter().any(|sent| sent.at <= then)
     }
 
     /// When to call [`on_time`](Self::on_time) next.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<Instant> {
         let probe = self.breaker.probe_at();
         let due = [
             self.queues.next_due(),

@@ -65,7 +65,7 @@ struct ByKey {
 }
 
 impl Queues {
-    pub(super) fn new(caches: bool) -> Self {
+    pub fn new(caches: bool) -> Self {
         Self {
             members: Slab::new(),
             by_key: Vec::new(),
@@ -78,12 +78,12 @@ impl Queues {
     }
 
     /// There is one limit more.
-    pub(super) fn add_limit(&mut self) {
+    pub fn add_limit(&mut self) {
         self.by_key.push(ByKey::default());
     }
 
     /// Adds the queue that `make` returns. It goes when it is idle after a change.
-    pub(super) fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
+    pub fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
         let id = QueueId(self.members.vacant_key());
         let queue = make(id);
         self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
@@ -101,7 +101,7 @@ impl Queues {
 
     /// Changes a queue, and lists it where it will be found, or drops it.
     #[inline]
-    pub(super) fn change<R>(
+    pub fn change<R>(
         &mut self,
         ctx: &mut Context,
         id: QueueId,
@@ -114,7 +114,7 @@ impl Queues {
 
     /// As [`change`](Self::change), for a queue that may be gone.
     #[inline]
-    pub(super) fn change_if_there<R>(
+    pub fn change_if_there<R>(
         &mut self,
         ctx: &mut Context,
         id: QueueId,
@@ -129,13 +129,13 @@ impl Queues {
     /// A queue for a change after which it is still found where it is listed, or that [`change`](Self::change) follows in
     /// the same step.
     #[inline]
-    pub(super) fn without_listing(&mut self, id: QueueId) -> &mut Queue {
+    pub fn without_listing(&mut self, id: QueueId) -> &mut Queue {
         &mut self.members[id.0].queue
     }
 
     /// As [`without_listing`](Self::without_listing), for a queue that may be gone.
     #[inline]
-    pub(super) fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
+    pub fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
         let member = self.members.get_mut(id.0)?;
         Some(&mut member.queue)
     }
@@ -195,7 +195,7 @@ impl Queues {
     }
 
     /// From now on idle ones go at once.
-    pub(super) fn stop_caching(&mut self, ctx: &mut Context) {
+    pub fn stop_caching(&mut self, ctx: &mut Context) {
         self.caches = false;
         while !self.cached.is_empty() {
             self.drop_oldest_cached(ctx);
@@ -206,56 +206,56 @@ impl Queues {
 /// Where they are found.
 impl Queues {
     #[inline]
-    pub(super) fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
+    pub fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
         self.by_key[limit.0].get(key)
     }
 
-    pub(super) fn of_ledger(&self, ledger: &str) -> Option<QueueId> {
+    pub fn of_ledger(&self, ledger: &str) -> Option<QueueId> {
         self.by_ledger.get(ledger).copied()
     }
 
-    pub(super) fn get(&self, id: QueueId) -> Option<&Queue> {
+    pub fn get(&self, id: QueueId) -> Option<&Queue> {
         let member = self.members.get(id.0)?;
         Some(&member.queue)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Queue> {
+    pub fn iter(&self) -> impl Iterator<Item = &Queue> {
         self.members.iter().map(|(_, member)| &member.queue)
     }
 
-    pub(super) fn ids(&self) -> Vec<QueueId> {
+    pub fn ids(&self) -> Vec<QueueId> {
         self.members.iter().map(|(id, _)| QueueId(id)).collect()
     }
 
     /// All ids are below this.
     #[cfg(feature = "operate")]
-    pub(super) fn id_bound(&self) -> QueueId {
+    pub fn id_bound(&self) -> QueueId {
         QueueId(self.members.capacity())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
     /// Those with work.
-    pub(super) fn ready(&self) -> impl ExactSizeIterator<Item = &Queue> {
+    pub fn ready(&self) -> impl ExactSizeIterator<Item = &Queue> {
         self.ready.iter().map(|id| &self[*id])
     }
 
     /// The one that has had work for the longest time. To be followed by a [`change`](Self::change).
-    pub(super) fn pop_ready(&mut self) -> Option<QueueId> {
+    pub fn pop_ready(&mut self) -> Option<QueueId> {
         let id = self.ready.pop_front()?;
         self.members[id.0].ready = false;
         Some(id)
     }
 
     /// When something is to be done next.
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
     /// One with something to be done by now.
-    pub(super) fn overdue(&self, now: Instant) -> Option<QueueId> {
+    pub fn overdue(&self, now: Instant) -> Option<QueueId> {
         let (at, id) = self.due.first()?;
         (*at <= now).then_some(*id)
     }
@@ -307,12 +307,12 @@ fn leave_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 /// For tests.
 #[cfg(test)]
 impl Queues {
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.members.len()
     }
 
     /// Says where a queue is not listed as it should be.
-    pub(super) fn audit(&mut self) -> Result<(), String> {
+    pub fn audit(&mut self) -> Result<(), String> {
         use crate::keeper::queue::audit::ensure;
 
         let (mut ready, mut due) = (BTreeSet::new(), BTreeSet::new());

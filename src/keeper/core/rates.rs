@@ -216,7 +216,7 @@ impl Core {
 impl Core {
     /// Something happens to the account of a permit: it spends, is charged, is settled or ends. `change` returns a cost that
     /// is to be measured.
-    pub(crate) fn change_account(
+    pub fn change_account(
         &mut self,
         fee: &Fee,
         now: Instant,
@@ -230,7 +230,7 @@ impl Core {
     }
 
     /// How a rate stands, as the latest charge of this permit has left it, and with what it has spent since.
-    pub(crate) fn account_quota(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
+    pub fn account_quota(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
         let account = self.accounts.get(fee.id);
         let paid = account.map_or(Some(fee.paid), Account::latest)?;

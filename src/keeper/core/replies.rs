@@ -42,7 +42,7 @@ struct SentClaim<'a> {
 
 impl Core {
     /// An exchange was answered.
-    pub(crate) fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
+    pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
         self.ctx.now = now;
         if let Some(sent) = self.take_sent(id) {
             self.answered(sent, reply);
@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// An exchange has no answer, and it is not known whether it ran.
-    pub(crate) fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
+    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
         self.ctx.now = now;
         let Some(sent) = self.take_sent(id) else {
             return;
@@ -143,7 +143,7 @@ impl Core {
     }
 
     /// The driver has gone with its runtime. Requests that are polled start another one.
-    pub(crate) fn abandon(&mut self, now: Instant) {
+    pub fn abandon(&mut self, now: Instant) {
         self.ctx.now = now;
         self.abandon_exchanges();
         // A request served from the pool would not restart the driver, so the pool is emptied.
@@ -159,7 +159,7 @@ impl Core {
     }
 
     /// The driver has not run in time, and another one takes its place.
-    pub(crate) fn on_replaced_driver(&mut self, now: Instant) {
+    pub fn on_replaced_driver(&mut self, now: Instant) {
         self.ctx.now = now;
         self.ctx.log(LogEvent::DriverReplaced);
         self.abandon_exchanges();
@@ -168,7 +168,7 @@ impl Core {
 
     /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
     /// due by time is done.
-    pub(crate) fn on_stall(&mut self, now: Instant) {
+    pub fn on_stall(&mut self, now: Instant) {
         self.ctx.now = now;
         if self.ctx.shared && self.store_is_up() {
             self.note_stall();
@@ -240,7 +240,7 @@ impl Core {
 
 /// Events.
 impl Core {
-    pub(crate) fn on_event(&mut self, event: &Event, now: Instant) {
+    pub fn on_event(&mut self, event: &Event, now: Instant) {
         self.ctx.now = now;
         match event {
             Event::Connected => self.on_connected(),

@@ -24,7 +24,7 @@ use crate::{
 impl Core {
     /// Asks for a permit with this label. The request is there until [`collect`](Self::collect) has an answer, or
     /// [`cancel`](Self::cancel).
-    pub(crate) fn submit(
+    pub fn submit(
         &mut self,
         demand: &Demand,
         label: &Label,
@@ -58,11 +58,7 @@ impl Core {
     }
 
     /// Counts and returns the refusal of a request that is not submitted, or not any more.
-    pub(in crate::keeper) fn refuse(
-        &mut self,
-        limit: LimitId,
-        kind: AcquireErrorKind,
-    ) -> AcquireError {
+    pub fn refuse(&mut self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
         let error = self.refusal(limit, kind);
         self.note_refusal(&error);
         error
@@ -114,7 +110,7 @@ impl Core {
 
     /// The answer to a request, once there is one; if `wants_quotas`, with what its limits have left. A refused one is
     /// gone then; a granted one is for the permit to release.
-    pub(crate) fn collect(
+    pub fn collect(
         &mut self,
         submission: &Submission,
         wants_quotas: bool,
@@ -159,7 +155,7 @@ impl Core {
     }
 
     /// Whether this task is woken when a request has an answer.
-    pub(crate) fn is_watched_by(&self, submission: &Submission, waker: &Waker) -> bool {
+    pub fn is_watched_by(&self, submission: &Submission, waker: &Waker) -> bool {
         let stored = match submission {
             Submission::Slot(lease) => {
                 let queue = self.queues.get(lease.queue);
@@ -172,7 +168,7 @@ impl Core {
 
     /// As [`collect`](Self::collect). If there is no answer yet, this task is to be woken when there is, in place of another
     /// one.
-    pub(crate) fn collect_or_watch(
+    pub fn collect_or_watch(
         &mut self,
         submission: &Submission,
         wants_quotas: bool,
@@ -218,7 +214,7 @@ impl Core {
     }
 
     /// The place at which a waiting request has joined the queue.
-    pub(crate) fn place(&self, submission: &Submission) -> Option<u32> {
+    pub fn place(&self, submission: &Submission) -> Option<u32> {
         match submission {
             Submission::Slot(lease) => self.place_of(lease),
             Submission::Claim(id) => self.place_of_claim(*id),
@@ -226,7 +222,7 @@ impl Core {
     }
 
     /// A request is no longer wanted.
-    pub(crate) fn cancel(&mut self, submission: &Submission, now: Instant) {
+    pub fn cancel(&mut self, submission: &Submission, now: Instant) {
         match submission {
             Submission::Slot(lease) => self.release(lease, now),
             Submission::Claim(id) => {
@@ -238,7 +234,7 @@ impl Core {
     }
 
     /// A slot is no longer wanted.
-    pub(crate) fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
+    pub fn release(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         let put_back = |queue: &mut Queue, ctx: &mut Context| {
@@ -256,7 +252,7 @@ impl Core {
     /// A slot is no longer wanted, and its task waits until the store has confirmed that. It does not go to the pool, or
     /// nothing would be released. Returns its limit, unless there is nothing to wait for: it was lost, or only this
     /// process knows of it.
-    pub(crate) fn release_confirmed(
+    pub fn release_confirmed(
         &mut self,
         lease: &Arc<Lease>,
         confirmation: Confirmation,
@@ -278,13 +274,13 @@ impl Core {
     }
 
     /// Nobody confirms releases: there is no driver.
-    pub(crate) fn give_up_on_confirmations(&mut self) {
+    pub fn give_up_on_confirmations(&mut self) {
         self.ctx.give_up_on_confirmations();
     }
 
     /// A slot is no longer wanted that was held with others. In a cluster it was alone when it was acquired,
     /// so its entry does not know.
-    pub(crate) fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
+    pub fn release_one_of_several(&mut self, lease: &Arc<Lease>, now: Instant) {
         if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_apart(lease.seq());
         }
@@ -292,14 +288,14 @@ impl Core {
     }
 
     /// A permit that was acquired limit by limit has this slot beside another one.
-    pub(in crate::keeper) fn set_companion(&mut self, lease: &Lease) {
+    pub fn set_companion(&mut self, lease: &Lease) {
         if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
             queue.set_companion(&mut self.ctx, lease.seq());
         }
     }
 
     /// A slot is not used after all.
-    pub(crate) fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
+    pub fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
@@ -310,7 +306,7 @@ impl Core {
     }
 
     /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
-    pub(in crate::keeper) fn refund_at(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
+    pub fn refund_at(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
         let quota = self.quota_without(fee);
         self.refund(fee);
@@ -318,14 +314,14 @@ impl Core {
     }
 
     /// Bounds a permit that its request has got. The bounds go when it is [released](Self::release).
-    pub(crate) fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
+    pub fn bound(&mut self, lease: &Arc<Lease>, bounds: Bounds, now: Instant) {
         // The keeper has to see its end.
         lease.set_reusable(false);
         self.bounded.bound(lease, bounds, now);
     }
 
     /// The meter of a lease's limit. `None`: it is not held any more.
-    pub(crate) fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
+    pub fn meter_of_lease(&self, lease: &Lease) -> Option<Arc<LimitMeter>> {
         let queue = self.queues.get(lease.queue);
         // The queue of a lost lease may be gone, and its id taken by another.
         let queue = queue.filter(|queue| queue.contains(lease.seq()))?;
@@ -333,7 +329,7 @@ impl Core {
     }
 
     /// Asks what all replicas together hold under a key.
-    pub(crate) fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
+    pub fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
         let queue = self.queue(limit, key);
         self.change(queue, |queue, ctx| queue.inquire(ctx, inquiry));
@@ -341,7 +337,7 @@ impl Core {
     }
 
     /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
-    pub(in crate::keeper) fn bind(
+    pub fn bind(
         &mut self,
         limit: LimitId,
         key: &Key,
@@ -358,11 +354,11 @@ impl Core {
         Some((id, pool))
     }
 
-    pub(in crate::keeper) fn unbind(&mut self, queue: QueueId, pool: &Pool) {
+    pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
         self.change(queue, |_, _| pool.unbind());
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub fn status(&self) -> Status {
         let idle: usize = self.queues.iter().map(Queue::idle).sum();
         let others = idle + self.ctx.counts.companions;
         Status {
@@ -377,7 +373,7 @@ impl Core {
 /// Time passes. One sleep of the driver is for all of this.
 impl Core {
     /// Does what is due.
-    pub(crate) fn on_time(&mut self, now: Instant) {
+    pub fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;
         self.alarm.take_if(|at| *at <= now);
         while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
@@ -455,7 +451,7 @@ impl Core {
 /// The end.
 impl Core {
     /// Refuses newcomers from now on, and all requests that wait. Returns how many waited.
-    pub(crate) fn close(&mut self, now: Instant) -> usize {
+    pub fn close(&mut self, now: Instant) -> usize {
         (self.ctx.now, self.ctx.ending) = (now, true);
         self.empty_pools();
         let mut refused = self.refuse_claims(AcquireErrorKind::ShutDown);
@@ -467,7 +463,7 @@ impl Core {
     }
 
     /// Marks what is still held as lost, and releases it. Returns how many permits that were.
-    pub(crate) fn lose_all(&mut self, now: Instant) -> usize {
+    pub fn lose_all(&mut self, now: Instant) -> usize {
         self.ctx.now = now;
         self.accounts.report_all();
         let mut lost = 0;
@@ -478,7 +474,7 @@ impl Core {
     }
 
     /// The limiter was dropped: no more requests will come.
-    pub(crate) fn orphan(&mut self) {
+    pub fn orphan(&mut self) {
         self.was_shut_down = std::mem::replace(&mut self.ctx.ending, true);
         self.queues.stop_caching(&mut self.ctx);
         self.orphaned = true;
@@ -489,7 +485,7 @@ impl Core {
 
     /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may
     /// soon be none.
-    pub(crate) fn log_unreleased(&mut self) {
+    pub fn log_unreleased(&mut self) {
         if !self.orphaned || self.was_shut_down || !self.ctx.shared {
             return;
         }

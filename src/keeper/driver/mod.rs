@@ -118,7 +118,7 @@ enum WatchdogFinding {
 }
 
 impl DriverState {
-    pub(super) fn new(is_movable: bool) -> Self {
+    pub fn new(is_movable: bool) -> Self {
         Self {
             stage: DriverStage::Absent,
             is_movable,
@@ -159,17 +159,17 @@ impl DriverState {
     }
 
     /// Whether a task of this generation is the present one.
-    pub(super) fn is_present(&self, generation: u64) -> bool {
+    pub fn is_present(&self, generation: u64) -> bool {
         self.generation == generation && !matches!(self.stage, DriverStage::Absent)
     }
 
     /// Whether nothing is sent until another one is started.
-    pub(super) fn is_absent(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         matches!(self.stage, DriverStage::Absent)
     }
 
     /// Whether a driver is to be started. While the store is not asked, a late one may be the reason.
-    pub(super) fn is_needed(&self, core: &Core, now: Instant) -> bool {
+    pub fn is_needed(&self, core: &Core, now: Instant) -> bool {
         match self.stage {
             DriverStage::Absent => core.is_shared() || core.next_due().is_some(),
             _ => !core.store_is_up() && self.is_replaceable(core, now),
@@ -178,7 +178,7 @@ impl DriverState {
 
     /// Wakes a parked driver that has to come back earlier than it thought.
     #[inline]
-    pub(super) fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
+    pub fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
         let DriverStage::Parked(until) = self.stage else {
             return None;
         };
@@ -229,7 +229,7 @@ impl DriverState {
     }
 
     /// The exchanges that the driver has to send now, and when to come back if nothing happens. `None`: it is to end.
-    pub(super) fn next_step(
+    pub fn next_step(
         &mut self,
         core: &mut Core,
         generation: u64,
@@ -329,7 +329,7 @@ impl KeptSession {
     }
 
     /// The session, if a driver on this runtime may go on with it.
-    pub(super) fn session(self, runtime: &Handle) -> Option<Box<dyn Session>> {
+    pub fn session(self, runtime: &Handle) -> Option<Box<dyn Session>> {
         let is_fresh = self.since.elapsed() < FRESH;
         (is_fresh && self.is_for(runtime)).then_some(self.session)
     }

@@ -76,7 +76,7 @@ impl Keeper {
     }
 
     /// Hears from the store for the first time. That it cannot be reached is no error: then the fallbacks apply.
-    pub(crate) async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
+    pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
         match &self.runtime {

@@ -19,7 +19,7 @@ use crate::{
 
 impl Queue {
     /// Starts the ledger in this process if there is no store, and the pool. To be called once.
-    pub(in crate::keeper) fn start(&mut self, ctx: &mut Context) {
+    pub fn start(&mut self, ctx: &mut Context) {
         if !ctx.shared {
             self.keep_ledger(ctx);
         }
@@ -115,13 +115,13 @@ impl Queue {
     }
 
     /// Parks a leg whose slot cannot be kept: it was lost, or that of a leg before it was.
-    pub(in crate::keeper) fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);
         self.park(ctx, seq);
     }
 
     /// Sends a request once more that reached the store too late: it keeps its name.
-    pub(in crate::keeper) fn resend(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn resend(&mut self, ctx: &mut Context, seq: Seq) {
         match ctx.availability {
             Availability::Up => self.ask_first(seq),
             down => self.fall_back(ctx, seq, down),
@@ -157,7 +157,7 @@ impl Queue {
     }
 
     /// Loses all held slots, at a shutdown. Returns how many permits that concerns.
-    pub(in crate::keeper) fn lose_all(&mut self, ctx: &mut Context) -> usize {
+    pub fn lose_all(&mut self, ctx: &mut Context) -> usize {
         let mut lost = 0;
         for seq in self.names() {
             if let Some(entry) = self.entries.get(&seq).filter(|entry| entry.is_held()) {
@@ -169,11 +169,7 @@ impl Queue {
     }
 
     /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
-    pub(in crate::keeper) fn refuse_waiting(
-        &mut self,
-        ctx: &mut Context,
-        kind: AcquireErrorKind,
-    ) -> usize {
+    pub fn refuse_waiting(&mut self, ctx: &mut Context, kind: AcquireErrorKind) -> usize {
         let undecided = self.those(|entry| {
             let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
             entry.claim().is_none() && (entry.is_undecided() || is_uncollected)
@@ -185,7 +181,7 @@ impl Queue {
     }
 
     /// Has the fallback decide on all waiters. Those that the store refuses are refused here too.
-    pub(in crate::keeper) fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
+    pub fn leave_store(&mut self, ctx: &mut Context, availability: Availability) {
         self.empty_pool(ctx);
         let refused = availability == Availability::Refused;
         if refused {
@@ -207,7 +203,7 @@ impl Queue {
     }
 
     /// Moves waiters back to the store.
-    pub(in crate::keeper) fn return_to_store(&mut self, ctx: &mut Context) {
+    pub fn return_to_store(&mut self, ctx: &mut Context) {
         self.ledger_here = None;
         self.introduce(ctx);
         let mut waiters = self.those(|entry| matches!(entry.state(), State::WaitingHere));

@@ -174,7 +174,7 @@ pub(super) struct PendingBatch {
 }
 
 impl Queue {
-    pub(super) fn new(
+    pub fn new(
         id: QueueId,
         (limit_id, key): (LimitId, Key),
         ledger: Arc<str>,
@@ -216,24 +216,24 @@ impl Queue {
     }
 
     /// The id of its limit.
-    pub(super) fn limit_id(&self) -> LimitId {
+    pub fn limit_id(&self) -> LimitId {
         self.limit_id
     }
 
-    pub(super) fn key(&self) -> &Key {
+    pub fn key(&self) -> &Key {
         &self.key
     }
 
-    pub(super) fn ledger_name(&self) -> &Arc<str> {
+    pub fn ledger_name(&self) -> &Arc<str> {
         &self.ledger
     }
 
-    pub(super) fn limit(&self) -> &Arc<Limit> {
+    pub fn limit(&self) -> &Arc<Limit> {
         &self.limit
     }
 
     /// How many slots this key has.
-    pub(super) fn max(&self) -> u32 {
+    pub fn max(&self) -> u32 {
         self.value().unwrap_or(self.limit.max())
     }
 
@@ -247,12 +247,12 @@ impl Queue {
         self.steered.paused_until.is_some()
     }
 
-    pub(super) fn contains(&self, seq: Seq) -> bool {
+    pub fn contains(&self, seq: Seq) -> bool {
         self.entries.contains_key(&seq)
     }
 
     /// Whether the release of a name is still to be confirmed, or to be sent.
-    pub(in crate::keeper) fn is_releasing(&self, seq: Seq) -> bool {
+    pub fn is_releasing(&self, seq: Seq) -> bool {
         let outbox = self.outbox.iter();
         let mut listed = outbox.flat_map(|outbox| outbox.release.iter().rev());
         self.contains(seq) || listed.any(|release| release.seq == seq)
@@ -312,7 +312,7 @@ impl Queue {
     }
 
     /// How many slots are idle in the pool.
-    pub(super) fn idle(&self) -> usize {
+    pub fn idle(&self) -> usize {
         self.pool.as_ref().map_or(0, |pool| pool.idle())
     }
 }

@@ -25,7 +25,7 @@ fn take_room(room: &mut usize, seq: Seq) {
 /// Questions that are repeated: after a new connection, and from time to time.
 impl Queue {
     /// Asks for every waiter by name.
-    pub(in crate::keeper) fn call_roll(&mut self) {
+    pub fn call_roll(&mut self) {
         self.renew_all(|entry| {
             matches!(
                 entry.state(),
@@ -36,7 +36,7 @@ impl Queue {
 
     /// Asks for every waiter by name in a moment, not at once: if the store has lost its data, or is another, holders of other
     /// replicas are there first. Grants that are being checked are asked for now.
-    pub(in crate::keeper) fn call_roll_soon(&mut self, ctx: &Context) {
+    pub fn call_roll_soon(&mut self, ctx: &Context) {
         if let Some(waiters) = &mut self.waiters {
             let soon = ctx.now + HOLDERS_FIRST.min(ctx.settings.poll_interval);
             // Never put off: connections that keep ending would put it off for ever.
@@ -51,7 +51,7 @@ impl Queue {
     /// Introduces the queue to a store that may be another, or have lost its data: asks for all holders, and holds back
     /// newcomers until they are confirmed, however many exchanges that takes. Holders are adopted only if the store does not
     /// know them: an `adopt` that arrives late could bring back a permit which was released meanwhile.
-    pub(in crate::keeper) fn introduce(&mut self, ctx: &Context) {
+    pub fn introduce(&mut self, ctx: &Context) {
         for seq in self.those(Entry::is_held) {
             if let Some(entry) = self.entries.get_mut(&seq) {
                 entry.in_store.renew_again |= entry.in_store.renewing;
@@ -69,7 +69,7 @@ impl Queue {
     }
 
     /// Whether a holder, old or new, is asked for or adopted, since the queue was introduced.
-    pub(in crate::keeper) fn is_introducing(&self) -> bool {
+    pub fn is_introducing(&self) -> bool {
         let is_asked = |entry: &Entry| entry.in_store.renewing || entry.in_store.entering;
         let unconfirmed = |entry: &Entry| entry.is_held() && is_asked(entry);
         let adopts = |outbox: &Outbox| !outbox.adopt.is_empty();
@@ -86,7 +86,7 @@ impl Queue {
 
     /// After every change of the queue, before the core lists it: ends an introduction that is complete, and opens or
     /// closes the pool by the ledger in this process.
-    pub(in crate::keeper) fn after_change(&mut self, ctx: &mut Context) {
+    pub fn after_change(&mut self, ctx: &mut Context) {
         self.end_introduction();
         self.follow_ledger_here(ctx);
     }
@@ -95,7 +95,7 @@ impl Queue {
 /// Releases, until they are confirmed.
 impl Queue {
     /// Drops releases that are not worth repeating any more.
-    pub(in crate::keeper) fn forget_releases(&mut self, now: Instant) {
+    pub fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {
             outbox.release.retain(|release| release.forget_at > now);
             outbox.later.retain(|release| release.forget_at > now);
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// How many slots the store may still count once this process is gone.
-    pub(in crate::keeper) fn unreleased(&self) -> usize {
+    pub fn unreleased(&self) -> usize {
         let entries = self.entries.values();
         let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
         let known = known.map(|entry| entry.lease.seq());
@@ -117,12 +117,12 @@ impl Queue {
 /// Batches.
 impl Queue {
     /// Has a batch sent, even if it is empty.
-    pub(in crate::keeper) fn ask_for_batch(&mut self) {
+    pub fn ask_for_batch(&mut self) {
         self.wants_batch = true;
     }
 
     /// As much of what is to be sent as there is room for.
-    pub(in crate::keeper) fn take_batch(
+    pub fn take_batch(
         &mut self,
         ctx: &mut Context,
         room: &mut usize,
@@ -220,7 +220,7 @@ impl Queue {
     }
 
     /// As many releases as there is room for.
-    pub(in crate::keeper) fn take_releases(
+    pub fn take_releases(
         &mut self,
         batch: &mut Batch,
         pending: &mut PendingBatch,
@@ -241,7 +241,7 @@ impl Queue {
     }
 
     /// Sends a parked leg: returns what it asks of its ledger.
-    pub(in crate::keeper) fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
+    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
         let entry = self.entries.get(&seq)?;
         let want = match (entry.is_shadow(), entry.wait.is_zero()) {
             (true, _) => Want::IfFree,
@@ -268,12 +268,12 @@ impl Queue {
 /// Work that is left, by which the core lists the queue.
 impl Queue {
     /// Whether an inquiry of a user has not been sent yet.
-    pub(in crate::keeper) fn has_inquiries(&self) -> bool {
+    pub fn has_inquiries(&self) -> bool {
         (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
     }
 
     /// Whether a batch is to be sent.
-    pub(in crate::keeper) fn has_work(&self) -> bool {
+    pub fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
             return self.wants_batch;
         };
@@ -284,7 +284,7 @@ impl Queue {
     }
 
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
-    pub(in crate::keeper) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
         self.is_unused()
             && self.in_flight == 0
@@ -302,7 +302,7 @@ impl Queue {
     }
 
     /// When to call [`on_time`](Self::on_time) next.
-    pub(in crate::keeper) fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<Instant> {
         let mut due = earliest(self.young_at, self.tend_at);
         if let Some(outbox) = &self.outbox {
             due = earliest(due, outbox.later_at);

@@ -246,12 +246,7 @@ impl Queue {
     }
 
     /// Refuses a request, and releases what any ledger may have of it.
-    pub(in crate::keeper) fn refuse(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        kind: AcquireErrorKind,
-    ) {
+    pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         self.refused(ctx, seq, kind);
         self.retire(ctx, seq);
         self.release_here(ctx, seq);
@@ -265,12 +260,12 @@ impl Queue {
     }
 
     /// Drops an entry whose user has gone: now, or when the exchange that may put it into the store is answered.
-    pub(in crate::keeper) fn give_up(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn give_up(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, true);
     }
 
     /// The same for a slot that was not used: nothing is learned from it of how long slots are held.
-    pub(in crate::keeper) fn give_up_unused(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn give_up_unused(&mut self, ctx: &mut Context, seq: Seq) {
         self.leave(ctx, seq, false);
     }
 

@@ -30,7 +30,7 @@ const MAX_CHECKED: usize = 128;
 /// Answers.
 impl Queue {
     /// The store has answered a batch, at this moment.
-    pub(in crate::keeper) fn on_answer(
+    pub fn on_answer(
         &mut self,
         ctx: &mut Context,
         batch: &Batch,
@@ -242,13 +242,13 @@ impl Queue {
     }
 
     /// Takes a leg out of the snapshot, before the legs of an exchange's claims get their standings.
-    pub(in crate::keeper) fn uncount_leg(&mut self, standing: &Standing) {
+    pub fn uncount_leg(&mut self, standing: &Standing) {
         let queued = u32::from(matches!(standing, Standing::Waiting { .. }));
         self.snapshot.waiting = self.snapshot.waiting.saturating_sub(queued);
     }
 
     /// As [`acquired`](Self::acquired), for a leg of a claim.
-    pub(in crate::keeper) fn on_leg_answer(
+    pub fn on_leg_answer(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
@@ -270,12 +270,7 @@ impl Queue {
 
     /// All that an exchange has about this queue is done. Looks for waiters that have left the store's queue, and sets
     /// the timers of those that have not.
-    pub(in crate::keeper) fn after_answer(
-        &mut self,
-        ctx: &mut Context,
-        pending: &PendingBatch,
-        at: StoreMoment,
-    ) {
+    pub fn after_answer(&mut self, ctx: &mut Context, pending: &PendingBatch, at: StoreMoment) {
         self.in_flight -= 1;
         let head = self.snapshot.head;
         // Grants go in the order of tickets: one below the head's has left, or was passed over while this process had no
@@ -314,7 +309,7 @@ impl Queue {
 /// Wake-ups.
 impl Queue {
     /// Another replica's exchange has promoted a waiter.
-    pub(in crate::keeper) fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
+    pub fn on_wake(&mut self, ctx: &mut Context, seq: Seq, wake: &Wake) {
         let seen = match self.entries.get(&seq).map(Entry::state) {
             Some(State::Waiting { ticket, seen }) => {
                 Some(self.snapshot.seen_waiting(*ticket, *seen))
@@ -346,7 +341,7 @@ impl Queue {
 impl Queue {
     /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
     /// admitted anything.
-    pub(in crate::keeper) fn on_failure(
+    pub fn on_failure(
         &mut self,
         ctx: &mut Context,
         batch: &Batch,
@@ -421,7 +416,7 @@ impl Queue {
 
     /// A leg of a claim, or a request that was sent as one, has no answer: the store is asked under another name, or not at
     /// all.
-    pub(in crate::keeper) fn on_leg_failure(
+    pub fn on_leg_failure(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
@@ -461,12 +456,12 @@ impl Queue {
     }
 
     /// An exchange that had a batch for this queue is over, without an answer.
-    pub(in crate::keeper) fn after_failure(&mut self) {
+    pub fn after_failure(&mut self) {
         self.in_flight -= 1;
     }
 
     /// The driver has ended: requests and watchers of leases are woken to find that out, and inquiries are dismissed.
-    pub(in crate::keeper) fn on_abandoned(&mut self, ctx: &mut Context) {
+    pub fn on_abandoned(&mut self, ctx: &mut Context) {
         for entry in self.entries.values_mut() {
             ctx.effects.wake(entry.waker.take());
             ctx.effects.push(Effect::Tell(entry.lease.clone()));
@@ -480,7 +475,7 @@ impl Queue {
 /// The time.
 impl Queue {
     /// Does what is due, but for renewals of single permits.
-    pub(in crate::keeper) fn on_time(&mut self, ctx: &mut Context) {
+    pub fn on_time(&mut self, ctx: &mut Context) {
         let now = ctx.now;
         let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
         if due(&mut self.young_at) {
@@ -504,11 +499,7 @@ impl Queue {
     }
 
     /// Renews these permits, or ends them if they are over; and with them others that are due before long.
-    pub(in crate::keeper) fn renew_due(
-        &mut self,
-        ctx: &mut Context,
-        due: impl Iterator<Item = Seq>,
-    ) {
+    pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
         let before = ctx.counts.lost;
         due.for_each(|seq| self.renew_or_end(ctx, seq));
         let soon = ctx.now + ctx.settings.lease / TOGETHER;

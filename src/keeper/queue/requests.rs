@@ -28,12 +28,7 @@ use crate::{
 
 impl Queue {
     /// Asks for a slot: of the store, or of the ledger in this process.
-    pub(in crate::keeper) fn submit(
-        &mut self,
-        ctx: &mut Context,
-        wait: Duration,
-        weight: u32,
-    ) -> Arc<Lease> {
+    pub fn submit(&mut self, ctx: &mut Context, wait: Duration, weight: u32) -> Arc<Lease> {
         let lease = self.enter(ctx, wait, weight, None);
         let seq = lease.seq();
         match ctx.availability {
@@ -48,7 +43,7 @@ impl Queue {
     }
 
     /// Makes an entry for a leg of a claim. It is parked until it is its turn.
-    pub(in crate::keeper) fn submit_leg(
+    pub fn submit_leg(
         &mut self,
         ctx: &mut Context,
         wait: Duration,
@@ -68,7 +63,7 @@ impl Queue {
     }
 
     /// Asks for the slot of a leg whose turn it is, while the store does not decide.
-    pub(in crate::keeper) fn begin_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn begin_leg(&mut self, ctx: &mut Context, seq: Seq) {
         self.unpark_leg(ctx, seq);
         match ctx.availability {
             Availability::Up => self.acquire_here(ctx, seq),
@@ -79,7 +74,7 @@ impl Queue {
 
     /// The answer to a request for a single slot, once there is one. A refused one is gone then; a granted one is for the
     /// permit to release.
-    pub(in crate::keeper) fn collect(
+    pub fn collect(
         &mut self,
         ctx: &mut Context,
         lease: &Arc<Lease>,
@@ -97,11 +92,7 @@ impl Queue {
     }
 
     /// Gives a slot that is held to its request.
-    pub(in crate::keeper) fn take(
-        &mut self,
-        ctx: &mut Context,
-        lease: &Arc<Lease>,
-    ) -> Option<Taken> {
+    pub fn take(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> Option<Taken> {
         let seq = lease.seq();
         let entry = self.entries.get_mut(&seq)?;
         if !entry.is_held() || lease.is_over(ctx.now) {
@@ -123,7 +114,7 @@ impl Queue {
     }
 
     /// Gives a slot to a claim, as one of several. Returns the place at which it had joined the queue.
-    pub(in crate::keeper) fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
+    pub fn take_as_leg(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> u32 {
         let seq = lease.seq();
         let Some(entry) = self.entries.get_mut(&seq) else {
             return 0;
@@ -168,7 +159,7 @@ impl Queue {
     }
 
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
-    pub(in crate::keeper) fn set_apart(&mut self, seq: Seq) {
+    pub fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
             && entry.holder() != Some(Holder::Companion)
         {
@@ -177,7 +168,7 @@ impl Queue {
     }
 
     /// A permit has this slot beside another one, which counts for it.
-    pub(in crate::keeper) fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
         let entry = self.entries.get_mut(&seq);
         let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
         if before.is_some_and(|before| before != Holder::Companion) {
@@ -186,7 +177,7 @@ impl Queue {
     }
 
     /// Answers with the usage of the ledger, if it is in this process; else the store is asked, if it is up.
-    pub(in crate::keeper) fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
+    pub fn inquire(&mut self, ctx: &mut Context, inquiry: Inquiry) {
         if self.ledger_here.is_some() {
             self.run_here(ctx, Operation::Nothing);
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
@@ -201,7 +192,7 @@ impl Queue {
 /// Changes of the limit, and what they do to requests that wait.
 impl Queue {
     /// Takes the limit's value for this key from a request.
-    pub(in crate::keeper) fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
+    pub fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
         if own_max == self.own_max {
             return;
         }
@@ -214,7 +205,7 @@ impl Queue {
     }
 
     /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
-    pub(in crate::keeper) fn steer(&mut self, ctx: &mut Context, steered: Steered) {
+    pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
         let (max, was_paused) = (self.max(), self.is_paused());
         self.steered = steered;
         self.follow_pause(ctx, was_paused);
@@ -237,12 +228,7 @@ impl Queue {
     }
 
     /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
-    pub(in crate::keeper) fn change_limit(
-        &mut self,
-        ctx: &mut Context,
-        limit: Arc<Limit>,
-        steered: Steered,
-    ) {
+    pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         let was_paused = self.is_paused();
         (self.limit, self.steered) = (limit, steered);
         self.follow_pause(ctx, was_paused);
@@ -284,7 +270,7 @@ impl Queue {
     }
 
     /// The place at which a request that waits has joined the queue.
-    pub(in crate::keeper) fn waiting_place(&self, seq: Seq) -> Option<u32> {
+    pub fn waiting_place(&self, seq: Seq) -> Option<u32> {
         let entry = self.entries.get(&seq)?;
         let waits = matches!(
             entry.state(),
@@ -293,7 +279,7 @@ impl Queue {
         waits.then_some(entry.place)
     }
 
-    pub(in crate::keeper) fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
+    pub fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {
         let entry = self.entries.get(&seq)?;
         Some(match *entry.state() {
             State::Held(_) => LegState::Held {
@@ -312,23 +298,19 @@ impl Queue {
         })
     }
 
-    pub(in crate::keeper) fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
+    pub fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
         self.entries.get(&seq)?.waker.as_ref()
     }
 
     /// Replaces the waker of a request. Returns the one that is not needed any more.
-    pub(in crate::keeper) fn set_waker(
-        &mut self,
-        seq: Seq,
-        waker: StoredWaker,
-    ) -> Option<StoredWaker> {
+    pub fn set_waker(&mut self, seq: Seq, waker: StoredWaker) -> Option<StoredWaker> {
         match self.entries.get_mut(&seq) {
             Some(entry) => entry.waker.replace(waker),
             None => Some(waker),
         }
     }
 
-    pub(in crate::keeper) fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Usage {
         Usage {
             // Slots go to the pool and come back without a step of the ledger.
             in_use: (self.ledger_here.as_ref())
@@ -338,7 +320,7 @@ impl Queue {
         }
     }
 
-    pub(in crate::keeper) fn error(
+    pub fn error(
         &self,
         ctx: &Context,
         seq: Seq,
@@ -371,7 +353,7 @@ impl Queue {
     }
 
     /// The slots that are left for this key, and when the next one is free, if the ledger's state is known.
-    pub(in crate::keeper) fn quota(&self, ctx: &Context) -> Option<Quota> {
+    pub fn quota(&self, ctx: &Context) -> Option<Quota> {
         let known = self.ledger_here.is_some() || self.snapshot.seen.store_us > 0;
         let free = self.max().saturating_sub(self.usage().in_use);
         let remaining = if self.snapshot.waiting > 0 { 0 } else { free };
@@ -394,7 +376,7 @@ impl Queue {
 #[cfg(feature = "operate")]
 impl Queue {
     /// Passes entries from this name on, at most `left` of them, which is counted down. Returns the name to go on with.
-    pub(in crate::keeper) fn look(
+    pub fn look(
         &self,
         from: Seq,
         left: &mut usize,

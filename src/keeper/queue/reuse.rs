@@ -26,16 +26,12 @@ impl Queue {
         }
     }
 
-    pub(in crate::keeper) fn pool(&self) -> Option<&Arc<Pool>> {
+    pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.pool.as_ref()
     }
 
     /// An idle slot, for a request that has just come and may wait for so long if it is lost.
-    pub(in crate::keeper) fn take_idle(
-        &mut self,
-        ctx: &mut Context,
-        wait: Duration,
-    ) -> Option<Arc<Lease>> {
+    pub fn take_idle(&mut self, ctx: &mut Context, wait: Duration) -> Option<Arc<Lease>> {
         let lease = self.pool.as_ref()?.take(ctx.now)?;
         ctx.measure(self.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
@@ -45,7 +41,7 @@ impl Queue {
     }
 
     /// Puts the slot of a permit that was dropped into the pool, if that is allowed.
-    pub(in crate::keeper) fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
+    pub fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
         let Some(pool) = &self.pool else {
             return false;
         };
@@ -115,7 +111,7 @@ impl Queue {
     }
 
     /// Idle slots are recalled: another replica wants them, or an answer to what was sent `at` that moment says so.
-    pub(in crate::keeper) fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
+    pub fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
         if self.pool.is_some() {
             self.recalled = self.recalled.max(Some(at));
         }
@@ -123,7 +119,7 @@ impl Queue {
     }
 
     /// Releases idle slots. Those in use are released when they come free.
-    pub(in crate::keeper) fn empty_pool(&mut self, ctx: &mut Context) {
+    pub fn empty_pool(&mut self, ctx: &mut Context) {
         let Some(pool) = &self.pool else {
             return;
         };
@@ -148,7 +144,7 @@ impl Queue {
     /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
     /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
     /// refuse them or make them wait; first those that can be released at once.
-    pub(in crate::keeper) fn make_room(&mut self, ctx: &mut Context, units: usize) {
+    pub fn make_room(&mut self, ctx: &mut Context, units: usize) {
         let Some(pool) = &self.pool else {
             return;
         };

@@ -132,7 +132,7 @@ impl Entry {
     /// Whether it waits, and since when; or since when it is held. `None`: it is neither, such as one that is idle in the
     /// pool, or whose turn has not come.
     #[cfg(feature = "operate")]
-    pub(in crate::keeper::queue) fn waits_since(&self) -> Option<(bool, Instant)> {
+    pub fn waits_since(&self) -> Option<(bool, Instant)> {
         match self.state {
             State::Held(hold) => {
                 let tenure = self.lease.tenure_since();
@@ -177,20 +177,20 @@ impl Entry {
         }
     }
 
-    pub(in crate::keeper::queue) fn state(&self) -> &State {
+    pub fn state(&self) -> &State {
         &self.state
     }
 
     /// When it has waited for as long as it may.
-    pub(in crate::keeper::queue) fn wait_until(&self) -> Instant {
+    pub fn wait_until(&self) -> Instant {
         self.asked + self.wait
     }
 
-    pub(in crate::keeper::queue) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held(_))
     }
 
-    pub(in crate::keeper::queue) fn holder(&self) -> Option<Holder> {
+    pub fn holder(&self) -> Option<Holder> {
         match self.state {
             State::Held(hold) => Some(hold.holder),
             _ => None,
@@ -198,7 +198,7 @@ impl Entry {
     }
 
     /// Whether it still asks for a slot.
-    pub(in crate::keeper::queue) fn is_undecided(&self) -> bool {
+    pub fn is_undecided(&self) -> bool {
         match self.state {
             State::Parked
             | State::Unsent { .. }
@@ -211,17 +211,17 @@ impl Entry {
     }
 
     /// The claim that it is a leg of.
-    pub(in crate::keeper::queue) fn claim(&self) -> Option<ClaimId> {
+    pub fn claim(&self) -> Option<ClaimId> {
         self.leg.map(|leg| leg.claim)
     }
 
     /// Whether its limit is in shadow mode, as a leg of a claim.
-    pub(in crate::keeper::queue) fn is_shadow(&self) -> bool {
+    pub fn is_shadow(&self) -> bool {
         self.leg.is_some_and(|leg| leg.shadow)
     }
 
     /// It is the turn of this leg: its time to wait begins, unless it has begun before.
-    pub(in crate::keeper::queue) fn begin(&mut self, now: Instant) {
+    pub fn begin(&mut self, now: Instant) {
         if let Some(leg) = &mut self.leg
             && !std::mem::replace(&mut leg.begun, true)
         {
@@ -230,7 +230,7 @@ impl Entry {
     }
 
     /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
-    pub(in crate::keeper::queue) fn send(&mut self, now: Instant) -> Option<Instant> {
+    pub fn send(&mut self, now: Instant) -> Option<Instant> {
         let State::Unsent { since } = self.state else {
             return None;
         };
@@ -240,20 +240,20 @@ impl Entry {
     }
 
     /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
-    pub(in crate::keeper::queue) fn unsend(&mut self) {
+    pub fn unsend(&mut self) {
         if let State::Sent { since, .. } = self.state {
             self.state = State::Unsent { since };
         }
     }
 
     /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
-    pub(in crate::keeper::queue) fn exchange_over(&mut self, not_after_us: u64) {
+    pub fn exchange_over(&mut self, not_after_us: u64) {
         self.in_store.entering = false;
         self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
     }
 
     /// Gives a held slot to this holder. Returns the one before.
-    pub(in crate::keeper::queue) fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
+    pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
         let State::Held(hold) = &mut self.state else {
             return None;
         };
@@ -261,7 +261,7 @@ impl Entry {
     }
 
     /// Gives it to the permit of its claim, which is granted.
-    pub(in crate::keeper::queue) fn join_permit(&mut self) {
+    pub fn join_permit(&mut self) {
         self.leg = None;
         self.hand_over(Holder::JointPermit);
     }
