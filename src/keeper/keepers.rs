@@ -93,7 +93,7 @@ impl Keepers {
     fn each_of(&self, leases: &Leases, mut visit: impl FnMut(&Arc<Keeper>, &[Arc<Lease>])) {
         let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
         for leases in leases.all().chunk_by(of_one) {
-            visit(&self.all[leases[0].keeper.0], leases);
+            visit(&self.all[leases[0].keeper.index()], leases);
         }
     }
 
@@ -121,7 +121,7 @@ impl Keepers {
     pub fn release(&self, leases: &Leases) {
         // Most permits are of one slot. They have no accounts, and nothing to group.
         if let (Leases::One(_), [lease]) = (leases, leases.all()) {
-            let keeper = &self.all[lease.keeper.0];
+            let keeper = &self.all[lease.keeper.index()];
             return keeper.with(|core, now| core.release(lease, now));
         }
         self.close_accounts(leases);
@@ -165,7 +165,7 @@ impl Keepers {
         fee: &Fee,
         change: impl FnOnce(&mut Account) -> Option<(Cost, u64)>,
     ) {
-        let keeper = &self.all[fee.keeper.0];
+        let keeper = &self.all[fee.keeper.index()];
         let ((), needs_driver) =
             keeper.with_need(|core, now| core.change_account(fee, now, change));
         if needs_driver {
@@ -176,7 +176,7 @@ impl Keepers {
 
     /// How a rate stands, as this permit knows it.
     pub fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        self.all[fee.keeper.0].with(|core, now| core.account_quota(fee, now))
+        self.all[fee.keeper.index()].with(|core, now| core.account_quota(fee, now))
     }
 
     fn close_accounts(&self, leases: &Leases) {
@@ -196,13 +196,13 @@ impl Keepers {
     /// The meter of the limit of held slots, or of the first of several. `None`: they are not held any more.
     pub fn meter_of(&self, leases: &Leases) -> Option<Arc<LimitMeter>> {
         let lease = leases.all().first()?;
-        self.all[lease.keeper.0].peek(|core| core.meter_of_lease(lease))
+        self.all[lease.keeper.index()].peek(|core| core.meter_of_lease(lease))
     }
 
     /// The public id of a permit with these.
     pub fn id_of(&self, leases: &Leases) -> Option<PermitId> {
         let (lease, tenure) = leases.first()?;
-        let replica = self.all[lease.keeper.0].replica;
+        let replica = self.all[lease.keeper.index()].replica;
         let seq = lease.seq();
         Some(PermitId::new(MemberId { replica, seq }, tenure))
     }
@@ -218,8 +218,10 @@ impl Keepers {
         // From the last to the first, so that reserved times can be taken back.
         let fees = taken.notes.map(|notes| notes.fees);
         let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| self.all[fee.keeper.0].with(|core, now| core.refund_at(&fee, now)))
-            .collect()
+        fees.filter_map(|fee| {
+            self.all[fee.keeper.index()].with(|core, now| core.refund_at(&fee, now))
+        })
+        .collect()
     }
 
     /// Sees to it that the leases are renewed.
@@ -539,7 +541,7 @@ impl Keepers {
     /// A permit that was acquired limit by limit counts once.
     pub(super) fn note_companions(&self, taken: &Taken) {
         for lease in taken.leases.all().iter().skip(1) {
-            self.all[lease.keeper.0].with(|core, _| core.set_companion(lease));
+            self.all[lease.keeper.index()].with(|core, _| core.set_companion(lease));
         }
     }
 }

@@ -23,11 +23,27 @@ use crate::{
 
 /// The number of a keeper among those of its limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeeperId(pub usize);
+pub(crate) struct KeeperId(pub u32);
 
-/// The number of a queue in its keeper. That of a queue that was dropped is used again.
+/// The number of a queue in its keeper. That of a queue that was dropped is used again. No process has room for 2^32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QueueId(pub usize);
+pub(crate) struct QueueId(pub u32);
+
+impl KeeperId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl QueueId {
+    pub(crate) fn of_index(index: usize) -> Self {
+        Self(index as u32)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 // Values of `Lease::until_us`: these, or a deadline in microseconds after the epoch.
 /// The lease is over: its deadline has passed, or the keeper has ended it.

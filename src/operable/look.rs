@@ -18,7 +18,7 @@ pub(crate) const LOOK: usize = 256;
 /// Where the next look begins.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cursor {
-    pub queue: usize,
+    pub queue: u32,
     pub seq: Seq,
 }
 

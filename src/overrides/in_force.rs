@@ -73,6 +73,11 @@ enum SteeredValue {
 }
 
 impl Steered {
+    /// Whether there is any.
+    pub(crate) fn is_some(self) -> bool {
+        self.value != SteeredValue::Declared || self.paused_until.is_some()
+    }
+
     /// The key's own value, if the declared one is this. A key that is declared to have no slots at all is blocked, and
     /// stays so when the limit is raised.
     pub(crate) fn own_max(self, declared: Option<u32>) -> Option<u32> {

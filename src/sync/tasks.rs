@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    mem,
     task::Waker,
 };
 
@@ -13,32 +14,28 @@ use crate::{ledger::Seq, status::Usage};
 
 /// The waker of a request. The state machine can keep it and pass it on, and nothing else.
 #[derive(Debug)]
-pub(crate) struct StoredWaker(Option<Waker>);
+pub(crate) struct StoredWaker(Waker);
 
 impl StoredWaker {
     /// To be made without the lock: to clone a waker runs foreign code too.
     pub(crate) fn of(waker: &Waker) -> Self {
         assert_unlocked();
-        Self(Some(waker.clone()))
+        Self(waker.clone())
     }
 
     pub(crate) fn wake_task(mut self) {
-        self.0.take().into_iter().for_each(Waker::wake);
+        mem::replace(&mut self.0, Waker::noop().clone()).wake();
     }
 
     /// Whether both wake the same task. This compares pointers only.
     pub(crate) fn will_wake(&self, waker: &Waker) -> bool {
-        self.0
-            .as_ref()
-            .is_some_and(|stored| stored.will_wake(waker))
+        self.0.will_wake(waker)
     }
 }
 
 impl Drop for StoredWaker {
     fn drop(&mut self) {
-        if self.0.is_some() {
-            assert_unlocked();
-        }
+        assert_unlocked();
     }
 }
 

@@ -236,7 +236,7 @@ impl Core {
     }
 
     pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
-        let queue = self.queues.without_listing(QueueId(index));
+        let queue = self.queues.without_listing(QueueId::of_index(index));
         queue.take_idle(&mut self.ctx, Duration::ZERO)
     }
 

@@ -84,7 +84,7 @@ impl Queues {
 
     /// Adds the queue that `make` returns. It goes when it is idle after a change.
     pub fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
-        let id = QueueId(self.members.vacant_key());
+        let id = QueueId::of_index(self.members.vacant_key());
         let queue = make(id);
         self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
         if !queue.ledger_name().is_empty() {
@@ -107,7 +107,7 @@ impl Queues {
         id: QueueId,
         change: impl FnOnce(&mut Queue, &mut Context) -> R,
     ) -> R {
-        let result = change(&mut self.members[id.0].queue, ctx);
+        let result = change(&mut self.members[id.index()].queue, ctx);
         self.list(ctx, id);
         result
     }
@@ -120,7 +120,7 @@ impl Queues {
         id: QueueId,
         change: impl FnOnce(&mut Queue, &mut Context) -> R,
     ) -> Option<R> {
-        let member = self.members.get_mut(id.0)?;
+        let member = self.members.get_mut(id.index())?;
         let result = change(&mut member.queue, ctx);
         self.list(ctx, id);
         Some(result)
@@ -130,18 +130,18 @@ impl Queues {
     /// the same step.
     #[inline]
     pub fn without_listing(&mut self, id: QueueId) -> &mut Queue {
-        &mut self.members[id.0].queue
+        &mut self.members[id.index()].queue
     }
 
     /// As [`without_listing`](Self::without_listing), for a queue that may be gone.
     #[inline]
     pub fn without_listing_if_there(&mut self, id: QueueId) -> Option<&mut Queue> {
-        let member = self.members.get_mut(id.0)?;
+        let member = self.members.get_mut(id.index())?;
         Some(&mut member.queue)
     }
 
     fn list(&mut self, ctx: &mut Context, id: QueueId) {
-        let member = &mut self.members[id.0];
+        let member = &mut self.members[id.index()];
         member.queue.after_change(ctx);
         if !member.ready && member.queue.has_work() {
             member.ready = true;
@@ -165,7 +165,7 @@ impl Queues {
         if !self.caches {
             return self.drop_queue(ctx, id);
         }
-        if !mem::replace(&mut self.members[id.0].cached, true) {
+        if !mem::replace(&mut self.members[id.index()].cached, true) {
             self.cached.push_back(id);
         }
         while self.cached.len() > MAX_CACHED {
@@ -176,7 +176,7 @@ impl Queues {
     /// One that is in use leaves the list only, and comes back when it is idle again.
     fn drop_oldest_cached(&mut self, ctx: &mut Context) {
         if let Some(id) = self.cached.pop_front() {
-            let member = &mut self.members[id.0];
+            let member = &mut self.members[id.index()];
             member.cached = false;
             if !member.ready && member.queue.is_idle() {
                 self.drop_queue(ctx, id);
@@ -185,8 +185,8 @@ impl Queues {
     }
 
     fn drop_queue(&mut self, ctx: &mut Context, id: QueueId) {
-        self.members[id.0].queue.empty_pool(ctx);
-        let queue = self.members.remove(id.0).queue;
+        self.members[id.index()].queue.empty_pool(ctx);
+        let queue = self.members.remove(id.index()).queue;
         self.by_key[queue.limit_id().0].remove(queue.key());
         if !queue.ledger_name().is_empty() {
             self.by_ledger.remove(queue.ledger_name());
@@ -215,7 +215,7 @@ impl Queues {
     }
 
     pub fn get(&self, id: QueueId) -> Option<&Queue> {
-        let member = self.members.get(id.0)?;
+        let member = self.members.get(id.index())?;
         Some(&member.queue)
     }
 
@@ -224,13 +224,16 @@ impl Queues {
     }
 
     pub fn ids(&self) -> Vec<QueueId> {
-        self.members.iter().map(|(id, _)| QueueId(id)).collect()
+        self.members
+            .iter()
+            .map(|(id, _)| QueueId::of_index(id))
+            .collect()
     }
 
     /// All ids are below this.
     #[cfg(feature = "operate")]
     pub fn id_bound(&self) -> QueueId {
-        QueueId(self.members.capacity())
+        QueueId::of_index(self.members.capacity())
     }
 
     pub fn is_empty(&self) -> bool {
@@ -245,7 +248,7 @@ impl Queues {
     /// The one that has had work for the longest time. To be followed by a [`change`](Self::change).
     pub fn pop_ready(&mut self) -> Option<QueueId> {
         let id = self.ready.pop_front()?;
-        self.members[id.0].ready = false;
+        self.members[id.index()].ready = false;
         Some(id)
     }
 
@@ -265,7 +268,7 @@ impl ops::Index<QueueId> for Queues {
     type Output = Queue;
 
     fn index(&self, id: QueueId) -> &Queue {
-        &self.members[id.0].queue
+        &self.members[id.index()].queue
     }
 }
 
@@ -317,7 +320,7 @@ impl Queues {
 
         let (mut ready, mut due) = (BTreeSet::new(), BTreeSet::new());
         for (id, member) in &mut self.members {
-            let (id, queue) = (QueueId(id), &mut member.queue);
+            let (id, queue) = (QueueId::of_index(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.limit().name());
             ensure!(
                 self.by_key[queue.limit_id().0].get(queue.key()) == Some(id),

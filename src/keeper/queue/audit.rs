@@ -182,10 +182,10 @@ impl Queue {
 
     /// Idle slots are held, have no other holder, and are renewed.
     fn audit_pool(&self, at: &str) -> Result<(), String> {
-        let Some(pool) = &self.pool else {
+        let Some(pooled) = &self.pooled else {
             return Ok(());
         };
-        let idle = pool.names();
+        let idle = pooled.pool.names();
         for seq in &idle {
             let held = |entry: &Entry| entry.holder() == Some(Holder::Permit);
             let entry = self.entries.get(seq);
@@ -196,7 +196,7 @@ impl Queue {
         }
         let names: BTreeSet<_> = idle.iter().collect();
         ensure!(names.len() == idle.len(), "{at}: idle twice: {idle:?}");
-        let tended = self.tend_at.is_some() || self.ledger_here.is_some();
+        let tended = pooled.tend_at.is_some() || self.ledger_here.is_some();
         ensure!(tended || idle.is_empty(), "{at}: keeps {idle:?} for ever");
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Queue {
             let entry = self.entries.get(seq);
             entry.is_some_and(|entry| !entry.lease.is_over(now))
         };
-        let names = self.pool.as_ref()?.names();
+        let names = self.pool()?.names();
         Some(names.into_iter().filter(lasts).collect())
     }
 }

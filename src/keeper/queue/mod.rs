@@ -73,8 +73,8 @@ pub(super) struct Queue {
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
     own_max: Option<u32>,
-    /// The override that operators have set for this key.
-    steered: Steered,
+    /// The override that operators have set for this key. Boxed, as most keys have none.
+    steered: Option<Box<Steered>>,
     entries: SmallMap<Seq, Entry>,
     /// Requests that wait in the store's ledger. Boxed, like the outbox: most queues have neither.
     waiters: Option<Box<Waiters>>,
@@ -90,13 +90,9 @@ pub(super) struct Queue {
     /// When to renew the first of those.
     young_at: Option<Instant>,
     /// Idle slots, if the limit reuses them.
-    pool: Option<Arc<Pool>>,
-    /// When the pool's right was last recalled: an answer to an earlier question does not renew it.
-    recalled: Option<Instant>,
+    pooled: Option<Box<Pooled>>,
     /// The ledger in this process has run: whether idle slots may stay has to be checked.
     recheck_right: bool,
-    /// When to give back the slots of the pool that were not needed lately.
-    tend_at: Option<Instant>,
     /// Newcomers are held back until the store has confirmed all holders: see [`introduce`](Self::introduce). May still be
     /// set when that is done, until [`after_change`](Self::after_change).
     introducing: bool,
@@ -136,6 +132,15 @@ struct Waiters {
     handover_at: Option<Instant>,
     /// When to ask for every waiter by name: one that is not before the head may still have left the queue.
     roll_call_at: Option<Instant>,
+}
+
+/// The pool of idle slots.
+struct Pooled {
+    pool: Arc<Pool>,
+    /// When its right was last recalled: an answer to an earlier question does not renew it.
+    recalled: Option<Instant>,
+    /// When to give back the slots that were not needed lately.
+    tend_at: Option<Instant>,
 }
 
 /// Work to be sent. Names are checked when they are sent: an entry may have gone in the meantime.
@@ -192,7 +197,7 @@ impl Queue {
             ledger,
             limit,
             own_max: None,
-            steered: Steered::default(),
+            steered: None,
             entries: SmallMap::default(),
             waiters: None,
             outbox: None,
@@ -201,10 +206,8 @@ impl Queue {
             ledger_here: None,
             young_from: 0,
             young_at: None,
-            pool: None,
-            recalled: None,
+            pooled: None,
             recheck_right: false,
-            tend_at: None,
             introducing: false,
             snapshot: Snapshot {
                 in_use: 0,
@@ -239,12 +242,20 @@ impl Queue {
 
     /// The value of this key, if that is not the limit's.
     fn value(&self) -> Option<u32> {
-        self.steered.own_max(self.own_max)
+        match &self.steered {
+            Some(steered) => steered.own_max(self.own_max),
+            None => self.own_max,
+        }
+    }
+
+    /// Until when operators have paused the limit for this key.
+    fn paused_until(&self) -> Option<Instant> {
+        self.steered.as_ref()?.paused_until
     }
 
     /// Whether operators have paused the limit for this key.
     fn is_paused(&self) -> bool {
-        self.steered.paused_until.is_some()
+        self.paused_until().is_some()
     }
 
     pub fn contains(&self, seq: Seq) -> bool {
@@ -313,7 +324,11 @@ impl Queue {
 
     /// How many slots are idle in the pool.
     pub fn idle(&self) -> usize {
-        self.pool.as_ref().map_or(0, |pool| pool.idle())
+        self.pool().map_or(0, |pool| pool.idle())
+    }
+
+    pub fn pool(&self) -> Option<&Arc<Pool>> {
+        self.pooled.as_ref().map(|pooled| &pooled.pool)
     }
 }
 

@@ -294,7 +294,7 @@ impl Queue {
 
     /// Whether it has no permits and no requests, but for idle slots of a ledger in this process.
     fn is_unused(&self) -> bool {
-        match &self.pool {
+        match self.pool() {
             Some(pool) if pool.is_bound() => false,
             Some(pool) if self.ledger_here.is_some() => self.entries.len() == pool.idle(),
             _ => self.entries.is_empty(),
@@ -303,7 +303,8 @@ impl Queue {
 
     /// When to call [`on_time`](Self::on_time) next.
     pub fn next_due(&self) -> Option<Instant> {
-        let mut due = earliest(self.young_at, self.tend_at);
+        let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
+        let mut due = earliest(self.young_at, tend_at);
         if let Some(outbox) = &self.outbox {
             due = earliest(due, outbox.later_at);
         }

@@ -32,7 +32,7 @@ impl Queue {
         claim: Option<(ClaimId, bool)>,
     ) -> Arc<Lease> {
         // The pool is for slots of one unit.
-        let pool = self.pool.clone().filter(|_| weight == 1);
+        let pool = self.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
         let entry = Entry::new(lease.clone(), wait, ctx.now, claim);
         count(ctx, self.limit_id, &entry, true);

@@ -488,7 +488,9 @@ impl Queue {
                 self.call_roll();
             }
         }
-        if due(&mut self.tend_at) {
+        if let Some(pooled) = &mut self.pooled
+            && due(&mut pooled.tend_at)
+        {
             self.tend_pool(ctx);
         }
         if let Some(outbox) = &mut self.outbox

@@ -198,7 +198,7 @@ impl Queue {
         }
         let before = self.max();
         self.own_max = own_max;
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = self.pool() {
             pool.follow_own_max(own_max);
         }
         self.follow_max(ctx, before);
@@ -207,9 +207,13 @@ impl Queue {
     /// Takes what operators have decided for this key. A pause refuses the requests that wait, too.
     pub fn steer(&mut self, ctx: &mut Context, steered: Steered) {
         let (max, was_paused) = (self.max(), self.is_paused());
-        self.steered = steered;
+        self.set_steered(steered);
         self.follow_pause(ctx, was_paused);
         self.follow_max(ctx, max);
+    }
+
+    fn set_steered(&mut self, steered: Steered) {
+        self.steered = steered.is_some().then(|| Box::new(steered));
     }
 
     fn follow_pause(&mut self, ctx: &mut Context, was_paused: bool) {
@@ -230,7 +234,8 @@ impl Queue {
     /// Takes new values of the limit. If it does not make requests wait any more, those that do go on.
     pub fn change_limit(&mut self, ctx: &mut Context, limit: Arc<Limit>, steered: Steered) {
         let was_paused = self.is_paused();
-        (self.limit, self.steered) = (limit, steered);
+        self.limit = limit;
+        self.set_steered(steered);
         self.follow_pause(ctx, was_paused);
         self.make_pool(ctx);
         self.empty_pool(ctx);
@@ -340,7 +345,7 @@ impl Queue {
             weight: weight_of(seq),
             place,
             waited,
-            retry_after: match (kind, self.steered.paused_until) {
+            retry_after: match (kind, self.paused_until()) {
                 (AcquireErrorKind::Paused, Some(until)) => {
                     Some(until.saturating_duration_since(ctx.now))
                 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Queue, StoreMoment,
+    Pooled, Queue, StoreMoment,
     permit::entry::{Entry, Holder},
 };
 use crate::{
@@ -19,20 +19,20 @@ use crate::{
 impl Queue {
     /// Makes a pool, if the limit reuses slots.
     pub(super) fn make_pool(&mut self, ctx: &Context) {
-        if self.limit.is_reused() && self.pool.is_none() {
+        if self.limit.is_reused() && self.pooled.is_none() {
             let pool = Pool::new(ctx.meter(self.limit_id).clone());
             pool.follow_own_max(self.own_max);
-            self.pool = Some(Arc::new(pool));
+            self.pooled = Some(Box::new(Pooled {
+                pool: Arc::new(pool),
+                recalled: None,
+                tend_at: None,
+            }));
         }
-    }
-
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
-        self.pool.as_ref()
     }
 
     /// An idle slot, for a request that has just come and may wait for so long if it is lost.
     pub fn take_idle(&mut self, ctx: &mut Context, wait: Duration) -> Option<Arc<Lease>> {
-        let lease = self.pool.as_ref()?.take(ctx.now)?;
+        let lease = self.pool()?.take(ctx.now)?;
         ctx.measure(self.limit_id, Measure::Held(1.0));
         let entry = self.entries.get_mut(&lease.seq())?;
         (entry.asked, entry.wait, entry.place) = (ctx.now, wait, 0);
@@ -42,7 +42,7 @@ impl Queue {
 
     /// Puts the slot of a permit that was dropped into the pool, if that is allowed.
     pub fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
-        let Some(pool) = &self.pool else {
+        let Some(pool) = self.pool() else {
             return false;
         };
         let may = |entry: &Entry| {
@@ -73,7 +73,7 @@ impl Queue {
 
     /// The reuse that a batch asks for.
     pub(super) fn reuse(&self, ctx: &Context) -> Reuse {
-        match &self.pool {
+        match self.pool() {
             Some(pool) if self.may_keep(ctx) && pool.wants_right(ctx.now) => Reuse::Keep,
             Some(_) => Reuse::Others,
             None => Reuse::Never,
@@ -82,17 +82,21 @@ impl Queue {
 
     /// Follows an answer of the store: it gives the right to keep slots, or recalls them.
     pub(super) fn follow_right(&mut self, ctx: &mut Context, batch: &Batch, at: StoreMoment) {
-        let Some(pool) = &self.pool else {
+        let Some(pooled) = &self.pooled else {
             return;
         };
         if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() {
             return self.on_recall(ctx, at.sent);
         }
-        let old = self.recalled.is_some_and(|recalled| at.sent <= recalled);
+        let old = pooled.recalled.is_some_and(|recalled| at.sent <= recalled);
         let given = batch.reuse == Reuse::Keep && (1..=batch.limit).contains(&self.snapshot.in_use);
-        if given && !old && self.may_keep(ctx) {
-            pool.open(at.sent + RIGHT.min(ctx.settings.lease));
-            self.tend_at = self.tend_at.or(Some(at.sent + RIGHT / 2));
+        if given
+            && !old
+            && self.may_keep(ctx)
+            && let Some(pooled) = &mut self.pooled
+        {
+            pooled.pool.open(at.sent + RIGHT.min(ctx.settings.lease));
+            pooled.tend_at = pooled.tend_at.or(Some(at.sent + RIGHT / 2));
         }
     }
 
@@ -101,7 +105,7 @@ impl Queue {
         if !std::mem::take(&mut self.recheck_right) || ctx.shared {
             return;
         }
-        let Some(pool) = &self.pool else {
+        let Some(pool) = self.pool() else {
             return;
         };
         if self.snapshot.waiting > 0 || self.snapshot.in_use > self.max() || !self.may_keep(ctx) {
@@ -112,40 +116,40 @@ impl Queue {
 
     /// Idle slots are recalled: another replica wants them, or an answer to what was sent `at` that moment says so.
     pub fn on_recall(&mut self, ctx: &mut Context, at: Instant) {
-        if self.pool.is_some() {
-            self.recalled = self.recalled.max(Some(at));
+        if let Some(pooled) = &mut self.pooled {
+            pooled.recalled = pooled.recalled.max(Some(at));
         }
         self.empty_pool(ctx);
     }
 
     /// Releases idle slots. Those in use are released when they come free.
     pub fn empty_pool(&mut self, ctx: &mut Context) {
-        let Some(pool) = &self.pool else {
+        let Some(pooled) = &mut self.pooled else {
             return;
         };
-        self.tend_at = None;
-        let idle = pool.close();
+        pooled.tend_at = None;
+        let idle = pooled.pool.close();
         self.release_idle(ctx, idle);
     }
 
     /// Releases what was not needed lately, and asks to extend the right if anything was.
     pub(super) fn tend_pool(&mut self, ctx: &mut Context) {
-        let Some(pool) = self.pool.clone() else {
+        let Some(pooled) = &mut self.pooled else {
             return;
         };
-        let idle = pool.tend(ctx.now);
-        self.release_idle(ctx, idle);
-        if pool.is_open() {
-            self.tend_at = Some(ctx.now + RIGHT / 2);
-            self.wants_batch |= pool.wants_right(ctx.now);
+        let idle = pooled.pool.tend(ctx.now);
+        if pooled.pool.is_open() {
+            pooled.tend_at = Some(ctx.now + RIGHT / 2);
+            self.wants_batch |= pooled.pool.wants_right(ctx.now);
         }
+        self.release_idle(ctx, idle);
     }
 
     /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
     /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
     /// refuse them or make them wait; first those that can be released at once.
     pub fn make_room(&mut self, ctx: &mut Context, units: usize) {
-        let Some(pool) = &self.pool else {
+        let Some(pool) = self.pool() else {
             return;
         };
         let is_present = |lease: &Lease| {
