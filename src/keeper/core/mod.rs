@@ -40,7 +40,7 @@ use tokio::time::Instant;
 
 use self::{breaker::Breaker, queues::Queues};
 use super::{
-    context::{Availability, Context, Settings, earliest},
+    context::{Availability, Context, Settings},
     demand::ClaimId,
     effects::Effects,
     queue::{PendingBatch, Queue},
@@ -363,24 +363,5 @@ impl Core {
     /// Whether one was sent then, or before that.
     pub fn awaits_answer_since(&self, then: Instant) -> bool {
         self.in_flight.iter().any(|sent| sent.at <= then)
-    }
-
-    /// When to call [`on_time`](Self::on_time) next.
-    pub fn next_due(&self) -> Option<Instant> {
-        let probe = self.breaker.probe_at();
-        let due = [
-            self.queues.next_due(),
-            self.ctx.renewals.first().map(|(at, ..)| *at),
-            self.ctx.expiries.first().map(|(at, ..)| *at),
-            self.sleepers.first_key_value().map(|((at, _), _)| *at),
-            self.bounded.next_due(),
-            probe.filter(|_| self.in_flight.is_empty()),
-            self.connection.reconnect_at,
-            self.accounts.next_due(),
-            self.overrides.next_end(),
-            self.ctx.confirmations.next_due(),
-            self.alarm,
-        ];
-        due.into_iter().fold(None, earliest)
     }
 }

@@ -8,7 +8,7 @@ use super::Core;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::Context,
+        context::{Context, earliest},
         demand::{Demand, Leg, Submission, Taken},
         effects::{Effect, LogEvent},
         queue::Queue,
@@ -372,6 +372,25 @@ impl Core {
 
 /// Time passes. One sleep of the driver is for all of this.
 impl Core {
+    /// When to call [`on_time`](Self::on_time) next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let probe = self.breaker.probe_at();
+        let due = [
+            self.queues.next_due(),
+            self.ctx.renewals.first().map(|(at, ..)| *at),
+            self.ctx.expiries.first().map(|(at, ..)| *at),
+            self.sleepers.first_key_value().map(|((at, _), _)| *at),
+            self.bounded.next_due(),
+            probe.filter(|_| self.in_flight.is_empty()),
+            self.connection.reconnect_at,
+            self.accounts.next_due(),
+            self.overrides.next_end(),
+            self.ctx.confirmations.next_due(),
+            self.alarm,
+        ];
+        due.into_iter().fold(None, earliest)
+    }
+
     /// Does what is due.
     pub fn on_time(&mut self, now: Instant) {
         self.ctx.now = now;

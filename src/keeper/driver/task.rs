@@ -155,10 +155,7 @@ async fn run(
 ) {
     let Gone { keeper, generation } = &gone;
     let driver = Repoll::new(drive(keeper, session, *generation, &work));
-    if let Err(panic) = AssertUnwindSafe(driver).catch_unwind().await {
-        let lacks = lacks_something(&*panic);
-        keeper.driver(|driver| driver.note_panic(runtime, lacks));
-    }
+    note_panic(keeper, runtime, driver).await;
 }
 
 async fn drive(
@@ -219,13 +216,7 @@ impl Drop for Gone {
 /// last one.
 async fn watch_over(watch: WatchGuard) {
     let WatchGuard { keeper, runtime } = &watch;
-    if let Err(panic) = AssertUnwindSafe(check_until_idle(keeper))
-        .catch_unwind()
-        .await
-    {
-        let lacks = lacks_something(&*panic);
-        keeper.driver(|driver| driver.note_panic(*runtime, lacks));
-    }
+    note_panic(keeper, *runtime, check_until_idle(keeper)).await;
 }
 
 async fn check_until_idle(keeper: &Arc<Keeper>) {
@@ -263,6 +254,14 @@ struct WatchGuard {
 impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.keeper.driver(|driver| driver.unwatch(self.runtime));
+    }
+}
+
+/// Runs a task of the keeper on this runtime. If it panics, the runtime may be unfit for it.
+async fn note_panic(keeper: &Keeper, runtime: runtime::Id, task: impl Future<Output = ()>) {
+    if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+        let lacks = lacks_something(&*panic);
+        keeper.driver(|driver| driver.note_panic(runtime, lacks));
     }
 }
 

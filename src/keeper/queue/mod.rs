@@ -2,10 +2,10 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `replies` | answers, failures, wake-ups, and the time: leases that are renewed or end, polls |
+//! | `replies` | answers, failures, wake-ups; held permits that are renewed, or at their end |
 //! | `requests` | a request's way: submitted, collected; what a changed limit does to requests that wait; what operators see |
 //! | `local` | the ledger in this process, and the fallback while the store is down; requests asked again, lost or refused, in any mode |
-//! | `outbox` | what is sent next: batches, releases, roll calls; whether any work is left |
+//! | `outbox` | what is sent next: batches, releases, roll calls; whether any work is left, and timers: polls, releases that are repeated |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
 //! | `permit/entry` | the states of an entry |

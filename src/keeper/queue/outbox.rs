@@ -1,5 +1,6 @@
-//! The outbox: entries to be asked for again, the introduction of a queue to a store, releases, and the batch that takes
-//! them all. It is filled by the methods at the end of `mod.rs`, which all files call, and by `replies.rs`.
+//! The outbox: entries to be asked for again, the introduction of a queue to a store, releases, the batch that takes them
+//! all; and the timers after which there is more to send. It is filled by the methods at the end of `mod.rs`, which all
+//! files call, and by `replies.rs`.
 
 use std::time::Duration;
 
@@ -300,7 +301,10 @@ impl Queue {
             _ => self.entries.is_empty(),
         }
     }
+}
 
+/// Timers.
+impl Queue {
     /// When to call [`on_time`](Self::on_time) next.
     pub fn next_due(&self) -> Option<Instant> {
         let tend_at = self.pooled.as_ref().and_then(|pooled| pooled.tend_at);
@@ -313,6 +317,32 @@ impl Queue {
             due = timers.into_iter().fold(due, earliest);
         }
         due
+    }
+
+    /// Does what is due, but for renewals of single permits.
+    pub fn on_time(&mut self, ctx: &mut Context) {
+        let now = ctx.now;
+        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
+        if due(&mut self.young_at) {
+            self.add_young_timers(ctx);
+        }
+        if let Some(waiters) = &mut self.waiters {
+            self.wants_batch |= due(&mut waiters.poll_at);
+            self.wants_batch |= due(&mut waiters.handover_at);
+            if due(&mut waiters.roll_call_at) {
+                self.call_roll();
+            }
+        }
+        if let Some(pooled) = &mut self.pooled
+            && due(&mut pooled.tend_at)
+        {
+            self.tend_pool(ctx);
+        }
+        if let Some(outbox) = &mut self.outbox
+            && due(&mut outbox.later_at)
+        {
+            outbox.release.append(&mut outbox.later);
+        }
     }
 }
 

@@ -1,9 +1,6 @@
-//! Answers of the store, exchanges without an answer, wake-ups; and the time: leases that are renewed or end, polls,
-//! releases that are repeated.
+//! Answers of the store, exchanges without an answer, wake-ups; and held permits that are due: renewed, or at their end.
 
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::{
     PendingBatch, Queue, Release, Snapshot, StoreMoment,
@@ -472,34 +469,8 @@ impl Queue {
     }
 }
 
-/// The time.
+/// Held permits that are due.
 impl Queue {
-    /// Does what is due, but for renewals of single permits.
-    pub fn on_time(&mut self, ctx: &mut Context) {
-        let now = ctx.now;
-        let due = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
-        if due(&mut self.young_at) {
-            self.add_young_timers(ctx);
-        }
-        if let Some(waiters) = &mut self.waiters {
-            self.wants_batch |= due(&mut waiters.poll_at);
-            self.wants_batch |= due(&mut waiters.handover_at);
-            if due(&mut waiters.roll_call_at) {
-                self.call_roll();
-            }
-        }
-        if let Some(pooled) = &mut self.pooled
-            && due(&mut pooled.tend_at)
-        {
-            self.tend_pool(ctx);
-        }
-        if let Some(outbox) = &mut self.outbox
-            && due(&mut outbox.later_at)
-        {
-            outbox.release.append(&mut outbox.later);
-        }
-    }
-
     /// Renews these permits, or ends them if they are over; and with them others that are due before long.
     pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
         let before = ctx.counts.lost;
