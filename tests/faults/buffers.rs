@@ -42,37 +42,37 @@ async fn output_buffers_that_are_too_small_for_subscribers_are_no_outage() {
 
     limit_subscribers(&server, "1kb 1kb 1");
     let held = soon(giver.acquire()).await.expect("free");
-    let mut line = JoinSet::new();
+    let mut waiting = JoinSet::new();
     for _ in 0..WAITERS {
         let request = waits.acquire();
-        line.spawn(async move { request.await.map(drop) });
+        waiting.spawn(async move { request.await.map(drop) });
     }
     let began = Instant::now();
     // A question that is under way on a connection when that ends is not asked again.
-    let stand_in_line = async || {
+    let are_queued = async || {
         waits
             .usage()
             .await
             .is_ok_and(|usage| usage.waiting == WAITERS)
     };
-    while !stand_in_line().await {
+    while !are_queued().await {
         assert!(limiter.status().store_up, "G8");
         assert!(began.elapsed() < PATIENT, "{:?}", limiter.status());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    println!("{WAITERS} stand in line after {:?}", began.elapsed());
+    println!("{WAITERS} are in the queue after {:?}", began.elapsed());
     // Polls are large too. Nobody is refused.
     tokio::time::sleep(3 * POLL).await;
     assert!(limiter.status().store_up, "G8");
-    assert!(line.try_join_next().is_none());
+    assert!(waiting.try_join_next().is_none());
     let released = Instant::now();
     drop(held);
-    let first = soon(line.join_next()).await.expect("waiters");
+    let first = soon(waiting.join_next()).await.expect("waiters");
     first.expect("no panic").expect("it has its turn");
     let took = released.elapsed();
     println!("the first was let in after {took:?}");
     assert!(took < POLL + SLACK, "G4: {took:?}");
-    line.shutdown().await;
+    waiting.shutdown().await;
     until_empty(&server).await;
     let without = handoff().await;
     assert!(without < POLL + SLACK, "G4: {without:?}");

@@ -25,7 +25,7 @@ pub(super) struct Snapshot {
     /// With the ends of their leases, in store milliseconds.
     pub(super) holders: BTreeMap<MemberId, u64>,
     /// By ticket, with the time until which their replicas count as alive.
-    pub(super) line: BTreeMap<i64, (MemberId, u64)>,
+    pub(super) waiters: BTreeMap<i64, (MemberId, u64)>,
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
 }
@@ -42,7 +42,7 @@ impl Snapshot {
         };
         Self {
             holders: ledger.holders().collect(),
-            line: ledger.waiters().map(&mut waiter).collect(),
+            waiters: ledger.waiters().map(&mut waiter).collect(),
             listeners,
         }
     }
@@ -67,19 +67,21 @@ impl Snapshot {
     }
 
     pub(super) fn has(&self, id: MemberId) -> bool {
-        self.holders.contains_key(&id) || self.line.values().any(|(waiter, _)| *waiter == id)
+        self.holders.contains_key(&id) || self.waiters.values().any(|(waiter, _)| *waiter == id)
     }
 
     /// Those whose replica is alive.
     pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, MemberId)> {
-        let line = self.line.iter();
-        line.filter(move |(_, (_, alive_ms))| *alive_ms >= now_ms)
+        let waiters = self.waiters.iter();
+        waiters
+            .filter(move |(_, (_, alive_ms))| *alive_ms >= now_ms)
             .map(|(ticket, (id, _))| (*ticket, *id))
     }
 
     fn ticket(&self, id: MemberId) -> Option<i64> {
-        let mut line = self.line.iter();
-        line.find(|(_, (waiter, _))| *waiter == id)
+        let mut waiters = self.waiters.iter();
+        waiters
+            .find(|(_, (waiter, _))| *waiter == id)
             .map(|(ticket, _)| *ticket)
     }
 }
@@ -105,7 +107,7 @@ impl World {
             self.picture.insert(batch.key.to_string(), after);
         }
         self.picture
-            .retain(|_, ledger| !(ledger.holders.is_empty() && ledger.line.is_empty()));
+            .retain(|_, ledger| !(ledger.holders.is_empty() && ledger.waiters.is_empty()));
         self.check_clients();
         self.check_circles();
         self.check_names();
@@ -176,8 +178,8 @@ impl World {
         let fits = |id: MemberId| in_use + id.weight() <= limit || in_use == 0 && limit > 0;
         // The caller is alive. One of its waiters may block the queue even if an older copy has brought it back.
         let is_alive = |id: MemberId, alive_ms| alive_ms >= now_ms || id.replica == run.replica;
-        let mut line = after.line.values();
-        let first = line
+        let mut waiters = after.waiters.values();
+        let first = waiters
             .find(|(id, alive_ms)| is_alive(*id, *alive_ms) && self.is_reachable(*id, run, after));
         if let Some((id, _)) = first.filter(|(id, _)| !more && fits(*id)) {
             self.fail(&format!(
@@ -199,7 +201,7 @@ impl World {
                     seq: *seq,
                 };
                 let mut released = batch.release.iter().map(id);
-                !ledger.line.is_empty()
+                !ledger.waiters.is_empty()
                     || held > batch.limit
                     || released.any(|id| !ledger.holds(id, now_ms))
             })
@@ -271,7 +273,7 @@ impl World {
                 };
                 // A key without slots, which nobody holds, is no circle.
                 let in_use = ledger.units(now_ms);
-                let next = ledger.line.values().next();
+                let next = ledger.waiters.values().next();
                 let needed = next.map_or(1, |(id, _)| id.weight());
                 let full = in_use > 0 && in_use + needed > claim.limit.max(1);
                 full && ledger.holding(now_ms).all(|id| held.contains(&id))

@@ -141,7 +141,7 @@ impl World {
             }
         }
         for (key, ledger) in &after {
-            let (before, waiters) = (before.get(key), ledger.line.values().map(|(id, _)| id));
+            let (before, waiters) = (before.get(key), ledger.waiters.values().map(|(id, _)| id));
             let names = ledger.holders.keys().chain(waiters);
             // A release that was heard before is not repeated.
             let gone = |id: &MemberId| before.is_none_or(|before| !before.has(*id));
@@ -157,7 +157,7 @@ impl World {
         let of = self.replicas[replica].id;
         let snapshots = self.picture.values();
         let names = snapshots.flat_map(|ledger| {
-            let waiters = ledger.line.values().map(|(id, _)| id);
+            let waiters = ledger.waiters.values().map(|(id, _)| id);
             ledger.holders.keys().chain(waiters)
         });
         let unknown = names.filter(|id| id.replica == of && !self.is_known(**id));

@@ -13,8 +13,8 @@ impl World {
         let (mut given_up_at, mut given_up) = (BTreeMap::new(), Vec::new());
         for ledger in self.picture.values() {
             let holding = ledger.holding(now_ms).map(|id| (id, true));
-            let line = ledger.line.values().map(|(id, _)| (*id, false));
-            for (id, holds) in holding.chain(line) {
+            let waiters = ledger.waiters.values().map(|(id, _)| (*id, false));
+            for (id, holds) in holding.chain(waiters) {
                 let mut replicas = self.replicas.iter();
                 let Some(number) = replicas.position(|replica| replica.id == id.replica) else {
                     continue;
@@ -85,7 +85,7 @@ impl World {
         // An answer from before the grant, or so soon after the waiter was last seen that it is not asked for yet, puts off
         // the poll; the poll; what it makes the keeper ask.
         let round_trips = Duration::from_millis(25) + 3 * self.faults.slow;
-        // A ticket of a later time than the head's looks as if it were still in line: only a roll call tells.
+        // A ticket of a later time than the head's looks as if it were still in the queue: only a roll call tells.
         let asked = match self.excuses.stepped_back.is_zero() {
             true => POLL + POLL / 10,
             false => WAITER_TTL + POLL + POLL / 10,

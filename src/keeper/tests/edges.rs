@@ -93,7 +93,7 @@ fn whoever_waits_for_a_rate_goes_on_when_it_is_switched_off() {
 #[test]
 fn an_old_claim_that_asks_again_after_an_outage_does_not_hurry_the_store() {
     let mut world = World::under(1, &[&NARROW, &WIDE]);
-    let holder = world.ask(0, PATIENT); // of `narrow`, Key::SHARED: another line
+    let holder = world.ask(0, PATIENT); // of `narrow`, Key::SHARED: another queue
     world.settle();
     let _keep = held(world.collect(0, &holder));
     let asked = world.all(0, vec![leg(0, PATIENT), leg(1, PATIENT)]);
@@ -435,7 +435,7 @@ fn a_request_that_was_woken_before_its_answer_came_is_renewed() {
     world.release(1, &holder);
     world.settle();
     world.deliver_wakes();
-    // Meanwhile another permit of the line is looked after.
+    // Meanwhile another permit of the queue is looked after.
     let before = early.deadline();
     while early.deadline() == before {
         world.pass(Duration::from_millis(100));

@@ -118,7 +118,7 @@ fn a_grant_for_nobody_is_given_back() {
     let (holder, waiter) = world.holder_and_waiter();
     world.release(1, &holder);
     world.settle();
-    // It has given up, and the line is still there when it is woken: the release is under way.
+    // It has given up, and the queue is still there when it is woken: the release is under way.
     world.release(0, &waiter);
     let sent = world.send(0);
     assert_eq!(sent.exchange.batches[0].release, [waiter.seq()]);

@@ -3,8 +3,8 @@
 mod book;
 mod cap;
 mod holders;
-mod line;
 mod names;
+mod queue;
 
 use self::book::{A, B, Book, C, held, is_clean};
 use crate::history::event::Standing;

@@ -7,7 +7,7 @@ use super::{
     report::Report,
 };
 
-/// A waiter, and when it was last seen in line.
+/// A waiter, and when it was last seen in the queue.
 type Seen = (Micros, Id);
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
@@ -20,7 +20,7 @@ pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     }
 }
 
-/// Whoever is seen in line after somebody with a higher ticket was granted a slot has been overtaken: who is dropped
+/// Whoever is seen in the queue after somebody with a higher ticket was granted a slot has been overtaken: who is dropped
 /// for dead is not seen again.
 fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, Id, String)> {
     let mut waiters: Vec<_> = ledger
@@ -46,7 +46,7 @@ fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
     None
 }
 
-/// A waiter that was still seen in line after a slot was granted to another, without an excuse.
+/// A waiter that was still seen in the queue after a slot was granted to another, without an excuse.
 fn first_passed(
     before: &[Seen],
     granted: Micros,

@@ -74,7 +74,7 @@ fn check_gaps(index: &Index<'_>, (key, ledger): (&str, &Ledger), report: &mut Re
         };
         if let Some((id, _)) = ledger.stories.iter().find(waits) {
             let what = format!(
-                "nobody looked after the line for {} ms",
+                "nobody asked for the queue for {} ms",
                 (until - from) / 1_000
             );
             report.violated("G4", what, (index, key), &[*id]);

@@ -90,7 +90,7 @@ impl Story {
             .min()
     }
 
-    /// When it came into the line, when it was certainly last there, and its ticket.
+    /// When it joined the queue, when it was certainly last there, and its ticket.
     pub(crate) fn waits(&self) -> Option<(Micros, Micros, i64)> {
         let mut seen = None;
         for fact in &self.facts {

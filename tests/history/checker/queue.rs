@@ -16,7 +16,7 @@ fn an_overtaken_waiter_is_caught() {
 }
 
 #[test]
-fn a_newcomer_that_passes_the_line_is_caught() {
+fn a_newcomer_that_passes_the_queue_is_caught() {
     let mut book = Book::new();
     book.acquires(B, 20, Standing::Waiting(-200));
     book.acquires(C, 30, held(30));
@@ -25,7 +25,7 @@ fn a_newcomer_that_passes_the_line_is_caught() {
 }
 
 #[test]
-fn a_free_slot_beside_a_line_is_caught() {
+fn a_free_slot_beside_a_queue_is_caught() {
     let mut book = Book::new();
     let answer = BatchAnswer {
         waiting: 1,
@@ -36,7 +36,7 @@ fn a_free_slot_beside_a_line_is_caught() {
 }
 
 /// Somebody waits, and nobody asks for so long.
-fn forgotten_line(silence_ms: u64) -> Book {
+fn forgotten_queue(silence_ms: u64) -> Book {
     let mut book = Book::new();
     book.acquires(B, 20, Standing::Waiting(-200));
     book.renews(B, 20 + silence_ms, Standing::Waiting(-200));
@@ -45,9 +45,9 @@ fn forgotten_line(silence_ms: u64) -> Book {
 
 #[test]
 fn a_line_that_nobody_looks_after_is_caught() {
-    is_clean(forgotten_line(3_000));
-    violates(forgotten_line(10_000), "G4", "nobody looked after the line");
-    let mut book = forgotten_line(10_000);
+    is_clean(forgotten_queue(3_000));
+    violates(forgotten_queue(10_000), "G4", "nobody asked for the queue");
+    let mut book = forgotten_queue(10_000);
     book.stops.push((1, 100, 9_000));
     is_clean(book);
 }
