@@ -133,7 +133,7 @@ impl Server {
         Some((id, inbox))
     }
 
-    /// Closes a connection from the replica's side. What was sent on it arrives.
+    /// Closes a connection from the replica's side. Messages that were sent on it arrive.
     pub(super) fn disconnect(&self, replica: ReplicaId, id: ConnectionId) {
         let mut state = self.lock();
         let connection = state.replicas.get_mut(&replica);
