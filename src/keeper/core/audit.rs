@@ -36,17 +36,17 @@ pub(in crate::keeper) enum Payer {
 /// A claim that waits for a slot.
 #[derive(Debug)]
 pub(in crate::keeper) struct WaitingClaim {
-    pub(in crate::keeper) id: u64,
+    pub id: u64,
     /// The ledger, and how many slots it has for this keeper.
-    pub(in crate::keeper) waits_for: String,
-    pub(in crate::keeper) limit: u32,
+    pub waits_for: String,
+    pub limit: u32,
     /// Its slots meanwhile.
-    pub(in crate::keeper) holds: Vec<MemberId>,
+    pub holds: Vec<MemberId>,
 }
 
 impl Core {
     /// Says what does not agree. To be called between steps.
-    pub(in crate::keeper) fn audit(&mut self) -> Result<(), String> {
+    pub fn audit(&mut self) -> Result<(), String> {
         ensure!(
             self.ctx.moved.is_empty(),
             "claims were moved and not advanced: {:?}",
@@ -171,7 +171,7 @@ impl Core {
     }
 
     /// Whether nothing is left of anybody.
-    pub(in crate::keeper) fn leftovers(&self) -> Vec<&'static str> {
+    pub fn leftovers(&self) -> Vec<&'static str> {
         let parts = [
             ("queues", !self.queues.is_empty()),
             ("claims", !self.claims.is_empty()),
@@ -194,7 +194,7 @@ impl Core {
     }
 
     /// For each claim of an exchange in flight, who is charged.
-    pub(in crate::keeper) fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
+    pub fn payers(&self, number: ExchangeId) -> Vec<Option<Payer>> {
         let sent = self.in_flight.iter().filter(|sent| sent.id == number);
         let payer = |asker: &Asker| match *asker {
             Asker::Claim(id) => Some(Payer::Request(id.0)),
@@ -205,18 +205,18 @@ impl Core {
     }
 
     /// Whether nothing is in flight, and nothing is to be refunded.
-    pub(in crate::keeper) fn has_sent_all(&self) -> bool {
+    pub fn has_sent_all(&self) -> bool {
         self.in_flight.is_empty() && self.refunds.is_empty()
     }
 
     /// Whether a request is still there, or the account of its permit.
-    pub(in crate::keeper) fn is_paying(&self, request: Seq) -> bool {
+    pub fn is_paying(&self, request: Seq) -> bool {
         let limits = (0..self.limits.len()).map(LimitId);
         let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
         self.claims.contains_key(&ClaimId(request)) || accounts.next().is_some()
     }
 
-    pub(in crate::keeper) fn submit_unlabelled(
+    pub fn submit_unlabelled(
         &mut self,
         demand: &Demand,
         now: Instant,
@@ -225,60 +225,57 @@ impl Core {
     }
 
     /// As if an exchange had timed out.
-    pub(in crate::keeper) fn fail(&mut self, now: Instant) {
+    pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
         self.note_failure(Failure::TimedOut, now, "test");
         self.advance_moved();
     }
 
-    pub(in crate::keeper) fn idle_count(&self) -> usize {
+    pub fn idle_count(&self) -> usize {
         self.queues.iter().map(Queue::idle).sum()
     }
 
-    pub(in crate::keeper) fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
+    pub fn take_idle(&mut self, index: usize) -> Option<Arc<Lease>> {
         let queue = self.queues.without_listing(QueueId::of_index(index));
         queue.take_idle(&mut self.ctx, Duration::ZERO)
     }
 
-    pub(in crate::keeper) fn queue_count(&self) -> usize {
+    pub fn queue_count(&self) -> usize {
         self.queues.len()
     }
 
-    pub(in crate::keeper) fn claim_count(&self) -> usize {
+    pub fn claim_count(&self) -> usize {
         self.claims.len()
     }
 
     /// The numbers of the exchanges in flight.
-    pub(in crate::keeper) fn numbers_in_flight(&self) -> Vec<ExchangeId> {
+    pub fn numbers_in_flight(&self) -> Vec<ExchangeId> {
         self.in_flight.iter().map(|sent| sent.id).collect()
     }
 
-    pub(in crate::keeper) fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
+    pub fn pool_of(&self, lease: &Lease) -> Option<Arc<Pool>> {
         self.queues[lease.queue].pool().cloned()
     }
 
     /// Whether a name is anywhere in here.
-    pub(in crate::keeper) fn knows(&self, seq: Seq) -> bool {
+    pub fn knows(&self, seq: Seq) -> bool {
         self.expects(seq) || self.release_of(seq).is_some()
     }
 
     /// Whether there is an entry of a name that may be in the store.
-    pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
+    pub fn expects(&self, seq: Seq) -> bool {
         self.queues.iter().any(|queue| queue.expects(seq))
     }
 
     /// A release that has not been acknowledged.
-    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+    pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut queues = self.queues.iter();
         let waiting = queues.find_map(|queue| queue.release_of(seq));
         let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
         waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
 
-    pub(in crate::keeper) fn waiting_claims(
-        &self,
-        replica: ReplicaId,
-    ) -> impl Iterator<Item = WaitingClaim> {
+    pub fn waiting_claims(&self, replica: ReplicaId) -> impl Iterator<Item = WaitingClaim> {
         self.claims.iter().filter_map(move |(id, claim)| {
             let (mut waits, mut holds) = (None, Vec::new());
             for lease in &claim.legs {
@@ -299,15 +296,12 @@ impl Core {
     }
 
     /// The ledger of a permit.
-    pub(in crate::keeper) fn ledger_of(&self, lease: &Lease) -> &str {
+    pub fn ledger_of(&self, lease: &Lease) -> &str {
         self.queues[lease.queue].ledger_name()
     }
 
     /// Idle slots that are not over, by ledger.
-    pub(in crate::keeper) fn idle_seqs(
-        &self,
-        now: Instant,
-    ) -> impl Iterator<Item = (String, Vec<Seq>)> {
+    pub fn idle_seqs(&self, now: Instant) -> impl Iterator<Item = (String, Vec<Seq>)> {
         let queues = self.queues.iter();
         queues.filter_map(move |queue| {
             let idle = queue.idle_seqs(now)?;
@@ -316,7 +310,7 @@ impl Core {
     }
 
     /// How many permits were lost.
-    pub(in crate::keeper) fn lost(&self) -> u64 {
+    pub fn lost(&self) -> u64 {
         self.ctx.counts.lost
     }
 }

@@ -21,13 +21,13 @@ use crate::{
 #[derive(Default)]
 pub(in crate::keeper) struct Books {
     /// Names that exchanges in flight may put into the ledger, and those that they renew.
-    pub(in crate::keeper) entering: BTreeSet<Seq>,
-    pub(in crate::keeper) renewing: BTreeSet<Seq>,
+    pub entering: BTreeSet<Seq>,
+    pub renewing: BTreeSet<Seq>,
     /// The claim of each leg.
-    pub(in crate::keeper) claims_of_legs: HashMap<Seq, ClaimId>,
-    pub(in crate::keeper) counts: Counts,
-    pub(in crate::keeper) expiries: BTreeSet<(Instant, QueueId, Seq)>,
-    pub(in crate::keeper) renewals: usize,
+    pub claims_of_legs: HashMap<Seq, ClaimId>,
+    pub counts: Counts,
+    pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
+    pub renewals: usize,
 }
 
 macro_rules! ensure {
@@ -41,12 +41,7 @@ pub(in crate::keeper) use ensure;
 
 impl Queue {
     /// Returns the first contradiction that it finds. To be called between steps. `in_flight`: the batches of this queue.
-    pub(in crate::keeper) fn audit(
-        &self,
-        ctx: &Context,
-        books: &mut Books,
-        in_flight: u16,
-    ) -> Result<(), String> {
+    pub fn audit(&self, ctx: &Context, books: &mut Books, in_flight: u16) -> Result<(), String> {
         let at = format!("queue {} ({})", self.id.0, self.limit.name());
         ensure!(
             self.in_flight == in_flight,
@@ -224,7 +219,7 @@ impl Queue {
     }
 
     /// Whether there is an entry of a name that may be in the store.
-    pub(in crate::keeper) fn expects(&self, seq: Seq) -> bool {
+    pub fn expects(&self, seq: Seq) -> bool {
         // One that was refused is released at once, and stays here until its client comes for the answer.
         let may_be_there = |entry: &Entry| {
             let InStore {
@@ -240,19 +235,19 @@ impl Queue {
     }
 
     /// A release that is to be sent.
-    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+    pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let outbox = self.outbox.as_ref()?;
         let mut releases = outbox.release.iter().chain(&outbox.later);
         releases.find(|release| release.seq == seq).copied()
     }
 
-    pub(in crate::keeper) fn waits_in_store(&self, seq: Seq) -> bool {
+    pub fn waits_in_store(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| matches!(entry.state(), State::Waiting { .. });
         self.entries.get(&seq).is_some_and(waits)
     }
 
     /// As [`waits_in_store`](Self::waits_in_store), or to be asked, or in this process.
-    pub(in crate::keeper) fn waits_in_queue(&self, seq: Seq) -> bool {
+    pub fn waits_in_queue(&self, seq: Seq) -> bool {
         let waits = |entry: &Entry| {
             matches!(
                 entry.state(),
@@ -265,25 +260,25 @@ impl Queue {
         self.entries.get(&seq).is_some_and(waits)
     }
 
-    pub(in crate::keeper) fn is_open(&self, seq: Seq) -> bool {
+    pub fn is_open(&self, seq: Seq) -> bool {
         self.entries
             .get(&seq)
             .is_some_and(|entry| entry.in_store.entering)
     }
 
     /// The claim of a leg that is wanted.
-    pub(in crate::keeper) fn claim_of(&self, seq: Seq) -> Option<ClaimId> {
+    pub fn claim_of(&self, seq: Seq) -> Option<ClaimId> {
         let entry = self.entries.get(&seq)?;
         let is_wanted = !matches!(entry.state(), State::Leaving);
         entry.claim().filter(|_| is_wanted)
     }
 
-    pub(in crate::keeper) fn max_of_key(&self) -> u32 {
+    pub fn max_of_key(&self) -> u32 {
         self.max()
     }
 
     /// Idle slots that are not over.
-    pub(in crate::keeper) fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
+    pub fn idle_seqs(&self, now: Instant) -> Option<Vec<Seq>> {
         let lasts = |seq: &Seq| {
             let entry = self.entries.get(seq);
             entry.is_some_and(|entry| !entry.lease.is_over(now))
@@ -295,14 +290,14 @@ impl Queue {
 
 impl PendingBatch {
     /// A release that is in flight.
-    pub(in crate::keeper) fn release_of(&self, seq: Seq) -> Option<Release> {
+    pub fn release_of(&self, seq: Seq) -> Option<Release> {
         let mut releases = self.releases.iter();
         releases.find(|release| release.seq == seq).copied()
     }
 }
 
 impl Release {
-    pub(in crate::keeper) fn forget_at(self) -> Instant {
+    pub fn forget_at(self) -> Instant {
         self.forget_at
     }
 }
