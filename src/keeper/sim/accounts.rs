@@ -88,7 +88,7 @@ impl Permit {
 /// Called as clients act.
 impl Accounts {
     /// A client has got a permit.
-    pub(super) fn begin(&mut self, replica: ReplicaId, fee: &Fee) {
+    pub fn begin(&mut self, replica: ReplicaId, fee: &Fee) {
         let account = (replica, fee.id.0);
         self.open.insert(account);
         let state = self.all.entry(account).or_default();
@@ -101,7 +101,7 @@ impl Accounts {
     }
 
     /// It was charged once more.
-    pub(super) fn add(&mut self, replica: ReplicaId, fee: &Fee, charge: &Fee) {
+    pub fn add(&mut self, replica: ReplicaId, fee: &Fee, charge: &Fee) {
         let (account, request) = ((replica, fee.id.0), (replica, charge.id.0));
         let added = self.all.remove(&request).unwrap_or_default();
         self.open.remove(&request);
@@ -120,7 +120,7 @@ impl Accounts {
         }
     }
 
-    pub(super) fn spend(&mut self, replica: ReplicaId, fee: &Fee, cost: u32) {
+    pub fn spend(&mut self, replica: ReplicaId, fee: &Fee, cost: u32) {
         if let Some(permit) = self.permit(replica, fee)
             && permit.settled.is_none()
         {
@@ -128,20 +128,20 @@ impl Accounts {
         }
     }
 
-    pub(super) fn settle(&mut self, replica: ReplicaId, fee: &Fee, actual: u32) {
+    pub fn settle(&mut self, replica: ReplicaId, fee: &Fee, actual: u32) {
         if let Some(permit) = self.permit(replica, fee) {
             permit.settled.get_or_insert(actual.into());
         }
     }
 
-    pub(super) fn end(&mut self, replica: ReplicaId, fee: &Fee) {
+    pub fn end(&mut self, replica: ReplicaId, fee: &Fee) {
         if let Some(permit) = self.permit(replica, fee) {
             permit.is_held = false;
         }
     }
 
     /// The sum that a permit owes so far, as its client knows.
-    pub(super) fn owed(&mut self, replica: ReplicaId, fee: &Fee) -> u32 {
+    pub fn owed(&mut self, replica: ReplicaId, fee: &Fee) -> u32 {
         let permit = self.permit(replica, fee);
         permit.map_or(0, |permit| permit.owes() as u32)
     }
@@ -154,7 +154,7 @@ impl Accounts {
 /// Called as the store and the network act.
 impl Accounts {
     /// An exchange is sent.
-    pub(super) fn note_sent(&mut self, sent: &Sent) {
+    pub fn note_sent(&mut self, sent: &Sent) {
         let Sent {
             exchange, payers, ..
         } = sent;
@@ -240,7 +240,7 @@ impl Accounts {
 
 impl World {
     /// Checks what an exchange has charged and refunded.
-    pub(super) fn check_charges(&mut self, sent: &Sent, run: &Exchange, reply: &Reply) {
+    pub fn check_charges(&mut self, sent: &Sent, run: &Exchange, reply: &Reply) {
         let replica = run.replica;
         let mut run_refunds = run.refunds.iter().peekable();
         for refund in sent.exchange.refunds.iter().filter(|_| !sent.repeated) {
@@ -278,7 +278,7 @@ impl World {
     }
 
     /// An exchange was answered.
-    pub(super) fn note_answer(&mut self, replica: usize, number: ExchangeId, reply: &Reply) {
+    pub fn note_answer(&mut self, replica: usize, number: ExchangeId, reply: &Reply) {
         let id = self.replicas[replica].id;
         let Some((_, payers)) = self.accounts.in_flight.remove(&(id, number.0)) else {
             return;
@@ -299,7 +299,7 @@ impl World {
     }
 
     /// An exchange has no answer.
-    pub(super) fn note_failure(&mut self, replica: usize, number: ExchangeId) {
+    pub fn note_failure(&mut self, replica: usize, number: ExchangeId) {
         let id = self.replicas[replica].id;
         let Some((exchange, payers)) = self.accounts.in_flight.remove(&(id, number.0)) else {
             return;
@@ -314,7 +314,7 @@ impl World {
     }
 
     /// Compares what the store was paid with what is owed, for all that have come to an end.
-    pub(super) fn check_accounts(&mut self, replica: usize) {
+    pub fn check_accounts(&mut self, replica: usize) {
         let id = self.replicas[replica].id;
         let open = self.accounts.of(id);
         if !self.replicas[replica].core.store_is_up() {
@@ -341,7 +341,7 @@ impl World {
     }
 
     /// Nothing is left to be paid.
-    pub(super) fn check_accounts_are_closed(&mut self) {
+    pub fn check_accounts_are_closed(&mut self) {
         for replica in 0..self.replicas.len() {
             self.check_accounts(replica);
             let open = self.accounts.of(self.replicas[replica].id);

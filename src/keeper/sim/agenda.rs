@@ -33,18 +33,18 @@ pub(super) enum Happening {
 
 #[derive(Clone)]
 pub(super) struct Sent {
-    pub(super) replica: usize,
-    pub(super) life: u32,
-    pub(super) number: ExchangeId,
-    pub(super) exchange: Arc<Exchange>,
+    pub replica: usize,
+    pub life: u32,
+    pub number: ExchangeId,
+    pub exchange: Arc<Exchange>,
     /// It has run before.
-    pub(super) repeated: bool,
+    pub repeated: bool,
     /// The connection subscribes to wake-ups.
-    pub(super) listens: bool,
+    pub listens: bool,
     /// The slots that lay idle at its sender when it was sent, by ledger.
-    pub(super) idle: BTreeMap<String, Vec<MemberId>>,
+    pub idle: BTreeMap<String, Vec<MemberId>>,
     /// For each of its claims, who is charged.
-    pub(super) payers: Vec<Option<Payer>>,
+    pub payers: Vec<Option<Payer>>,
 }
 
 pub(super) enum Event {
@@ -61,19 +61,19 @@ pub(super) enum Event {
 }
 
 impl World {
-    pub(super) fn at(&mut self, at: Duration, happening: Happening) {
+    pub fn at(&mut self, at: Duration, happening: Happening) {
         self.last_event += 1;
         self.agenda
             .push(Reverse((at.max(self.now), self.last_event)));
         self.happenings.insert(self.last_event, happening);
     }
 
-    pub(super) fn after(&mut self, delay: Duration, happening: Happening) {
+    pub fn after(&mut self, delay: Duration, happening: Happening) {
         self.at(self.now + delay, happening);
     }
 
     /// Delivers something to a replica as it is now.
-    pub(super) fn deliver(&mut self, replica: usize, delay: Duration, event: Event) {
+    pub fn deliver(&mut self, replica: usize, delay: Duration, event: Event) {
         let life = self.replicas[replica].life;
         let delivered = Happening::Delivered {
             replica,
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// Runs the next happening; false when there is none.
-    pub(super) fn step(&mut self) -> bool {
+    pub fn step(&mut self) -> bool {
         let Some(Reverse((at, number))) = self.agenda.pop() else {
             return false;
         };

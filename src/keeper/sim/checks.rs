@@ -23,15 +23,15 @@ pub(super) type Picture = BTreeMap<String, Snapshot>;
 #[derive(Default)]
 pub(super) struct Snapshot {
     /// With the ends of their leases, in store milliseconds.
-    pub(super) holders: BTreeMap<MemberId, u64>,
+    pub holders: BTreeMap<MemberId, u64>,
     /// By ticket, with the time until which their replicas count as alive.
-    pub(super) waiters: BTreeMap<i64, (MemberId, u64)>,
+    pub waiters: BTreeMap<i64, (MemberId, u64)>,
     /// Replicas with waiters that subscribe to wake-ups.
     listeners: BTreeSet<ReplicaId>,
 }
 
 impl Snapshot {
-    pub(super) fn of(ledger: &Ledger) -> Self {
+    pub fn of(ledger: &Ledger) -> Self {
         let mut listeners = BTreeSet::new();
         let mut waiter = |(ticket, id): (i64, MemberId)| {
             let (alive_ms, listens) = ledger.heartbeat_of(id.replica).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Snapshot {
     }
 
     /// Those whose lease has not ended.
-    pub(super) fn holding(&self, now_ms: u64) -> impl Iterator<Item = MemberId> {
+    pub fn holding(&self, now_ms: u64) -> impl Iterator<Item = MemberId> {
         let holders = self.holders.iter();
         holders
             .filter(move |(_, until_ms)| **until_ms > now_ms)
@@ -56,22 +56,22 @@ impl Snapshot {
     }
 
     /// The weight of all of those.
-    pub(super) fn units(&self, now_ms: u64) -> u32 {
+    pub fn units(&self, now_ms: u64) -> u32 {
         self.holding(now_ms).map(MemberId::weight).sum()
     }
 
-    pub(super) fn holds(&self, id: MemberId, now_ms: u64) -> bool {
+    pub fn holds(&self, id: MemberId, now_ms: u64) -> bool {
         self.holders
             .get(&id)
             .is_some_and(|until_ms| *until_ms > now_ms)
     }
 
-    pub(super) fn has(&self, id: MemberId) -> bool {
+    pub fn has(&self, id: MemberId) -> bool {
         self.holders.contains_key(&id) || self.waiters.values().any(|(waiter, _)| *waiter == id)
     }
 
     /// Those whose replica is alive.
-    pub(super) fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, MemberId)> {
+    pub fn waiting(&self, now_ms: u64) -> impl Iterator<Item = (i64, MemberId)> {
         let waiters = self.waiters.iter();
         waiters
             .filter(move |(_, (_, alive_ms))| *alive_ms >= now_ms)
@@ -87,12 +87,12 @@ impl Snapshot {
 }
 
 impl World {
-    pub(super) fn now_ms(&self) -> u64 {
+    pub fn now_ms(&self) -> u64 {
         self.store_us() / 1_000
     }
 
     /// Checks what an exchange has changed, and whether the clients know of it what they must.
-    pub(super) fn check(&mut self, exchange: &Exchange, more: bool) {
+    pub fn check(&mut self, exchange: &Exchange, more: bool) {
         self.totals.exchanges += 1;
         for batch in &exchange.batches {
             let after = self.ledgers.get(&batch.key);
@@ -190,7 +190,7 @@ impl World {
 
     /// The ledgers of an exchange, before it runs, in which a slot that is given back need not be the next one's: somebody
     /// waits for it, or more are held than the limit, if it was another one or some come back; or the store has lost it.
-    pub(super) fn crowded(&self, exchange: &Exchange) -> BTreeSet<String> {
+    pub fn crowded(&self, exchange: &Exchange) -> BTreeSet<String> {
         let now_ms = self.now_ms();
         let is_crowded = |batch: &&Batch| {
             self.picture.get(&*batch.key).is_some_and(|ledger| {
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// G4: nobody is refused, or made to wait, for a slot that lies idle in its own process.
-    pub(super) fn check_idle(
+    pub fn check_idle(
         &self,
         sent: &Sent,
         run: &Exchange,
@@ -291,7 +291,7 @@ impl World {
 impl World {
     /// G3: a slot that is kept may go on past those who wait elsewhere until its replica hears of them, and in no case for
     /// longer than the right lasts.
-    pub(super) fn check_reuse(&mut self, replica: usize, lease: &Lease) {
+    pub fn check_reuse(&mut self, replica: usize, lease: &Lease) {
         let Replica { id, core, .. } = &self.replicas[replica];
         let (replica, seq) = (*id, lease.seq());
         self.excuses.note_reuse(MemberId { replica, seq }, self.now);

@@ -19,24 +19,24 @@ use crate::{
 };
 
 pub(super) struct Client {
-    pub(super) replica: usize,
-    pub(super) life: u32,
-    pub(super) asked: Option<Submission>,
-    pub(super) holds: Option<Leases>,
+    pub replica: usize,
+    pub life: u32,
+    pub asked: Option<Submission>,
+    pub holds: Option<Leases>,
     /// Its permit was seen to be over.
-    pub(super) over: bool,
+    pub over: bool,
     /// It has not come for its answer until then.
-    pub(super) looks_at: Duration,
+    pub looks_at: Duration,
     /// When it must have one.
     until: Duration,
     /// The weight that its permit must have, if it asked for a single slot.
     weight: Option<u32>,
     /// Its permit is to be charged once more.
-    pub(super) charging: Option<Charging>,
+    pub charging: Option<Charging>,
 }
 
 impl Client {
-    pub(super) fn new(replica: usize) -> Self {
+    pub fn new(replica: usize) -> Self {
         Self {
             replica,
             life: 0,
@@ -56,7 +56,7 @@ fn ms(length: Duration) -> u64 {
 }
 
 impl World {
-    pub(super) fn client_asks(&mut self, client: usize) {
+    pub fn client_asks(&mut self, client: usize) {
         let replica = self.clients[client].replica;
         let stalled_until = self.replicas[replica].stalled_until;
         if stalled_until > self.now {
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    pub(super) fn client_looks(&mut self, client: usize) {
+    pub fn client_looks(&mut self, client: usize) {
         let Client {
             replica,
             life,
@@ -229,7 +229,7 @@ impl World {
     }
 
     /// A client gives back what it holds, or gives up waiting.
-    pub(super) fn client_ends(&mut self, client: usize, life: u32) {
+    pub fn client_ends(&mut self, client: usize, life: u32) {
         let replica = self.clients[client].replica;
         let stalled_until = self.replicas[replica].stalled_until;
         if stalled_until > self.now {

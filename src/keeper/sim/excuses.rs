@@ -30,34 +30,34 @@ pub(super) struct Excuses {
     /// Names that may be in a ledger though their keeper has given them back.
     revived: BTreeSet<MemberId>,
     /// How far the store's clock was stepped back in all.
-    pub(super) stepped_back: Duration,
-    pub(super) over: Overshoot,
+    pub stepped_back: Duration,
+    pub over: Overshoot,
     over_since: BTreeMap<String, Duration>,
 }
 
 /// Units that clients hold, less the limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Overshoot {
-    pub(super) peak: u32,
-    pub(super) longest: Duration,
+    pub peak: u32,
+    pub longest: Duration,
 }
 
 impl Excuses {
-    pub(super) fn is_excused(&self, id: MemberId) -> bool {
+    pub fn is_excused(&self, id: MemberId) -> bool {
         self.excused.contains_key(&id)
     }
 
-    pub(super) fn may_be_missing(&self, id: MemberId, now: Duration) -> bool {
+    pub fn may_be_missing(&self, id: MemberId, now: Duration) -> bool {
         self.missing.get(&id).is_some_and(|until| *until >= now)
     }
 
-    pub(super) fn is_revived(&self, id: MemberId) -> bool {
+    pub fn is_revived(&self, id: MemberId) -> bool {
         self.revived.contains(&id)
     }
 
     /// Whether the store may be told of a holder that it does not have: it has lost it, or never knew of it, because
     /// it was let in without the store.
-    pub(super) fn may_be_adopted(&mut self, id: MemberId, is_new: bool, now: Duration) -> bool {
+    pub fn may_be_adopted(&mut self, id: MemberId, is_new: bool, now: Duration) -> bool {
         if is_new {
             self.note_admission(id, now);
         }
@@ -65,17 +65,17 @@ impl Excuses {
     }
 
     /// A policy has let somebody in.
-    pub(super) fn note_admission(&mut self, id: MemberId, now: Duration) {
+    pub fn note_admission(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).or_insert(now);
     }
 
     /// A slot of which the store has told since then that it is held serves somebody else.
-    pub(super) fn note_reuse(&mut self, id: MemberId, now: Duration) {
+    pub fn note_reuse(&mut self, id: MemberId, now: Duration) {
         self.excused.entry(id).and_modify(|since| *since = now);
     }
 
     /// An exchange runs when its sender is done with it: names that it lets in may be there when nobody wants them any more.
-    pub(super) fn note_revival(&mut self, exchange: &Exchange) {
+    pub fn note_revival(&mut self, exchange: &Exchange) {
         let batches = exchange.batches.iter();
         let single = batches.flat_map(|batch| {
             let asks = batch.acquire.iter().map(|ask| ask.seq);
@@ -89,24 +89,19 @@ impl Excuses {
     }
 
     /// Its release could not be told for so long that it is told no more.
-    pub(super) fn note_given_up(&mut self, id: MemberId) {
+    pub fn note_given_up(&mut self, id: MemberId) {
         self.revived.insert(id);
     }
 
     /// Since when somebody was excused who should have ended by now.
-    pub(super) fn is_overdue(
-        &self,
-        id: MemberId,
-        now: Duration,
-        lease: Duration,
-    ) -> Option<Duration> {
+    pub fn is_overdue(&self, id: MemberId, now: Duration, lease: Duration) -> Option<Duration> {
         let since = *self.excused.get(&id)?;
         let longest = PATIENCE + LONGEST_HOLD + LONGEST_STALL + lease;
         (since + longest < now).then_some(since)
     }
 
     /// By how much each ledger's limit is overshot now.
-    pub(super) fn measure(&mut self, overs: &BTreeMap<String, u32>, now: Duration) {
+    pub fn measure(&mut self, overs: &BTreeMap<String, u32>, now: Duration) {
         let is_over = |key: &str| overs.get(key).is_some_and(|over| *over > 0);
         for (key, since) in &self.over_since {
             if !is_over(key) {
@@ -124,7 +119,7 @@ impl Excuses {
 impl World {
     /// The ledgers are not what they were: compares them with what they were before. A step of the clock takes from
     /// all leases.
-    pub(super) fn data_was_lost(&mut self, stepped: bool) {
+    pub fn data_was_lost(&mut self, stepped: bool) {
         let ledgers = self.ledgers.iter();
         let after: BTreeMap<_, _> = ledgers
             .map(|(key, ledger)| (key.clone(), Snapshot::of(ledger)))
@@ -153,7 +148,7 @@ impl World {
     }
 
     /// Its keeper has been without the store for so long that it has given up releases.
-    pub(super) fn excuse_names_of(&mut self, replica: usize) {
+    pub fn excuse_names_of(&mut self, replica: usize) {
         let of = self.replicas[replica].id;
         let snapshots = self.picture.values();
         let names = snapshots.flat_map(|ledger| {
@@ -166,7 +161,7 @@ impl World {
     }
 
     /// Whether its keeper knows of a name.
-    pub(super) fn is_known(&self, id: MemberId) -> bool {
+    pub fn is_known(&self, id: MemberId) -> bool {
         let of = |id: ReplicaId| self.replicas.iter().find(|replica| replica.id == id);
         of(id.replica).is_some_and(|replica| replica.core.knows(id.seq as Seq))
     }

@@ -5,46 +5,46 @@ use std::time::Duration;
 /// Chances are per message, or per mishap: each replica has one every second or so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Faults {
-    pub(super) lost_request: f64,
-    pub(super) lost_reply: f64,
+    pub lost_request: f64,
+    pub lost_reply: f64,
     /// An exchange that runs long after its client gave up on it.
-    pub(super) late: f64,
+    pub late: f64,
     /// The store runs an exchange twice before its sender hears of it.
-    pub(super) repeated: f64,
+    pub repeated: f64,
     /// The store runs an exchange once more after its sender has heard of it.
-    pub(super) again: f64,
+    pub again: f64,
     /// A reply or a wake-up is delivered twice.
-    pub(super) doubled: f64,
+    pub doubled: f64,
     /// Exchanges and replies overtake each other.
-    pub(super) unordered: f64,
-    pub(super) lost_wake: f64,
-    pub(super) late_wake: f64,
+    pub unordered: f64,
+    pub lost_wake: f64,
+    pub late_wake: f64,
     /// How long an answer takes at most.
-    pub(super) slow: Duration,
+    pub slow: Duration,
     /// A replica is killed, and another one takes its place.
-    pub(super) crash: f64,
+    pub crash: f64,
     /// A replica stands still for up to two leases.
-    pub(super) stall: f64,
+    pub stall: f64,
     /// The connection breaks while an exchange is on it: the sender knows at once, the exchange may run later.
-    pub(super) cut: f64,
+    pub cut: f64,
     /// The store forgets everything, and nobody is told.
-    pub(super) forget: f64,
+    pub forget: f64,
     /// An older copy takes the place of the store, and all connections are cut.
-    pub(super) failover: f64,
+    pub failover: f64,
     /// The store's clock is stepped by +60 s or -120 s.
-    pub(super) step: f64,
+    pub step: f64,
     /// The store stands still for up to two leases, then runs all that it was sent.
-    pub(super) freeze: f64,
+    pub freeze: f64,
     /// The store cannot be reached for a while: connecting fails, or nothing answers.
-    pub(super) outage: f64,
+    pub outage: f64,
     /// The store refuses to work for a while.
-    pub(super) refuse: f64,
+    pub refuse: f64,
     /// One key is of another type for a while.
-    pub(super) poison: f64,
+    pub poison: f64,
     /// A limit gets other values at one replica.
-    pub(super) change: f64,
+    pub change: f64,
     /// Replicas have leases and limits of their own.
-    pub(super) disagree: bool,
+    pub disagree: bool,
 }
 
 pub(super) const CLEAN: Faults = Faults {
@@ -282,7 +282,7 @@ pub(super) const MIXES: &[(&str, Faults)] = &[
 
 impl Faults {
     /// Whether a request may be in trouble with the store, so that it takes long or its policy decides.
-    pub(super) fn trouble_the_store(&self) -> bool {
+    pub fn trouble_the_store(&self) -> bool {
         let messages = self.lost_request + self.lost_reply + self.late + self.cut;
         let store = self.outage + self.refuse + self.poison + self.failover + self.freeze;
         messages + store + self.stall > 0.0

@@ -16,7 +16,7 @@ struct Held {
 
 impl World {
     /// G2: a client that believes to hold does hold, and what was over stays over. G1: they are no more than the limit.
-    pub(super) fn check_clients(&mut self) {
+    pub fn check_clients(&mut self) {
         let now = self.local();
         let mut held: BTreeMap<String, Held> = BTreeMap::new();
         for number in 0..self.clients.len() {

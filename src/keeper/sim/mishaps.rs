@@ -4,7 +4,7 @@ use super::{agenda::Happening, world::World};
 use crate::key::Key;
 
 impl World {
-    pub(super) fn mishap(&mut self, replica: usize) {
+    pub fn mishap(&mut self, replica: usize) {
         self.befalls_process(replica);
         self.befalls_store();
         if self.chance(self.faults.change) && self.replicas[replica].stalled_until <= self.now {

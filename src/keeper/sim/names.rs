@@ -7,7 +7,7 @@ use crate::{keeper::demand::Submission, ledger::MemberId};
 
 impl World {
     /// G4: who was given a slot hears of it in time. G6: no name stays in a ledger that its keeper does not know.
-    pub(super) fn check_names(&mut self) {
+    pub fn check_names(&mut self) {
         let (now_ms, now) = (self.now_ms(), self.local());
         let (mut strangers, mut ungreeted) = (BTreeMap::new(), BTreeMap::new());
         let (mut given_up_at, mut given_up) = (BTreeMap::new(), Vec::new());

@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl World {
-    pub(super) fn send(&mut self, replica: usize, outgoing: Outgoing) {
+    pub fn send(&mut self, replica: usize, outgoing: Outgoing) {
         let number = outgoing.number;
         let sent = Sent {
             replica,
@@ -83,11 +83,11 @@ impl World {
     }
 
     /// The store has closed a connection, or seen its end. The replica may notice later.
-    pub(super) fn disconnects(&mut self, replica: usize) {
+    pub fn disconnects(&mut self, replica: usize) {
         self.absent.insert(self.replicas[replica].id);
     }
 
-    pub(super) fn send_reply(&mut self, to: &Sent, reply: Reply) {
+    pub fn send_reply(&mut self, to: &Sent, reply: Reply) {
         let replica = to.replica;
         if self.replicas[replica].life != to.life || self.chance(self.faults.lost_reply) {
             return;
@@ -104,7 +104,7 @@ impl World {
         self.deliver(replica, at - self.now, Event::Answer(to.number, reply));
     }
 
-    pub(super) fn send_wake(&mut self, to: ReplicaId, wake: Wake) {
+    pub fn send_wake(&mut self, to: ReplicaId, wake: Wake) {
         let mut replicas = self.replicas.iter();
         let Some(woken) = replicas.position(|replica| replica.id == to) else {
             return;

@@ -53,12 +53,12 @@ impl Standing {
 
 impl Charges {
     /// All that was charged is lost.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.keys.clear();
     }
 
     /// The charges since then are lost.
-    pub(super) fn forget_since(&mut self, since: Duration) {
+    pub fn forget_since(&mut self, since: Duration) {
         let charges = self.keys.values_mut();
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
     }
@@ -143,7 +143,7 @@ fn overflow(charges: &[Standing]) -> i128 {
 }
 
 impl World {
-    pub(super) fn check_rates(&mut self, exchange: &Exchange, reply: &Reply, repeated: bool) {
+    pub fn check_rates(&mut self, exchange: &Exchange, reply: &Reply, repeated: bool) {
         for refund in &exchange.refunds {
             self.charges.refund(refund, repeated);
         }

@@ -17,28 +17,28 @@ use crate::{
 };
 
 pub(super) struct Replica {
-    pub(super) core: Core,
-    pub(super) id: ReplicaId,
-    pub(super) values: Values,
+    pub core: Core,
+    pub id: ReplicaId,
+    pub values: Values,
     /// Which life of this replica it is: what was sent in an earlier one does not arrive.
-    pub(super) life: u32,
-    pub(super) stalled_until: Duration,
-    pub(super) connected: bool,
+    pub life: u32,
+    pub stalled_until: Duration,
+    pub connected: bool,
     /// Its connection subscribes to wake-ups.
-    pub(super) listens: bool,
+    pub listens: bool,
     told_lost: u64,
     /// When it last heard from the store.
     heard: Duration,
     /// When its next tick is on the agenda.
     ticks_at: Option<Duration>,
     /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
-    pub(super) last_sent: Duration,
-    pub(super) last_reply: Duration,
+    pub last_sent: Duration,
+    pub last_reply: Duration,
 }
 
 impl Replica {
     /// The slots that lie idle and are not over, by ledger.
-    pub(super) fn idle(&self, now: Instant) -> BTreeMap<String, Vec<MemberId>> {
+    pub fn idle(&self, now: Instant) -> BTreeMap<String, Vec<MemberId>> {
         let idle = self.core.idle_seqs(now).map(|(ledger, seqs)| {
             let replica = self.id;
             let ids = seqs.into_iter().map(|seq| MemberId { replica, seq });
@@ -49,7 +49,7 @@ impl Replica {
 }
 
 impl World {
-    pub(super) fn new_replica(&mut self, life: u32) -> Replica {
+    pub fn new_replica(&mut self, life: u32) -> Replica {
         let id = ReplicaId::from_bits(self.rng.u128(..));
         let values = match self.faults.disagree {
             true => Values::draw(&mut self.rng, true).times(self.scale()),
@@ -102,7 +102,7 @@ impl World {
         limit.fallback(self.policies[number])
     }
 
-    pub(super) fn change(&mut self, replica: usize) {
+    pub fn change(&mut self, replica: usize) {
         let number = self.rng.usize(0..3);
         let max = self.rng.u32(1..=5);
         let mut limit = self.limit_of(number, &self.replicas[replica].values, Some(max));
@@ -120,12 +120,12 @@ impl World {
     }
 
     /// Releases that cannot be told for so long are given up.
-    pub(super) fn has_given_up_releases(&self, replica: usize) -> bool {
+    pub fn has_given_up_releases(&self, replica: usize) -> bool {
         let Replica { heard, values, .. } = &self.replicas[replica];
         *heard + FORGET_AFTER * values.lease < self.now
     }
 
-    pub(super) fn delivered(&mut self, replica: usize, event: Event) {
+    pub fn delivered(&mut self, replica: usize, event: Event) {
         let now = self.local();
         let core = &mut self.replicas[replica].core;
         match event {
@@ -200,7 +200,7 @@ impl World {
     }
 
     /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.
-    pub(super) fn pump(&mut self, replica: usize) {
+    pub fn pump(&mut self, replica: usize) {
         let now = self.local();
         loop {
             self.replicas[replica].core.on_time(now);

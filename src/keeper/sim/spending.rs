@@ -20,7 +20,7 @@ pub(super) struct Charging {
 
 impl World {
     /// A client does something about the rate of its permit.
-    pub(super) fn client_spends(&mut self, client: usize, life: u32) {
+    pub fn client_spends(&mut self, client: usize, life: u32) {
         let replica = self.clients[client].replica;
         let stalled_until = self.replicas[replica].stalled_until;
         if stalled_until > self.now {
@@ -47,7 +47,7 @@ impl World {
     }
 
     /// The charge of a client's permit at its admission.
-    pub(super) fn fee_of(&self, client: usize) -> Option<Fee> {
+    pub fn fee_of(&self, client: usize) -> Option<Fee> {
         let leases = self.clients[client].holds.as_ref()?;
         leases.fees().first().cloned()
     }
@@ -103,7 +103,7 @@ impl World {
     }
 
     /// A client looks whether it was charged.
-    pub(super) fn looks_at_charge(&mut self, client: usize) {
+    pub fn looks_at_charge(&mut self, client: usize) {
         let Some(Charging { submission, fee }) = self.clients[client].charging.clone() else {
             return;
         };
@@ -143,7 +143,7 @@ impl World {
     }
 
     /// A client gives its permit back.
-    pub(super) fn ends_spending(&mut self, client: usize) {
+    pub fn ends_spending(&mut self, client: usize) {
         let Some(fee) = self.fee_of(client) else {
             return;
         };
@@ -184,7 +184,7 @@ impl World {
         });
     }
 
-    pub(super) fn replica_of(&self, client: usize) -> ReplicaId {
+    pub fn replica_of(&self, client: usize) -> ReplicaId {
         self.replicas[self.clients[client].replica].id
     }
 }

@@ -10,13 +10,13 @@ use super::{
 use crate::ledger::{Audience, Batch, Claim, ClaimReply, Exchange, LedgerError, Reply, Standing};
 
 impl World {
-    pub(super) fn store_us(&self) -> u64 {
+    pub fn store_us(&self) -> u64 {
         let now_us = EPOCH_US + self.now.as_micros() as u64;
         now_us.saturating_add_signed(self.stepped_us)
     }
 
     /// The store runs an exchange.
-    pub(super) fn arrives(&mut self, sent: Sent) {
+    pub fn arrives(&mut self, sent: Sent) {
         if self.frozen_until > self.now {
             return self.at(self.frozen_until, Happening::Arrives(sent));
         }
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// The store loses everything.
-    pub(super) fn forgets(&mut self) {
+    pub fn forgets(&mut self) {
         self.note(|| "the store forgets".to_owned());
         self.ledgers.clear();
         self.data_was_lost(false);
@@ -133,7 +133,7 @@ impl World {
     }
 
     /// The present state of the store will be forgotten: an older copy takes its place in a while.
-    pub(super) fn falls_behind(&mut self) {
+    pub fn falls_behind(&mut self) {
         let lag = self.millis(0..2_000);
         if self.copy.is_none() {
             self.copy = Some((self.now, self.ledgers.clone()));
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    pub(super) fn fails_over(&mut self) {
+    pub fn fails_over(&mut self) {
         let Some((of, ledgers)) = self.copy.take() else {
             return;
         };
@@ -156,7 +156,7 @@ impl World {
     }
 
     /// The store's clock is stepped. Forward, all leases end at once, and it is as if they were lost.
-    pub(super) fn steps(&mut self) {
+    pub fn steps(&mut self) {
         let seconds = if self.rng.bool() { 60 } else { -120 };
         self.note(|| format!("the store's clock is stepped by {seconds} s"));
         self.stepped_us += seconds * 1_000_000;

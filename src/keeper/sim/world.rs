@@ -27,95 +27,95 @@ use crate::{
 };
 
 pub(super) struct World {
-    pub(super) seed: u64,
-    pub(super) mix: &'static str,
-    pub(super) faults: Faults,
-    pub(super) rng: fastrand::Rng,
+    pub seed: u64,
+    pub mix: &'static str,
+    pub faults: Faults,
+    pub rng: fastrand::Rng,
     // Drawn from the seed.
-    pub(super) values: Values,
-    pub(super) keys: u64,
+    pub values: Values,
+    pub keys: u64,
     /// How many requests want slots under several limits.
-    pub(super) claims: f64,
+    pub claims: f64,
     /// The store is a part of a cluster: an exchange is about one key, and a request about one limit.
-    pub(super) part: Option<Part>,
+    pub part: Option<Part>,
     /// The fallbacks of the limits.
-    pub(super) policies: [Fallback; 3],
+    pub policies: [Fallback; 3],
     /// Requests bring values of their own, and costs.
-    pub(super) own: bool,
+    pub own: bool,
     /// Permits weigh up to ten units, and limits are three times as large.
-    pub(super) weights: bool,
+    pub weights: bool,
     /// Clients with a permit at a rate spend, and settle.
-    pub(super) spends: bool,
+    pub spends: bool,
     // Time, by this machine's clock; and what the store's has been stepped by.
-    pub(super) start: Instant,
-    pub(super) now: Duration,
-    pub(super) stepped_us: i64,
-    pub(super) agenda: BinaryHeap<Reverse<(Duration, u64)>>,
-    pub(super) happenings: BTreeMap<u64, Happening>,
-    pub(super) last_event: u64,
+    pub start: Instant,
+    pub now: Duration,
+    pub stepped_us: i64,
+    pub agenda: BinaryHeap<Reverse<(Duration, u64)>>,
+    pub happenings: BTreeMap<u64, Happening>,
+    pub last_event: u64,
     // Processes and the store.
-    pub(super) ledgers: Ledgers,
-    pub(super) replicas: Vec<Replica>,
-    pub(super) clients: Vec<Client>,
+    pub ledgers: Ledgers,
+    pub replicas: Vec<Replica>,
+    pub clients: Vec<Client>,
     // Faults.
-    pub(super) down_until: Duration,
-    pub(super) hangs: bool,
-    pub(super) refuses_until: Duration,
-    pub(super) frozen_until: Duration,
-    pub(super) poisoned: Option<(String, Duration)>,
+    pub down_until: Duration,
+    pub hangs: bool,
+    pub refuses_until: Duration,
+    pub frozen_until: Duration,
+    pub poisoned: Option<(String, Duration)>,
     /// Replicas whose wake-ups nobody receives, by what the store can see: a machine without power keeps its connections.
-    pub(super) absent: BTreeSet<ReplicaId>,
+    pub absent: BTreeSet<ReplicaId>,
     /// The copy that will take the place of the ledgers, and when it was like them.
-    pub(super) copy: Option<(Duration, Ledgers)>,
+    pub copy: Option<(Duration, Ledgers)>,
     /// Nothing goes wrong any more, and nobody new comes.
-    pub(super) calm: bool,
+    pub calm: bool,
     // The past, for the checks.
-    pub(super) picture: Picture,
-    pub(super) excuses: Excuses,
-    pub(super) charges: Charges,
-    pub(super) accounts: Accounts,
+    pub picture: Picture,
+    pub excuses: Excuses,
+    pub charges: Charges,
+    pub accounts: Accounts,
     /// The largest limit that the store was told, by ledger.
-    pub(super) largest: BTreeMap<String, u32>,
+    pub largest: BTreeMap<String, u32>,
     /// All that ever held a slot in the store.
-    pub(super) granted: BTreeSet<MemberId>,
+    pub granted: BTreeSet<MemberId>,
     /// Names in a ledger that are news to their keeper, or to their client, and since when.
-    pub(super) strangers: BTreeMap<MemberId, Duration>,
-    pub(super) ungreeted: BTreeMap<MemberId, Duration>,
+    pub strangers: BTreeMap<MemberId, Duration>,
+    pub ungreeted: BTreeMap<MemberId, Duration>,
     /// Names in a ledger that were to be released, and until when.
-    pub(super) given_up_at: BTreeMap<MemberId, Instant>,
-    pub(super) totals: Totals,
+    pub given_up_at: BTreeMap<MemberId, Instant>,
+    pub totals: Totals,
     /// If it is wanted.
-    pub(super) log: Option<Vec<String>>,
+    pub log: Option<Vec<String>>,
 }
 
 /// The configuration of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Values {
     /// Slots for each key, and for all together.
-    pub(super) limit: u32,
-    pub(super) wide: u32,
-    pub(super) lease: Duration,
+    pub limit: u32,
+    pub wide: u32,
+    pub lease: Duration,
     /// Slots that come free are kept for the next request.
-    pub(super) reuse: bool,
+    pub reuse: bool,
 }
 
 /// The outcome of a world.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
-    pub(super) permits: u64,
+    pub permits: u64,
     /// Of these, on slots that were kept.
-    pub(super) reused: u64,
-    pub(super) exchanges: u64,
-    pub(super) charges: u64,
+    pub reused: u64,
+    pub exchanges: u64,
+    pub charges: u64,
     /// Accounts that were closed, and of these those that were compared to the unit.
-    pub(super) accounts: u64,
-    pub(super) exact: u64,
-    pub(super) over: Overshoot,
+    pub accounts: u64,
+    pub exact: u64,
+    pub over: Overshoot,
 }
 
 impl Values {
     /// `differ`: replicas may have leases of half the length, or twice.
-    pub(super) fn draw(rng: &mut fastrand::Rng, differ: bool) -> Self {
+    pub fn draw(rng: &mut fastrand::Rng, differ: bool) -> Self {
         let reuse = rng.bool();
         // Where somebody waits all the time, nothing is reused.
         let limit = rng.u32(1..=if reuse { 8 } else { 4 });
@@ -133,7 +133,7 @@ impl Values {
         }
     }
 
-    pub(super) fn times(self, scale: u32) -> Self {
+    pub fn times(self, scale: u32) -> Self {
         Self {
             limit: self.limit * scale,
             wide: self.wide * scale,
@@ -147,7 +147,7 @@ fn scale(weights: bool) -> u32 {
 }
 
 impl World {
-    pub(super) fn new(seed: u64, logs: bool) -> Self {
+    pub fn new(seed: u64, logs: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
         // Not drawn with the rest, so that worlds without these are what they were before there were any.
@@ -231,24 +231,24 @@ impl World {
     }
 
     /// How many times as large limits are.
-    pub(super) fn scale(&self) -> u32 {
+    pub fn scale(&self) -> u32 {
         scale(self.weights)
     }
 
-    pub(super) fn local(&self) -> Instant {
+    pub fn local(&self) -> Instant {
         self.start + self.now
     }
 
-    pub(super) fn millis(&mut self, range: Range<u64>) -> Duration {
+    pub fn millis(&mut self, range: Range<u64>) -> Duration {
         Duration::from_micros(self.rng.u64(range.start * 1_000..range.end * 1_000))
     }
 
-    pub(super) fn chance(&mut self, chance: f64) -> bool {
+    pub fn chance(&mut self, chance: f64) -> bool {
         chance > 0.0 && !self.calm && self.rng.f64() < chance
     }
 
     /// The longest lease that any replica may have.
-    pub(super) fn longest_lease(&self) -> Duration {
+    pub fn longest_lease(&self) -> Duration {
         if self.faults.disagree {
             LEASE * 2
         } else {
@@ -256,13 +256,13 @@ impl World {
         }
     }
 
-    pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
         if let Some(log) = &mut self.log {
             log.push(format!("{:>10.3} {}", self.now.as_secs_f64() * 1e3, line()));
         }
     }
 
-    pub(super) fn fail(&self, why: &str) -> ! {
+    pub fn fail(&self, why: &str) -> ! {
         for line in self.log.iter().flatten() {
             eprintln!("{line}");
         }

@@ -56,19 +56,19 @@ struct World {
 
 /// Steps of the state machine, in place of the lock around it.
 impl Core {
-    pub(super) fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
+    pub fn add(&mut self, limit: &Limit) -> Result<LimitId, ConfigError> {
         let meter = LimitMeter::new("test", limit.name());
         let (id, _) = self.register(limit, &Arc::new(meter))?;
         Ok(id)
     }
 
-    pub(super) fn revise(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
+    pub fn revise(&mut self, limits: &[&Limit], now: Instant) -> Result<(), ConfigError> {
         let meter = |limit: &&Limit| Arc::new(LimitMeter::new("test", limit.name()));
         let limits = limits.iter().map(|limit| (*limit, meter(limit)));
         self.update(&limits.collect::<Vec<_>>(), now)
     }
 
-    pub(super) fn run_effects(&mut self) {
+    pub fn run_effects(&mut self) {
         self.take_effects().run("test", &StoreMeter::noop());
     }
 }
