@@ -459,8 +459,8 @@ impl Crate {
     }
 }
 
-/// In the keeper a type says how far it is seen. What is seen as far is its interface, and `pub`; what is not says so, and is
-/// for the other files of the type. So the two can be told apart, and counted.
+/// In the keeper a type says how far it is seen. A member that is seen as far is `pub`; one that is not says how far. So the
+/// interface of a type and what its files share can be told apart, and counted.
 #[test]
 fn methods_of_the_keeper_say_less_than_their_type_or_nothing() {
     let all = Crate::read();
@@ -968,6 +968,6 @@ fn figures() {
     assert!(keeper.len() <= 26 && restricted <= MOST_RESTRICTED && longest.lines <= 550);
 }
 
-/// Items of the keeper that say how far they are seen: types, and functions that files of one type share. See
+/// Items of the keeper that say how far they are seen: types, and methods that are seen less far than their type. See
 /// `methods_of_the_keeper_say_less_than_their_type_or_nothing`.
 const MOST_RESTRICTED: usize = 133;

@@ -1,8 +1,8 @@
 //! Effects: work that a step of the core leaves for when the keeper's lock is free.
 //!
 //! Wakers, channels, subscribers and recorders run code that is not ours: it may block, panic, or call back into the
-//! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s and [`Inquiry`]s, which it can only
-//! pass on, and returns effects; [`Effects::run`] is called without the lock.
+//! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s, [`Inquiry`]s and
+//! [`Confirmation`]s, which it can only pass on, and returns effects; [`Effects::run`] is called without the lock.
 
 use std::{
     mem,

@@ -1,4 +1,5 @@
-//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores and permits call them here.
+//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores, permits and
+//! operators call them here.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;

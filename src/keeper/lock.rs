@@ -1,7 +1,7 @@
 //! A keeper: the core behind a lock that is only ever held for a moment.
 //!
 //! Nothing foreign runs under the lock: a step returns its [effects](super::effects), which run afterwards. It comes
-//! before the locks of the [pools](crate::leases::Pool), and no other lock is taken under it.
+//! before the locks of the [pools](crate::leases::Pool) and of labels, and no other lock is taken under it.
 
 use std::{
     ops::{Deref, DerefMut},

@@ -8,7 +8,7 @@
 //! | module | what |
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
-//! | `keepers` | what limiters, semaphores and permits call: the one keeper of a limiter, or one for each part of a cluster |
+//! | `keepers` | what limiters, semaphores, permits and operators call: the one keeper of a limiter, or one for each part of a cluster |
 //! | `driver` | the task, when it is started and where, and what happens if it does not run |
 //! | `lock` | a keeper: its core behind a lock, and the effects of a step |
 //! | `core` | the state machine: many queues, one connection |
@@ -21,8 +21,9 @@
 //! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. Leases and
 //! pools, which work without the lock, are in [`leases`](crate::leases).
 //!
-//! No type of the keeper is public. A type says how far it is seen, and its methods and fields that are seen as far are
-//! `pub`: they are its interface. Those that say less, such as `pub(super)`, are for the other files of the same type.
+//! No type of the keeper is public. A type says how far it is seen, and a method that is `pub` is seen as far. `Queue` is
+//! `pub(super)`, for the keeper: its `pub` methods are for the core, its `pub(super)` ones for its own files. Of a type that
+//! the whole crate sees, such as [`Keeper`] and [`Keepers`], `pub(super)` methods are for the keeper.
 
 #![allow(unreachable_pub, reason = "methods are seen as far as their types")]
 

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
 //! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
-//! | `limits` | the limits, and the values that they have now |
+//! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit) |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |

@@ -25,9 +25,10 @@
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
 //! *passed*: it goes on without a slot.
 //!
-//! An entry only moves forward, except that one whose exchange came too late goes back to `Unsent` or `Parked` under its
-//! name, and one that the store has lost retries under a new name: a name whose fate is unknown is never used again, and
-//! stays on the release list until its fate is known.
+//! An entry only moves forward, with three exceptions. One whose exchange came too late goes back to `Unsent` or `Parked`
+//! under its name. One that is being checked waits again if a newer answer says that it does. One that the store has lost, that
+//! was collected too late, or that an outage moves retries under a new name: a name whose fate is unknown is never used again,
+//! and stays on the release list until its fate is known.
 
 #[cfg(test)]
 pub(super) mod audit;

@@ -1,6 +1,6 @@
 //! The outbox: entries to be asked for again, the introduction of a queue to a store, releases, the batch that takes them
 //! all; and the timers after which there is more to send. It is filled by the methods at the end of `mod.rs`, which all
-//! files call, and by `replies.rs`.
+//! files call, and directly by `replies.rs` and by `requests.rs` (`inquire`).
 
 use std::time::Duration;
 

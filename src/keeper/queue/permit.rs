@@ -1,6 +1,6 @@
 //! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
-//! permits (`run_here`). A state is written by [`Entry`] and by this file
-//! only; what is counted or indexed by it changes with it in [`Queue::set`].
+//! permits (`run_here`). A state is written by [`Entry`] and by this file only. Counts and lists by state change with it: in
+//! [`Queue::set`], and for an entry that comes, goes or is renamed in `enter`, `remove` and `ask_anew`.
 
 pub(super) mod entry;
 

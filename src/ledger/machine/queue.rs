@@ -9,7 +9,7 @@ use crate::ledger::{Ask, Batch, MemberId, Promotion, ReplicaId, Standing};
 pub(super) const FIRST_TICKET: i64 = -(1 << 52);
 
 /// Waiters of one ledger that may be passed over in one exchange.
-const MAX_PASSED: usize = 1_000;
+pub(crate) const MAX_PASSED: usize = 1_000;
 
 /// How a replica with waiters is to be treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::{
     ledger::{
-        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET, more_members,
+        EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
+        machine::queue::MAX_PASSED,
+        more_members,
         rate::{MAX_EXACT, MAX_WAIT_US},
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
@@ -50,6 +52,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("LIGHT", seq_text(1)[0].into()),
         ("MAX_LEASE_MS", MAX_LEASE_MS),
         ("SWEEP_BUDGET", SWEEP_BUDGET.into()),
+        ("MAX_PASSED", MAX_PASSED as u64),
         ("RIGHT_MS", RIGHT_MS),
         ("MAX_WAIT_US", MAX_WAIT_US),
         ("MAX_EXACT", MAX_EXACT),

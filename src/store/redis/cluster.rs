@@ -45,7 +45,7 @@ struct Nodes {
     info: ConnectionInfo,
     seeds: Vec<Node>,
     discovered: Mutex<Vec<Node>>,
-    /// See [`Target::warned`](super::Target::warned).
+    /// See [`StoreTarget::warned`](super::target::StoreTarget::warned).
     warned: Arc<AtomicBool>,
 }
 

@@ -8,7 +8,7 @@
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
 //! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
-//! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, or lost by the store |
+//! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback | released, lost |
 //! | [`Refused`](State::Refused), [`Passed`](State::Passed) | decided | collected by its request |
 //! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over |
