@@ -5,11 +5,11 @@ use std::{fmt, time::Duration};
 use tokio::runtime::Handle;
 
 use super::{
+    ask::Remote,
     desk::MAX_ANSWER,
     doctor::{self, Finding},
     names::Names,
     operator::Operator,
-    remote::Remote,
 };
 use crate::{
     builder::{LimiterBuilder, refused, shown_namespace},

@@ -43,7 +43,7 @@
 // | --- | --- |
 // | `operator` | what an operator asks, of all replicas or of this process |
 // | `connect` | an operator's connection to a store |
-// | `remote` | a question to all replicas, and the collection of their answers |
+// | `ask` | a question to all replicas, and the collection of their answers |
 // | `explain`, `ledger` | what a request of one caller would meet |
 // | `merge` | the answers of several replicas as one |
 // | `answer`, `digest` | what operators are told |
@@ -60,6 +60,8 @@
 // | `wire`, `names`, `error` | messages, names in the store, errors |
 
 mod answer;
+#[cfg(feature = "redis")]
+mod ask;
 mod changes;
 #[cfg(feature = "redis")]
 mod confirm;
@@ -87,8 +89,6 @@ mod names;
 mod operator;
 #[cfg(feature = "redis")]
 mod record;
-#[cfg(feature = "redis")]
-mod remote;
 mod revoke;
 #[cfg(feature = "redis")]
 mod roster;

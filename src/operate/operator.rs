@@ -3,7 +3,7 @@
 use std::fmt;
 
 #[cfg(feature = "redis")]
-use super::remote::Remote;
+use super::ask::Remote;
 use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
     changes::{By, Revocation},
