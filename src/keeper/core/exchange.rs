@@ -53,16 +53,18 @@ impl Core {
             _ if !self.ctx.shared => false,
             Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
             None => {
-                let most = match (&self.clock, self.ctx.settings.part) {
-                    (None, _) => 1,
-                    (Some(_), None) => MAX_IN_FLIGHT,
-                    (Some(_), Some(_)) => MAX_OF_ONE_KEY_IN_FLIGHT,
+                let mut in_flight = self.in_flight.iter();
+                let is_free = match (&self.clock, self.ctx.settings.part) {
+                    // What is in flight on a connection that is over does not hold up the hello of the next one.
+                    (None, _) => !in_flight.any(|sent| self.connection.has(sent.id)),
+                    (Some(_), None) => in_flight.len() < MAX_IN_FLIGHT,
+                    (Some(_), Some(_)) => in_flight.len() < MAX_OF_ONE_KEY_IN_FLIGHT,
                 };
                 let work = self.queues.ready().len() > 0
                     || !self.unsent_claims.is_empty()
                     || !self.refunds.is_empty()
                     || self.accounts.next_key().is_some();
-                (work || self.connection.is_wanted) && self.in_flight.len() < most
+                (work || self.connection.is_wanted) && is_free
             }
         }
     }
@@ -85,8 +87,21 @@ impl Core {
             if draft.is_empty() {
                 return None;
             }
+        } else if self.store_is_up()
+            && let Some(since) = self.asks_since()
+        {
+            // They wait for this too.
+            draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
         }
         Some(self.send(draft))
+    }
+
+    /// Since when the requests that are to be sent have been asking: the first of each queue, and the claims.
+    fn asks_since(&self) -> Option<Instant> {
+        let single = self.queues.ready().filter_map(Queue::asks_since);
+        let claims = self.unsent_claims.iter();
+        let claims = claims.filter_map(|id| self.claims.get(id)?.asking_since);
+        single.chain(claims).min()
     }
 
     /// An exchange that asks for nothing but the time.
@@ -254,7 +269,8 @@ impl Core {
         let (ids, claims) = claims.into_values().unzip();
         let settings = &self.ctx.settings;
         self.exchanges += 1;
-        self.connection.is_wanted = false;
+        // It makes the connection, if that has ended.
+        (self.connection.is_wanted, self.connection.reconnect_at) = (false, None);
         let exchange = Arc::new(Exchange {
             replica: settings.replica,
             lease_ms: ms(settings.lease),

@@ -168,6 +168,8 @@ struct Connection {
     reconnect_at: Option<Instant>,
     /// A new one is to be made now.
     is_wanted: bool,
+    /// The last exchange that was drafted for another one, which is over.
+    begins_after: u64,
 }
 
 /// Whether the store has ever answered, and when it was last reported that it does not.
@@ -175,6 +177,13 @@ struct Connection {
 struct Reach {
     reached: bool,
     reported: Option<Instant>,
+}
+
+impl Connection {
+    /// Whether the exchange was drafted for it, or makes it.
+    fn has(&self, id: ExchangeId) -> bool {
+        id.0 > self.begins_after
+    }
 }
 
 impl Asker {
@@ -353,6 +362,13 @@ impl Core {
             // It may have been dropped for another one.
             self.change_if_there(id, &mut change);
         }
+    }
+
+    /// The connection is over. The next exchange makes another, and so it is a hello: newcomers that it took along would be at
+    /// the next server before the holders. That server may also have another clock.
+    fn leave_connection(&mut self) {
+        self.clock = None;
+        self.connection.begins_after = self.exchanges;
     }
 
     /// When the next of the exchanges in flight must have been answered.

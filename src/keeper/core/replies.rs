@@ -67,8 +67,8 @@ impl Core {
             store_us: reply.now_us,
             sent: at,
         };
-        // While a new connection is wanted, an answer of the old one does not set the clock: the next server may have another.
-        if !self.connection.is_wanted {
+        // An answer on a connection that is over does not set the clock: the next server may have another.
+        if self.connection.has(id) {
             self.clock = Some(StoreClock {
                 now_us: reply.now_us,
                 sent: at,
@@ -138,6 +138,10 @@ impl Core {
             return;
         };
         self.note_failure(error.failure, sent.at, &error.error.message);
+        // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
+        if self.connection.has(id) {
+            self.leave_connection();
+        }
         self.unanswered(sent);
         self.advance_moved();
     }
@@ -179,6 +183,8 @@ impl Core {
 
     /// The driver that has sent them will not see the answers. This says nothing of the store.
     fn abandon_exchanges(&mut self) {
+        // The next driver has connections of its own.
+        self.leave_connection();
         for sent in std::mem::take(&mut self.in_flight) {
             self.unanswered(sent);
         }
@@ -387,6 +393,7 @@ impl Core {
     fn on_connected(&mut self) {
         self.connection = Connection {
             made: Some(self.ctx.now),
+            begins_after: self.connection.begins_after,
             ..Connection::default()
         };
         self.clock = None;
@@ -399,6 +406,7 @@ impl Core {
     /// The connection has ended, perhaps since the server has: holders may be forgotten, and waiters may have been promoted
     /// without a wake-up.
     fn on_disconnected(&mut self) {
+        self.leave_connection();
         let now = self.ctx.now;
         let made = self.connection.made;
         let soonest = made.map_or(now, |made| made + RECONNECT_PAUSE);

@@ -426,7 +426,6 @@ impl Core {
         let is_due = |at: &mut Instant| *at <= now;
         let due = self.connection.reconnect_at.take_if(is_due).is_some();
         if due && self.store_is_up() && !self.queues.is_empty() {
-            self.clock = None;
             self.connection.is_wanted = true;
         }
     }

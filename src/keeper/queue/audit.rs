@@ -17,6 +17,8 @@ use crate::{
     ledger::Seq,
 };
 
+pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
+
 /// The core's records of all queues, and what is found in them.
 #[derive(Default)]
 pub(in crate::keeper) struct Books {

@@ -63,7 +63,7 @@ use self::permit::entry::{Entry, InStore};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and has no entry here.
-pub(super) const FORGET_AFTER: u32 = 10;
+const FORGET_AFTER: u32 = 10;
 
 pub(super) struct Queue {
     id: QueueId,

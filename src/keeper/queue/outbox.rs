@@ -284,6 +284,15 @@ impl Queue {
         !outbox.acquire.is_empty() && !self.is_introducing()
     }
 
+    /// Since when the first request that is to be sent has been asking.
+    pub fn asks_since(&self) -> Option<Instant> {
+        let since = |seq| match self.entries.get(seq)?.state() {
+            State::Unsent { since } => Some(*since),
+            _ => None,
+        };
+        self.outbox.as_ref()?.acquire.iter().find_map(since)
+    }
+
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
     pub fn is_idle(&self) -> bool {
         let releases_later = |outbox: &Outbox| !outbox.later.is_empty();

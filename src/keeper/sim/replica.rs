@@ -10,7 +10,7 @@ use super::{
     world::{Values, World},
 };
 use crate::{
-    keeper::{Settings, core::Core, queue::FORGET_AFTER},
+    keeper::{Settings, core::Core, queue::audit::FORGET_AFTER},
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
     store::{Event as StoreEvent, ExchangeError, Failure, in_flight::ExchangeId},

@@ -172,6 +172,7 @@ fn a_claim_whose_fate_is_unknown_asks_under_new_names() {
     // It runs, and its answer is lost.
     world.run(&sent);
     world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
     let again = world.send(0);
     assert!(seqs(&again.exchange).iter().all(|seq| !first.contains(seq)));
     let released = again

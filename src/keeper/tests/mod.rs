@@ -212,6 +212,15 @@ impl World {
         self.keepers[keeper].on_reply(outgoing.number, reply, now);
     }
 
+    /// A hello makes the next connection.
+    fn reconnect(&mut self, keeper: usize) {
+        let hello = self.send(keeper);
+        assert!(hello.exchange.batches.is_empty(), "{:?}", hello.exchange);
+        let now = self.local();
+        self.keepers[keeper].on_event(&Event::Connected, now);
+        self.complete(keeper, &hello);
+    }
+
     fn complete(&mut self, keeper: usize, outgoing: &Outgoing) {
         let reply = self.run(outgoing);
         self.answer(keeper, outgoing, reply);

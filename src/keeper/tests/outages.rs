@@ -434,6 +434,148 @@ fn an_answer_from_before_the_introduction_does_not_end_it() {
     assert!(held(world.collect(0, &newcomer)));
 }
 
+/// G1: the failed exchange goes on a new connection, perhaps to a server that has lost the holder. Its error came with or
+/// without the end of its connection.
+#[test]
+fn a_request_whose_exchange_failed_comes_after_the_holders() {
+    for (reported, pause) in [(false, 0), (true, 0), (true, 60)] {
+        let mut world = World::new(1, &STRICT);
+        let now = world.local();
+        world.keepers[0].on_event(&Event::Connected, now);
+        let holder = world.grant(PATIENT);
+        world.pass(Duration::from_millis(pause));
+        let newcomer = world.ask(0, PATIENT);
+        let sent = world.send(0);
+        if reported {
+            let now = world.local();
+            world.keepers[0].on_event(&Event::Disconnected, now);
+        }
+        world.fail(0, &sent, Failure::Cut);
+        world.pass(Duration::ZERO);
+        world.ledgers.clear();
+        world.reconnect(0);
+        let introduction = world.send(0);
+        let batch = &introduction.exchange.batches[0];
+        assert_eq!((batch.renew.len(), batch.acquire.len()), (1, 0));
+        world.complete(0, &introduction);
+        world.settle();
+        assert_eq!(world.ledger(), (1, 1));
+        assert!(world.collect(0, &newcomer).is_none());
+        assert!(holder.over().is_none());
+    }
+}
+
+/// G1: so does one that is asked while no connection is there, and none is made for its own sake yet.
+#[test]
+fn a_request_without_a_connection_comes_after_the_holders() {
+    let mut world = World::new(1, &STRICT);
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    let _holder = world.grant(PATIENT);
+    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.pass(Duration::from_millis(1));
+    assert!(!world.may_send(0), "too soon");
+    world.ledgers.clear();
+    let newcomer = world.ask(0, PATIENT);
+    world.reconnect(0);
+    assert_eq!(world.send(0).exchange.batches[0].acquire, []);
+    assert!(world.collect(0, &newcomer).is_none());
+}
+
+/// G8: the hello takes no time that the request does not have.
+#[test]
+fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
+    let mut world = World::new(1, &STRICT);
+    let asked = world.local();
+    let (leaver, _newcomer) = (world.ask(0, PATIENT), world.ask(0, PATIENT));
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT / 2);
+    world.fail(0, &sent, Failure::Cut);
+    let now = world.local();
+    world.keepers[0].cancel(&Submission::Slot(leaver), now);
+    assert_eq!(world.send(0).deadline, asked + STORE_TIMEOUT);
+}
+
+/// G8: what was in flight beside the failed one goes on, and does not hold up the hello, nor stand for it.
+#[test]
+fn a_connection_that_fails_beside_another_exchange_is_followed_by_one_hello() {
+    for answered in [true, false] {
+        let mut world = World::new(1, &Limit::concurrent("a", 2));
+        let _holder = world.grant(PATIENT);
+        world.pass(LEASE / 2);
+        let renewal = world.send(0);
+        let _newcomer = world.ask(0, PATIENT);
+        let sent = world.send(0);
+        world.pass(Duration::from_millis(1));
+        world.fail(0, &sent, Failure::Cut);
+        if answered {
+            world.complete(0, &renewal);
+        }
+        let hello = world.send(0);
+        assert!(hello.exchange.batches.is_empty());
+        let now = world.local();
+        world.keepers[0].on_event(&Event::Connected, now);
+        if !answered {
+            world.fail(0, &renewal, Failure::Cut);
+        }
+        world.complete(0, &hello);
+        let introduction = world.send(0);
+        let batch = &introduction.exchange.batches[0];
+        assert_eq!((batch.renew.len(), batch.acquire.len()), (1, 0));
+    }
+}
+
+/// The end of an old connection may be reported when the next one is there. One hello proves that it is.
+#[test]
+fn the_late_end_of_an_old_connection_costs_one_hello() {
+    let mut world = World::new(1, &Limit::concurrent("a", 2));
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    let _holder = world.grant(PATIENT);
+    world.keepers[0].on_event(&Event::Disconnected, now);
+    let newcomer = world.ask(0, PATIENT);
+    let hello = world.send(0);
+    world.complete(0, &hello);
+    world.settle();
+    assert!(held(world.collect(0, &newcomer)));
+    world.pass(Duration::from_millis(50));
+    assert!(!world.may_send(0));
+}
+
+/// G1: so does one that is asked when another driver has taken over, whose connection is another.
+#[test]
+fn a_request_to_another_driver_comes_after_the_holders() {
+    for takes_over in [Core::on_replaced_driver, Core::abandon] {
+        let mut world = World::new(1, &STRICT);
+        let _holder = world.grant(PATIENT);
+        let now = world.local();
+        takes_over(&mut world.keepers[0], now);
+        let _newcomer = world.ask(0, PATIENT);
+        world.reconnect(0);
+        assert_eq!(world.send(0).exchange.batches[0].acquire, []);
+    }
+}
+
+/// G3: a waiter keeps its place if the server is away for a moment. A second attempt in the same moment would prove nothing,
+/// and pass for an outage.
+#[test]
+fn a_connection_that_is_not_there_at_once_is_no_outage() {
+    let mut world = World::new(2, &ONE);
+    let (_holder, waiter) = world.holder_and_waiter();
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Disconnected, now);
+    world.pass(Duration::ZERO);
+    let hello = world.send(0);
+    world.fail(0, &hello, Failure::Cut);
+    world.pass(Duration::from_millis(99));
+    assert!(!world.may_send(0), "too soon");
+    world.pass(Duration::from_millis(1));
+    world.reconnect(0);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 1));
+    assert!(world.collect(0, &waiter).is_none());
+}
+
 /// One of two slots is held, and the exchange of a new connection that asks for it is in flight.
 fn introduced() -> (World, Outgoing) {
     let mut world = World::new(1, &Limit::concurrent("a", 2));
