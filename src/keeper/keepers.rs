@@ -1,5 +1,5 @@
-//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores, permits and
-//! operators call them here.
+//! All keepers of a limiter: one, or one for each part of a cluster. Limiters, semaphores, permits and operators
+//! call them here.
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
@@ -384,7 +384,7 @@ impl Keepers {
     }
 }
 
-/// What operators see, of all keepers unless it says otherwise.
+/// The view of operators: of all keepers, unless it says otherwise.
 #[cfg(feature = "operate")]
 impl Keepers {
     /// The name of this process for operators: that of its first keeper in the store.

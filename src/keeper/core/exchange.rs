@@ -55,7 +55,7 @@ impl Core {
             None => {
                 let mut in_flight = self.in_flight.iter();
                 let is_free = match (&self.clock, self.ctx.settings.part) {
-                    // What is in flight on a connection that is over does not hold up the hello of the next one.
+                    // Exchanges in flight on a connection that is over do not hold up the hello of the next one.
                     (None, _) => !in_flight.any(|sent| self.connection.has(sent.id)),
                     (Some(_), None) => in_flight.len() < MAX_IN_FLIGHT,
                     (Some(_), Some(_)) => in_flight.len() < MAX_OF_ONE_KEY_IN_FLIGHT,
