@@ -17,7 +17,8 @@ use crate::{
     key::Key,
     leases::{KeeperId, Lease, QueueId},
     ledger::{Batch, Exchange, ReplicaId, Seq, weighing},
-    limit::LimitId,
+    limit::{Limit, LimitId},
+    overrides::InForce,
     part::Part,
     sync::{Confirmations, Inquiry},
     telemetry::{History, LimitMeter, Measure},
@@ -74,6 +75,10 @@ pub(super) struct Context {
     pub settings: Settings,
     /// Whether there is a store that other replicas share.
     pub shared: bool,
+    /// The limits in force, with overrides; by [`LimitId`].
+    pub limits: Vec<Arc<Limit>>,
+    /// The overrides that operators have set.
+    pub overrides: Arc<InForce>,
     /// The time of the latest step that was given one.
     pub now: Instant,
     pub availability: Availability,
@@ -124,6 +129,8 @@ impl Context {
         let replica = settings.replica;
         Self {
             shared,
+            limits: Vec::new(),
+            overrides: Arc::default(),
             now,
             availability: Availability::Up,
             ending: false,

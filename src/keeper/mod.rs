@@ -9,17 +9,16 @@
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
 //! | `keepers` | what limiters, semaphores, permits and operators call: the one keeper of a limiter, or one for each part of a cluster |
-//! | `driver` | the task, when it is started and where, and what happens if it does not run |
-//! | `lock` | a keeper: its core behind a lock, and the effects of a step |
+//! | `driver` | the task, where it is started, what it has in flight, and watchdogs that see to it that it runs |
+//! | `lock` | a keeper: its core behind a lock, what is decided about the driver there, and the effects of a step |
 //! | `core` | the state machine: many queues, one connection |
 //! | `queue` | one ledger as this process knows it, with its own permits and requests |
-//! | `context` | what all queues share: settings, the time, timers, counts, effects |
+//! | `context` | what all queues share: settings, the limits in force, the time, timers, counts, effects |
 //! | `effects` | what a step leaves to be done once the lock is free |
 //! | `demand` | what a request asks for, and what it gets |
 //! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether counts and lists agree |
 //!
-//! Each module calls those below it; `lock` knows of the driver what `driver/mod.rs` decides under it. Leases and
-//! pools, which work without the lock, are in [`leases`](crate::leases).
+//! Each module calls those below it. Leases and pools, which work without the lock, are in [`leases`](crate::leases).
 //!
 //! No type of the keeper is public. A type says how far it is seen, and a method that is `pub` is seen as far. `Queue` is
 //! `pub(super)`, for the keeper: its `pub` methods are for the core, its `pub(super)` ones for its own files. Of a type that

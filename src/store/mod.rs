@@ -4,7 +4,6 @@
 //! knows nothing of permits, time limits or retries: those are the keeper's. The in-process ledger needs no store: the
 //! keeper runs it itself.
 
-pub(crate) mod in_flight;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod server_error;
@@ -13,11 +12,20 @@ use std::{
     fmt,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
+use tokio::{
+    runtime::{self, Handle},
+    time::Instant,
+};
 
 use crate::ledger::{Exchange, LedgerError, Reply, Wake};
+
+/// Time for which a session may lie unused: later a firewall may have forgotten its connection, and the first request
+/// would wait for nothing.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// Opens sessions, and keeps for the next one what a session has learned of the servers.
 pub(crate) trait Store: Send + Sync + 'static {
@@ -43,6 +51,51 @@ pub(crate) trait Session: Send + 'static {
 
     /// Stops using the current connection, which may be half open. The next exchange makes a new one.
     fn disconnect(&mut self);
+}
+
+/// The number of an exchange of one keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExchangeId(pub u64);
+
+impl fmt::Display for ExchangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An exchange to be sent.
+pub(crate) struct Outgoing {
+    pub(crate) number: ExchangeId,
+    pub(crate) exchange: Arc<Exchange>,
+    /// When to give up on it.
+    pub(crate) deadline: Instant,
+}
+
+/// A session that is not polled, and the runtime that its connections belong to.
+pub(crate) struct KeptSession {
+    session: Box<dyn Session>,
+    runtime: runtime::Id,
+    since: Instant,
+}
+
+impl KeptSession {
+    pub(crate) fn new(session: Box<dyn Session>, runtime: &Handle) -> Self {
+        Self {
+            session,
+            runtime: runtime.id(),
+            since: Instant::now(),
+        }
+    }
+
+    pub(crate) fn is_for(&self, runtime: &Handle) -> bool {
+        self.runtime == runtime.id()
+    }
+
+    /// The session, if a driver on this runtime may go on with it.
+    pub(crate) fn session(self, runtime: &Handle) -> Option<Box<dyn Session>> {
+        let is_fresh = self.since.elapsed() < FRESH;
+        (is_fresh && self.is_for(runtime)).then_some(self.session)
+    }
 }
 
 /// A report of a store that nobody asked for.
@@ -141,5 +194,43 @@ impl From<&LedgerError> for StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    struct Idle;
+
+    impl Session for Idle {
+        fn exchange(&mut self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+            unreachable!("nothing is sent")
+        }
+
+        fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+            Poll::Pending
+        }
+
+        fn disconnect(&mut self) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_for_its_own_runtime_and_not_for_long() {
+        let here = Handle::current();
+        let other = tokio::runtime::Builder::new_current_thread();
+        let other = { other }.build().expect("a runtime");
+        for (runtime, idle, is_kept) in [
+            (&here, FRESH - Duration::from_millis(1), true),
+            (&here, FRESH, false),
+            (other.handle(), Duration::ZERO, false),
+        ] {
+            let kept = KeptSession::new(Box::new(Idle), &here);
+            advance(idle).await;
+            assert_eq!(kept.session(runtime).is_some(), is_kept);
+        }
+        other.shutdown_background();
     }
 }

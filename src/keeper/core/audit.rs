@@ -21,7 +21,7 @@ use crate::{
     leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
     limit::LimitId,
-    store::{Failure, in_flight::ExchangeId},
+    store::{ExchangeId, Failure},
 };
 
 /// The one that a claim of an exchange charges.
@@ -211,7 +211,7 @@ impl Core {
 
     /// Whether a request is still there, or the account of its permit.
     pub fn is_paying(&self, request: Seq) -> bool {
-        let limits = (0..self.limits.len()).map(LimitId);
+        let limits = (0..self.ctx.limits.len()).map(LimitId);
         let mut accounts = limits.filter_map(|limit| self.accounts.get(AccountId(request, limit)));
         self.claims.contains_key(&ClaimId(request)) || accounts.next().is_some()
     }

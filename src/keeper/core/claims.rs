@@ -43,7 +43,7 @@ impl Core {
         let id = ClaimId(self.ctx.next_name(1));
         let (mut ordered, mut fees, mut refusal) = (Vec::new(), Vec::new(), None);
         for leg in legs {
-            let limit = self.limits[leg.limit.0].clone();
+            let limit = self.ctx.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
                 Mode::Off => continue,
                 mode => mode == Mode::Shadow,
@@ -54,8 +54,8 @@ impl Core {
                 continue;
             }
             let class = limit.class_of(&leg.key);
-            let queue = self.queue(leg.limit, &leg.key);
-            let lease = self.change(queue, |queue, ctx| {
+            let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
+            let lease = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
                 queue.set_own_max(ctx, leg.max);
                 let wait = match queue.max() {
                     // It would wait for nothing.
@@ -184,12 +184,18 @@ impl Core {
     /// Without the store legs are acquired one after the other: no other step comes between.
     fn begin_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        self.change(lease.queue, |queue, ctx| queue.begin_leg(ctx, lease.seq()));
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                queue.begin_leg(ctx, lease.seq())
+            });
     }
 
     fn park_leg(&mut self, id: ClaimId, leg: usize) {
         let lease = self.claims[&id].legs[leg].clone();
-        self.change(lease.queue, |queue, ctx| queue.park_leg(ctx, lease.seq()));
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                queue.park_leg(ctx, lease.seq())
+            });
     }
 
     fn pass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
@@ -252,7 +258,10 @@ impl Core {
             self.end_sleep(until, id);
         }
         for lease in claim.legs.drain(..) {
-            self.change(lease.queue, |queue, ctx| queue.give_up(ctx, lease.seq()));
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.give_up(ctx, lease.seq())
+                });
         }
         for fee in claim.fees.drain(..) {
             self.refund(&fee);
@@ -513,7 +522,7 @@ impl Core {
             let charged = fee.clone();
             (fee.paid, fee.begins) = (Paid::Free, now);
             let kind = AcquireErrorKind::TooSoon;
-            claim.passed.push((self.limits[limit.0].clone(), kind));
+            claim.passed.push((self.ctx.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
             self.refund(&charged);

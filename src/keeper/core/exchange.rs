@@ -1,4 +1,4 @@
-//! Group commit: the work of many queues, and claims, batched into one exchange.
+//! An exchange: the work of many queues, and claims, batched (group commit), sent, and answered or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,17 +8,18 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, ClaimState, Core, PendingExchange};
+use super::{Asker, ClaimStage, ClaimState, Core, PendingExchange, breaker::Work};
 use crate::{
     keeper::{
         context::Context,
-        queue::{LegState, PendingBatch, Queue},
+        queue::{LegState, PendingBatch, Queue, StoreMoment},
     },
-    leases::{Lease, Paid},
+    leases::{Lease, Paid, StoreClock},
     ledger::{
-        Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Want, number_of, weight_of,
+        Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, number_of,
+        weight_of,
     },
-    store::in_flight::{ExchangeId, Outgoing},
+    store::{ExchangeError, ExchangeId, Outgoing},
 };
 
 /// Exchanges in flight: two may be on their way while the next one fills.
@@ -188,7 +189,9 @@ impl Core {
             let Some(queue) = self.queues.pop_ready() else {
                 break;
             };
-            self.change(queue, |queue, ctx| draft.add_batch(queue, ctx));
+            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+                draft.add_batch(queue, ctx)
+            });
         }
     }
 
@@ -227,34 +230,36 @@ impl Core {
     /// A leg that the claim does not have yet; its queue gets a batch if it has none.
     fn draft_leg(&mut self, draft: &mut Draft, lease: &Lease) -> Option<ClaimAsk> {
         let seq = lease.seq();
-        self.change(lease.queue, |queue, ctx| {
-            let Some(LegState::Parked) = queue.leg_state(seq, ctx.now) else {
-                return None;
-            };
-            let units = weight_of(seq) as usize;
-            queue.make_room(ctx, units);
-            let batch = match draft
-                .pending
-                .iter()
-                .position(|pending| pending.queue == lease.queue)
-            {
-                Some(number) => {
-                    let (batch, pending) = (&mut draft.batches[number], &mut draft.pending[number]);
-                    queue.take_releases(batch, pending, &mut draft.room);
-                    number
-                }
-                None => {
-                    // So that there is a batch, even if it has only this leg.
-                    queue.ask_for_batch();
-                    draft.add_batch(queue, ctx);
-                    draft.batches.len() - 1
-                }
-            };
-            let want = queue.take_leg(ctx, seq)?;
-            draft.batches[batch].waits |= want == Want::Wait;
-            draft.room = draft.room.saturating_sub(units);
-            Some(ClaimAsk { batch, seq, want })
-        })
+        self.queues
+            .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                let Some(LegState::Parked) = queue.leg_state(seq, ctx.now) else {
+                    return None;
+                };
+                let units = weight_of(seq) as usize;
+                queue.make_room(ctx, units);
+                let batch = match draft
+                    .pending
+                    .iter()
+                    .position(|pending| pending.queue == lease.queue)
+                {
+                    Some(number) => {
+                        let (batch, pending) =
+                            (&mut draft.batches[number], &mut draft.pending[number]);
+                        queue.take_releases(batch, pending, &mut draft.room);
+                        number
+                    }
+                    None => {
+                        // So that there is a batch, even if it has only this leg.
+                        queue.ask_for_batch();
+                        draft.add_batch(queue, ctx);
+                        draft.batches.len() - 1
+                    }
+                };
+                let want = queue.take_leg(ctx, seq)?;
+                draft.batches[batch].waits |= want == Want::Wait;
+                draft.room = draft.room.saturating_sub(units);
+                Some(ClaimAsk { batch, seq, want })
+            })
     }
 
     fn send(&mut self, draft: Draft) -> Outgoing {
@@ -297,6 +302,88 @@ impl Core {
             exchange,
             deadline,
         }
+    }
+}
+
+/// Answers.
+impl Core {
+    /// An exchange was answered.
+    pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
+        self.ctx.now = now;
+        if let Some(sent) = self.take_sent(id) {
+            self.answered(sent, reply);
+            self.advance_moved();
+        }
+    }
+
+    fn answered(&mut self, sent: PendingExchange, reply: Reply) {
+        let PendingExchange {
+            id,
+            at,
+            exchange,
+            mut pending,
+            claims,
+            ..
+        } = sent;
+        self.ctx
+            .record(|history, now| history.answered(id.0, &reply, now));
+        // Holders that they were held back for may be confirmed now.
+        self.unsent_claims.append(&mut self.held_back);
+        let seen = StoreMoment {
+            store_us: reply.now_us,
+            sent: at,
+        };
+        // An answer on a connection that is over does not set the clock: the next server may have another.
+        if self.connection.has(id) {
+            self.clock = Some(StoreClock {
+                now_us: reply.now_us,
+                sent: at,
+            });
+        }
+        let (mut outage, work) = (None, Work::of(&reply));
+        for ((pending, batch), result) in
+            pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
+        {
+            let queue = self.queues.without_listing(pending.queue);
+            if reply.more {
+                queue.ask_for_batch();
+            }
+            match result {
+                Ok(answer) => queue.on_answer(&mut self.ctx, batch, pending, answer, seen),
+                Err(error) => outage = outage.or(self.batch_unusable(batch, pending, &error)),
+            }
+        }
+        let unusable = self.claims_answered(&exchange, (&claims, &pending), reply.claims, seen);
+        outage = outage.or(unusable);
+        for pending in &pending {
+            self.queues
+                .change(&mut self.ctx, pending.queue, |queue, ctx| {
+                    queue.after_answer(ctx, pending, seen)
+                });
+        }
+        self.note_answer(work, outage.as_ref());
+        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
+    }
+
+    /// An exchange has no answer, and it is not known whether it ran.
+    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
+        self.ctx.now = now;
+        let Some(sent) = self.take_sent(id) else {
+            return;
+        };
+        self.note_failure(error.failure, sent.at, &error.error.message);
+        // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
+        if self.connection.has(id) {
+            self.leave_connection();
+        }
+        self.unanswered(sent);
+        self.advance_moved();
+    }
+
+    fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|sent| sent.id == id)?;
+        Some(self.in_flight.swap_remove(position))
     }
 }
 

@@ -36,7 +36,7 @@ impl Core {
             return Ok((id, self.ctx.meter(id).clone()));
         }
         let declared = Arc::new(limit.clone());
-        self.limits.push(self.overrides.apply(&declared));
+        self.ctx.limits.push(self.ctx.overrides.apply(&declared));
         self.log_misfit(&declared);
         self.updated.push(declared);
         self.declared.push(limit.clone());
@@ -54,11 +54,11 @@ impl Core {
 
     /// Whether a limit is enforced now.
     pub fn mode_of(&self, limit: LimitId) -> Mode {
-        self.limits[limit.0].current_mode()
+        self.ctx.limits[limit.0].current_mode()
     }
 
     pub fn is_rate(&self, limit: LimitId) -> bool {
-        self.limits[limit.0].period().is_some()
+        self.ctx.limits[limit.0].period().is_some()
     }
 
     /// Two limits of one name must say the same: what the first one said, or what it says now.
@@ -82,7 +82,7 @@ impl Core {
     /// the others when it admits it.
     pub fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
-            let limit = &self.limits[leg.limit.0];
+            let limit = &self.ctx.limits[leg.limit.0];
             let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
             if limit.current_mode() != Mode::Off && !taken.passed().iter().any(passed) {
                 self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
@@ -92,14 +92,14 @@ impl Core {
 
     /// The part of a cluster that a key's ledger is in.
     pub fn part_of(&self, limit: LimitId, key: &Key) -> Part {
-        Part::of(key.digest(self.limits[limit.0].name()))
+        Part::of(key.digest(self.ctx.limits[limit.0].name()))
     }
 
     /// The order in which legs are taken one by one, from the last to the first: the same on all replicas, or requests
     /// could deadlock. Rates are first, as nothing is held while they are waited for.
     pub fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         let ranked = legs.into_iter().map(|leg| {
-            let limit = &self.limits[leg.limit.0];
+            let limit = &self.ctx.limits[leg.limit.0];
             let digest = leg.key.digest(limit.name());
             let rank = (limit.period().is_none(), limit.class_of(&leg.key), digest);
             (rank, leg)
@@ -125,7 +125,7 @@ impl Core {
         for (limit, _) in limits {
             limit.validate()?;
             if let Some(id) = self.limit_id(limit.name()) {
-                self.limits[id.0].may_become(limit)?;
+                self.ctx.limits[id.0].may_become(limit)?;
             }
         }
         for (limit, meter) in limits {
@@ -154,11 +154,11 @@ impl Core {
     }
 
     fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
-        let limit = self.overrides.apply(&updated);
-        self.limits[id.0] = limit.clone();
+        let limit = self.ctx.overrides.apply(&updated);
+        self.ctx.limits[id.0] = limit.clone();
         self.log_misfit(&updated);
         self.updated[id.0] = updated;
-        let overrides = self.overrides.clone();
+        let overrides = self.ctx.overrides.clone();
         self.each_queue(|queue, ctx| {
             if queue.limit_id() == id {
                 let steered = overrides.for_key(&limit, queue.key());
@@ -170,7 +170,7 @@ impl Core {
 
     /// After its queues have taken the limit over.
     fn follow_change(&mut self, id: LimitId) {
-        if self.limits[id.0].current_mode() != Mode::Enforce {
+        if self.ctx.limits[id.0].current_mode() != Mode::Enforce {
             self.release_sleepers(id);
         }
         self.measure_limit(id);
@@ -182,12 +182,12 @@ impl Core {
         if self.ctx.settings.part.is_some_and(|part| part.number() > 0) {
             return;
         }
-        let (limit, updated) = (&self.limits[id.0], &self.updated[id.0]);
+        let (limit, updated) = (&self.ctx.limits[id.0], &self.updated[id.0]);
         let next = match self.orphaned {
             true => (0, 0),
             false => (
                 i64::from(limit.max()),
-                i64::from(self.overrides.overrides(updated)),
+                i64::from(self.ctx.overrides.overrides(updated)),
             ),
         };
         let before = mem::replace(&mut self.measured[id.0], next);
@@ -202,7 +202,7 @@ impl Core {
     }
 
     pub(super) fn measure_limits(&mut self) {
-        for id in 0..self.limits.len() {
+        for id in 0..self.ctx.limits.len() {
             self.measure_limit(LimitId(id));
         }
     }
@@ -213,9 +213,9 @@ impl Core {
     /// Puts these in force, in place of all that were.
     pub fn steer(&mut self, overrides: Arc<InForce>, now: Instant) {
         self.ctx.now = now;
-        let before = mem::replace(&mut self.overrides, overrides);
+        let before = mem::replace(&mut self.ctx.overrides, overrides);
         // Mostly the same is read once more, and there may be many queues.
-        if before.agrees_with(&self.overrides) {
+        if before.agrees_with(&self.ctx.overrides) {
             return;
         }
         for id in 0..self.updated.len() {
@@ -226,12 +226,14 @@ impl Core {
     }
 
     pub fn is_steered(&self) -> bool {
-        !self.overrides.is_empty()
+        !self.ctx.overrides.is_empty()
     }
 
     /// Where an override has ended, what is declared holds again.
     pub(super) fn end_overrides(&mut self) {
-        if !self.overrides.is_empty() && Arc::make_mut(&mut self.overrides).end(self.ctx.now) {
+        if !self.ctx.overrides.is_empty()
+            && Arc::make_mut(&mut self.ctx.overrides).end(self.ctx.now)
+        {
             self.follow_overrides();
         }
     }
@@ -239,13 +241,13 @@ impl Core {
     fn follow_overrides(&mut self) {
         let mut changed = Vec::new();
         for (id, updated) in self.updated.iter().enumerate() {
-            let limit = self.overrides.apply(updated);
-            if limit != self.limits[id] {
-                self.limits[id] = limit;
+            let limit = self.ctx.overrides.apply(updated);
+            if limit != self.ctx.limits[id] {
+                self.ctx.limits[id] = limit;
                 changed.push(LimitId(id));
             }
         }
-        let (limits, overrides) = (self.limits.clone(), self.overrides.clone());
+        let (limits, overrides) = (self.ctx.limits.clone(), self.ctx.overrides.clone());
         self.each_queue(|queue, ctx| {
             let limit = &limits[queue.limit_id().0];
             let steered = overrides.for_key(limit, queue.key());
@@ -259,8 +261,8 @@ impl Core {
         }
         // A pause changes no limit.
         self.measure_limits();
-        for id in 0..self.limits.len() {
-            if let Some(until) = self.overrides.paused_until(self.limits[id].name()) {
+        for id in 0..self.ctx.limits.len() {
+            if let Some(until) = self.ctx.overrides.paused_until(self.ctx.limits[id].name()) {
                 self.pause_claims(LimitId(id), until);
             }
         }
@@ -268,7 +270,7 @@ impl Core {
 
     /// The refusal of a demand under a limit that an operator has paused.
     pub(super) fn pause_of(&mut self, demand: &Demand) -> Option<AcquireError> {
-        if self.overrides.is_empty() {
+        if self.ctx.overrides.is_empty() {
             return None;
         }
         let legs = match demand {
@@ -276,7 +278,7 @@ impl Core {
             Demand::All(legs) => legs,
         };
         let (leg, until) = legs.iter().find_map(|leg| {
-            let until = (self.overrides).paused_until(self.limits[leg.limit.0].name())?;
+            let until = (self.ctx.overrides).paused_until(self.ctx.limits[leg.limit.0].name())?;
             Some((leg, until))
         })?;
         let error = self.paused_error(leg.limit, until);
@@ -286,7 +288,7 @@ impl Core {
     }
 
     fn log_misfit(&mut self, declared: &Limit) {
-        if let Err(error) = self.overrides.misfit(declared) {
+        if let Err(error) = self.ctx.overrides.misfit(declared) {
             let error = error.to_string();
             self.ctx.log(LogEvent::OverrideMisfit { error });
         }
@@ -321,15 +323,15 @@ impl Core {
 
     /// All limits, by their numbers.
     pub fn all_limits(&self) -> Vec<LimitLook> {
-        let mut delayed = vec![0; self.limits.len()];
+        let mut delayed = vec![0; self.ctx.limits.len()];
         for limit in self.sleepers.values() {
             delayed[limit.0] += 1;
         }
-        let limits = self.limits.iter().zip(&self.updated).zip(delayed);
+        let limits = self.ctx.limits.iter().zip(&self.updated).zip(delayed);
         let look = |((limit, updated), delayed): ((&Arc<Limit>, &Arc<Limit>), _)| LimitLook {
             limit: limit.clone(),
             declared_max: updated.max(),
-            is_paused: self.overrides.paused_until(limit.name()).is_some(),
+            is_paused: self.ctx.overrides.paused_until(limit.name()).is_some(),
             delayed,
         };
         limits.map(look).collect()

@@ -3,14 +3,14 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `replies` | answers, failures and events of the store; the breaker opens and closes, connections come and go |
+//! | `exchange` | the work of many queues, batched into one exchange (group commit), sent, and answered |
+//! | `store` | what the store says to claims, its events, exchanges without an answer; the breaker opens and closes, connections come and go |
 //! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
-//! | `exchange` | the work of many queues, batched into one exchange (group commit) |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |
 //! | this one | the data; settings, time and counts are in [`context`](super::context) |
-//! | `queues` | the queues, and where each is found |
+//! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
 //!
 //! Each file calls only those below it. Anything that concerns a single ledger is the business of its
@@ -28,8 +28,8 @@ mod exchange;
 mod limits;
 mod queues;
 mod rates;
-mod replies;
 mod requests;
+mod store;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -48,12 +48,11 @@ use super::{
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
-    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, QueueId, StoreClock},
+    leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, StoreClock},
     ledger::{Exchange, Refund, Tat},
     limit::{Limit, LimitId},
     operable::Refusals,
-    overrides::InForce,
-    store::in_flight::ExchangeId,
+    store::ExchangeId,
     sync::StoredWaker,
 };
 
@@ -63,14 +62,10 @@ pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS, queues::MAX_CACHED};
 /// The state machine.
 pub(super) struct Core {
     ctx: Context,
-    /// The limits in force: with overrides.
-    limits: Vec<Arc<Limit>>,
-    /// The same without overrides: as they were updated last.
+    /// The limits without overrides: as they were updated last. Those in force are in the context.
     updated: Vec<Arc<Limit>>,
     /// The same as they were when they were registered.
     declared: Vec<Limit>,
-    /// The overrides that operators have set.
-    overrides: Arc<InForce>,
     /// The values in force, and whether they are operators', as the metrics have them.
     measured: Vec<(i64, i64)>,
     queues: Queues,
@@ -207,9 +202,7 @@ impl Core {
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
         Self {
             ctx: Context::new(settings, shared, now),
-            limits: Vec::new(),
             updated: Vec::new(),
-            overrides: Arc::default(),
             measured: Vec::new(),
             declared: Vec::new(),
             queues: Queues::new(!shared),
@@ -305,62 +298,20 @@ impl Core {
 
     /// The id of a limit.
     pub fn limit_id(&self, limit_name: &str) -> Option<LimitId> {
-        let mut limits = self.limits.iter();
+        let mut limits = self.ctx.limits.iter();
         limits
             .position(|known| known.name() == limit_name)
             .map(LimitId)
     }
 
     fn refusal(&self, limit: LimitId, kind: AcquireErrorKind) -> AcquireError {
-        self.limits[limit.0].acquire_error(kind)
-    }
-
-    /// The queue of a key, made if need be. It goes when it is idle.
-    fn queue(&mut self, limit: LimitId, key: &Key) -> QueueId {
-        if let Some(id) = self.queues.of_key(limit, key) {
-            return id;
-        }
-        let rules = self.limits[limit.0].clone();
-        let ledger: Arc<str> = match self.ctx.shared {
-            true => self.ctx.settings.ledger_name(key, rules.name()).into(),
-            false => Arc::default(),
-        };
-        let overrides = &self.overrides;
-        let steered = (!overrides.is_empty()).then(|| overrides.for_key(&rules, key));
-        self.queues.add(|id| {
-            let mut queue = Queue::new(id, (limit, key.clone()), ledger, rules, &self.ctx);
-            if let Some(steered) = steered {
-                queue.steer(&mut self.ctx, steered);
-            }
-            queue.start(&mut self.ctx);
-            queue
-        })
-    }
-
-    /// Changes a queue. See [`Queues::change`].
-    #[inline]
-    fn change<R>(
-        &mut self,
-        queue: QueueId,
-        change: impl FnOnce(&mut Queue, &mut Context) -> R,
-    ) -> R {
-        self.queues.change(&mut self.ctx, queue, change)
-    }
-
-    /// Changes a queue that may be gone.
-    #[inline]
-    fn change_if_there<R>(
-        &mut self,
-        queue: QueueId,
-        change: impl FnOnce(&mut Queue, &mut Context) -> R,
-    ) -> Option<R> {
-        self.queues.change_if_there(&mut self.ctx, queue, change)
+        self.ctx.limits[limit.0].acquire_error(kind)
     }
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
             // It may have been dropped for another one.
-            self.change_if_there(id, &mut change);
+            self.queues.change_if_there(&mut self.ctx, id, &mut change);
         }
     }
 

@@ -82,10 +82,28 @@ impl Queues {
         self.by_key.push(ByKey::default());
     }
 
-    /// Adds the queue that `make` returns. It goes when it is idle after a change.
-    pub fn add(&mut self, make: impl FnOnce(QueueId) -> Queue) -> QueueId {
+    /// The queue of a key, made if need be. It goes when it is idle after a change.
+    #[inline]
+    pub fn find_or_make(&mut self, ctx: &mut Context, limit: LimitId, key: &Key) -> QueueId {
+        match self.of_key(limit, key) {
+            Some(id) => id,
+            None => self.make(ctx, limit, key),
+        }
+    }
+
+    fn make(&mut self, ctx: &mut Context, limit: LimitId, key: &Key) -> QueueId {
         let id = QueueId::of_index(self.members.vacant_key());
-        let queue = make(id);
+        let rules = ctx.limits[limit.0].clone();
+        let ledger: Arc<str> = match ctx.shared {
+            true => ctx.settings.ledger_name(key, rules.name()).into(),
+            false => Arc::default(),
+        };
+        let mut queue = Queue::new(id, (limit, key.clone()), ledger, rules, ctx);
+        if !ctx.overrides.is_empty() {
+            let steered = ctx.overrides.for_key(queue.limit(), key);
+            queue.steer(ctx, steered);
+        }
+        queue.start(ctx);
         self.by_key[queue.limit_id().0].insert(queue.key().clone(), id);
         if !queue.ledger_name().is_empty() {
             self.by_ledger.insert(queue.ledger_name().clone(), id);

@@ -25,7 +25,7 @@ const PURGE_FROM: usize = 1_024;
 impl Core {
     /// The fee of a leg, if its limit is a rate.
     pub(super) fn fee(&self, id: ClaimId, leg: &Leg, shadow: bool) -> Option<Fee> {
-        let limit = self.limits[leg.limit.0].clone();
+        let limit = self.ctx.limits[leg.limit.0].clone();
         let (max, rate) = self.rate_of(&limit, &leg.key, leg.max)?;
         let wait_us = leg.wait.as_micros() as u64;
         let charge = Charge {
@@ -64,9 +64,9 @@ impl Core {
 
     /// The value of a limit for a key, and the rate, if it is one.
     fn rate_of(&self, limit: &Limit, key: &Key, own_max: Option<u32>) -> Option<(u32, Rate)> {
-        let own_max = match self.overrides.is_empty() {
+        let own_max = match self.ctx.overrides.is_empty() {
             true => own_max,
-            false => self.overrides.for_key(limit, key).own_max(own_max),
+            false => self.ctx.overrides.for_key(limit, key).own_max(own_max),
         };
         let max = own_max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
         Some((max, limit.to_rate(max)?.clamped()))
@@ -93,7 +93,7 @@ impl Core {
 
     /// The rate by which this process charges, as the limit's fallback says. `None`: it charges nothing.
     fn rate_here(&self, number: LimitId, usual: Rate) -> Result<Option<Rate>, AcquireErrorKind> {
-        let limit = &self.limits[number.0];
+        let limit = &self.ctx.limits[number.0];
         match (self.ctx.availability, limit.current_fallback()) {
             (Availability::Refused, _) => Err(AcquireErrorKind::Misconfigured),
             (Availability::Down, Fallback::Reject) => Err(AcquireErrorKind::Unavailable),
@@ -277,7 +277,7 @@ impl Core {
 
     /// At the values that its limit has now.
     fn rate_now(&self, fee: &Fee) -> Option<Rate> {
-        let limit = &self.limits[fee.limit_id().0];
+        let limit = &self.ctx.limits[fee.limit_id().0];
         Some(self.rate_of(limit, &fee.key, fee.own_max)?.1)
     }
 

@@ -44,7 +44,7 @@ impl Core {
             return Err(error);
         }
         let legs = match demand {
-            Demand::One(leg) if self.limits[leg.limit.0].is_plain() => {
+            Demand::One(leg) if self.ctx.limits[leg.limit.0].is_plain() => {
                 self.check_weights(slice::from_ref(leg))?;
                 return Ok(Submission::Slot(self.submit_slot(leg, label)));
             }
@@ -74,14 +74,14 @@ impl Core {
     /// Refuses weights that no permit can have, under limits that are enforced.
     #[inline]
     fn check_weights(&self, legs: &[Leg]) -> Result<(), AcquireError> {
-        let enforced = |leg: &Leg| self.limits[leg.limit.0].current_mode() == Mode::Enforce;
+        let enforced = |leg: &Leg| self.ctx.limits[leg.limit.0].current_mode() == Mode::Enforce;
         let is_invalid = |leg: &&Leg| !(1..=MAX_WEIGHT).contains(&leg.weight) && enforced(leg);
         let Some(leg) = legs.iter().find(is_invalid) else {
             return Ok(());
         };
         let details = AcquireErrorDetails {
             weight: leg.weight,
-            ..self.limits[leg.limit.0].error_details()
+            ..self.ctx.limits[leg.limit.0].error_details()
         };
         let kind = AcquireErrorKind::InvalidWeight;
         Err(AcquireError::new(kind, details))
@@ -89,8 +89,8 @@ impl Core {
 
     #[inline]
     fn submit_slot(&mut self, leg: &Leg, label: &Label) -> Arc<Lease> {
-        let queue = self.queue(leg.limit, &leg.key);
-        let lease = self.change(queue, |queue, ctx| {
+        let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
+        let lease = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
             queue.set_own_max(ctx, leg.max);
             // A key whose limit is 0 never gets a slot.
             let wait = match queue.max() {
@@ -243,7 +243,10 @@ impl Core {
                 queue.give_up(ctx, lease.seq());
             }
         };
-        match self.change_if_there(lease.queue, put_back) {
+        match self
+            .queues
+            .change_if_there(&mut self.ctx, lease.queue, put_back)
+        {
             Some(()) => self.advance_moved(),
             None => lease.return_at(now),
         }
@@ -299,9 +302,10 @@ impl Core {
         self.ctx.now = now;
         self.bounded.forget(lease.seq());
         lease.return_at(now);
-        self.change_if_there(lease.queue, |queue, ctx| {
-            queue.give_up_unused(ctx, lease.seq());
-        });
+        self.queues
+            .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
+                queue.give_up_unused(ctx, lease.seq());
+            });
         self.advance_moved();
     }
 
@@ -331,8 +335,10 @@ impl Core {
     /// Asks what all replicas together hold under a key.
     pub fn inquire(&mut self, limit: LimitId, key: &Key, inquiry: Inquiry, now: Instant) {
         self.ctx.now = now;
-        let queue = self.queue(limit, key);
-        self.change(queue, |queue, ctx| queue.inquire(ctx, inquiry));
+        let queue = self.queues.find_or_make(&mut self.ctx, limit, key);
+        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+            queue.inquire(ctx, inquiry)
+        });
         self.advance_moved();
     }
 
@@ -344,18 +350,19 @@ impl Core {
         now: Instant,
     ) -> Option<(QueueId, Arc<Pool>)> {
         self.ctx.now = now;
-        if !self.limits[limit.0].is_reused() {
+        if !self.ctx.limits[limit.0].is_reused() {
             return None;
         }
-        let id = self.queue(limit, key);
+        let id = self.queues.find_or_make(&mut self.ctx, limit, key);
         let bind =
             |queue: &mut Queue, _: &mut Context| queue.pool().inspect(|pool| pool.bind()).cloned();
-        let pool = self.change(id, bind)?;
+        let pool = self.queues.change(&mut self.ctx, id, bind)?;
         Some((id, pool))
     }
 
     pub fn unbind(&mut self, queue: QueueId, pool: &Pool) {
-        self.change(queue, |_, _| pool.unbind());
+        self.queues
+            .change(&mut self.ctx, queue, |_, _| pool.unbind());
     }
 
     pub fn status(&self) -> Status {
@@ -384,7 +391,7 @@ impl Core {
             probe.filter(|_| self.in_flight.is_empty()),
             self.connection.reconnect_at,
             self.accounts.next_due(),
-            self.overrides.next_end(),
+            self.ctx.overrides.next_end(),
             self.ctx.confirmations.next_due(),
             self.alarm,
         ];
@@ -405,7 +412,7 @@ impl Core {
             && at <= now
         {
             self.ctx.expiries.pop_first();
-            self.change(queue, |queue, ctx| {
+            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
                 queue.refuse(ctx, seq, AcquireErrorKind::TimedOut);
             });
             // A claim that has waited for long enough gives others its slots before their waits end.
@@ -414,7 +421,8 @@ impl Core {
         self.end_bounded();
         self.reconnect();
         while let Some(queue) = self.queues.overdue(now) {
-            self.change(queue, |queue, ctx| queue.on_time(ctx));
+            self.queues
+                .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx));
         }
         self.renew_due();
         self.advance_moved();
@@ -443,7 +451,10 @@ impl Core {
         for of_a_queue in due.chunk_by(|one, other| one.0 == other.0) {
             let seqs = of_a_queue.iter().map(|(_, seq)| *seq);
             // It may have been dropped for another one.
-            self.change_if_there(of_a_queue[0].0, |queue, ctx| queue.renew_due(ctx, seqs));
+            self.queues
+                .change_if_there(&mut self.ctx, of_a_queue[0].0, |queue, ctx| {
+                    queue.renew_due(ctx, seqs)
+                });
         }
     }
 
@@ -455,12 +466,13 @@ impl Core {
             let queue = self.queues.get(lease.queue);
             // If the slot was lost before, only the response is left to end.
             if queue.is_some_and(|queue| queue.contains(seq)) {
-                self.change(lease.queue, |queue, ctx| {
-                    let limit = queue.limit().clone();
-                    ctx.log(LogEvent::Ended { limit, kind });
-                    ctx.measure(queue.limit_id(), Measure::Expired(kind));
-                    queue.give_up(ctx, seq);
-                });
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        let limit = queue.limit().clone();
+                        ctx.log(LogEvent::Ended { limit, kind });
+                        ctx.measure(queue.limit_id(), Measure::Expired(kind));
+                        queue.give_up(ctx, seq);
+                    });
             }
         }
     }

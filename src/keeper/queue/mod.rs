@@ -2,14 +2,15 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `replies` | answers, failures, wake-ups; held permits that are renewed, or at their end |
-//! | `requests` | a request's way: submitted, collected; what a changed limit does to requests that wait; what operators see |
-//! | `local` | the ledger in this process, and the fallback while the store is down; requests asked again, lost or refused, in any mode |
-//! | `outbox` | what is sent next: batches, releases, roll calls; whether any work is left, and timers: polls, releases that are repeated |
+//! | `exchange` | what it sends and is answered: batches, answers, wake-ups |
+//! | `requests` | a request's way: submitted, collected, renewed as a permit; what a changed limit does to requests that wait; what operators see |
+//! | `outage` | what has failed: exchanges without an answer, permits that are lost, the store down and back; requests that ask again |
+//! | `local` | the ledger in this process, and the fallback while the store is down |
+//! | `outbox` | what is left to be sent: introductions, roll calls, releases, whether there is any work; timers |
 //! | `reuse` | slots that go to the pool and come back from it |
-//! | `permit` | what happens to an entry: granted, refused, given up; counts and lists by its state |
+//! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; the outbox is filled |
 //! | `permit/entry` | the states of an entry |
-//! | this one | the data, read by all; and the outbox, which all fill |
+//! | this one | the data, read by all |
 //!
 //! Each file calls only those below it. A queue knows nothing of the [core](super::core), which has many of them: it
 //! reports to the [`Context`].
@@ -32,10 +33,11 @@
 
 #[cfg(test)]
 pub(super) mod audit;
+mod exchange;
 mod local;
+mod outage;
 mod outbox;
 mod permit;
-mod replies;
 mod requests;
 mod reuse;
 
@@ -58,8 +60,8 @@ use crate::{
     sync::Inquiry,
 };
 
+use self::permit::entry::Entry;
 pub(super) use self::permit::entry::StoreMoment;
-use self::permit::entry::{Entry, InStore};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and has no entry here.
@@ -330,63 +332,6 @@ impl Queue {
 
     pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.pooled.as_ref().map(|pooled| &pooled.pool)
-    }
-}
-
-/// Filling the outbox.
-impl Queue {
-    fn outbox(&mut self) -> &mut Outbox {
-        self.outbox.get_or_insert_default()
-    }
-
-    /// Asks the store for a slot, after all others that ask.
-    fn ask_for(&mut self, seq: Seq) {
-        self.outbox().acquire.push_back(seq);
-    }
-
-    /// Asks the store for a slot before all others, which came later: its request was sent before.
-    fn ask_first(&mut self, seq: Seq) {
-        self.outbox().acquire.push_front(seq);
-    }
-
-    /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
-    fn renew(&mut self, seq: Seq) {
-        if let Some(entry) = self.entries.get_mut(&seq)
-            && !std::mem::replace(&mut entry.in_store.renewing, true)
-        {
-            self.outbox().renew.push_back(seq);
-        }
-    }
-
-    /// Releases a name that no entry has.
-    fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
-        self.push_release(ctx, seq, 0);
-    }
-
-    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64) {
-        let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
-        self.outbox().release.push(Release {
-            seq,
-            not_after_us,
-            forget_at,
-        });
-    }
-
-    /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
-    fn retire(&mut self, ctx: &Context, seq: Seq) {
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
-        };
-        let InStore {
-            present,
-            entering,
-            not_after_us,
-            ..
-        } = entry.in_store;
-        if !entering && (present || not_after_us > 0) {
-            (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
-            self.push_release(ctx, seq, not_after_us);
-        }
     }
 }
 

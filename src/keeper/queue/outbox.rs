@@ -1,30 +1,30 @@
-//! The outbox: entries to be asked for again, the introduction of a queue to a store, releases, the batch that takes them
-//! all; and the timers after which there is more to send. It is filled by the methods at the end of `mod.rs`, which all
-//! files call, and directly by `replies.rs` and by `requests.rs` (`inquire`).
+//! What is left to be sent: introductions to a store, roll calls, releases; whether there is any; and the timers after which
+//! there is more. The outbox is filled by the methods at the end of `permit.rs`, and directly by `exchange.rs`, `outage.rs`
+//! and `requests.rs` (`inquire`).
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{
-    Outbox, PendingBatch, Queue,
+    Outbox, Queue, Release,
     permit::entry::{Entry, State},
 };
 use crate::{
     keeper::context::{Context, earliest},
-    ledger::{Ask, Batch, Seq, Want, weight_of},
+    ledger::weight_of,
 };
 
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
 const HOLDERS_FIRST: Duration = Duration::from_millis(100);
 
-/// Room is counted in units. The last permit may go over it.
-fn take_room(room: &mut usize, seq: Seq) {
-    *room = room.saturating_sub(weight_of(seq) as usize);
-}
-
 /// Questions that are repeated: after a new connection, and from time to time.
 impl Queue {
+    /// Has a batch sent, even if it is empty.
+    pub fn ask_for_batch(&mut self) {
+        self.wants_batch = true;
+    }
+
     /// Asks for every waiter by name.
     pub fn call_roll(&mut self) {
         self.renew_all(|entry| {
@@ -81,7 +81,7 @@ impl Queue {
     }
 
     /// Ends the introduction once all holders are confirmed: a later renewal does not hold newcomers back.
-    fn end_introduction(&mut self) {
+    pub(super) fn end_introduction(&mut self) {
         self.introducing = self.is_introducing();
     }
 
@@ -95,6 +95,14 @@ impl Queue {
 
 /// Releases, until they are confirmed.
 impl Queue {
+    /// Releases a name once more after a pause.
+    pub(super) fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
+        let at = ctx.now + pause.min(ctx.settings.poll_interval);
+        let outbox = self.outbox();
+        outbox.later.push(release);
+        outbox.later_at = earliest(outbox.later_at, Some(at));
+    }
+
     /// Drops releases that are not worth repeating any more.
     pub fn forget_releases(&mut self, now: Instant) {
         if let Some(outbox) = &mut self.outbox {
@@ -112,157 +120,6 @@ impl Queue {
         let listed = outbox.flat_map(|outbox| outbox.release.iter().chain(&outbox.later));
         let names = known.chain(listed.map(|release| release.seq));
         names.map(|seq| weight_of(seq) as usize).sum()
-    }
-}
-
-/// Batches.
-impl Queue {
-    /// Has a batch sent, even if it is empty.
-    pub fn ask_for_batch(&mut self) {
-        self.wants_batch = true;
-    }
-
-    /// As much of what is to be sent as there is room for.
-    pub fn take_batch(
-        &mut self,
-        ctx: &mut Context,
-        room: &mut usize,
-        deadline: &mut Instant,
-    ) -> Option<(Batch, PendingBatch)> {
-        let mut batch = Batch {
-            key: self.ledger.clone(),
-            limit: self.max(),
-            max_waiters: self.limit.waiters(),
-            reuse: self.reuse(ctx),
-            ..Batch::default()
-        };
-        let mut pending = PendingBatch {
-            queue: self.id,
-            failed: false,
-            releases: Vec::new(),
-            inquiries: Vec::new(),
-            nearest_ms: None,
-        };
-        let wanted = std::mem::take(&mut self.wants_batch);
-        self.end_introduction();
-        if !self.introducing
-            && let Some(outbox) = &self.outbox
-        {
-            let newcomers = outbox.acquire.iter().take(*room);
-            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
-            self.make_room(ctx, units);
-        }
-        self.take_releases(&mut batch, &mut pending, room);
-        if let Some(outbox) = &mut self.outbox {
-            pending.inquiries = std::mem::take(&mut outbox.inquiries);
-            while *room > 0
-                && let Some(seq) = outbox.renew.pop_front()
-            {
-                if self.entries.contains_key(&seq) {
-                    batch.renew.push(seq);
-                    take_room(room, seq);
-                }
-            }
-            while *room > 0
-                && let Some(seq) = outbox.adopt.pop_front()
-            {
-                if let Some(entry) = self.entries.get_mut(&seq)
-                    && entry.is_held()
-                    && !entry.in_store.entering
-                    && !entry.lease.is_over(ctx.now)
-                {
-                    entry.in_store.entering = true;
-                    batch.adopt.push(seq);
-                    take_room(room, seq);
-                }
-            }
-        }
-        self.end_introduction();
-        if !self.introducing {
-            self.take_newcomers(ctx, &mut batch, room, deadline);
-        }
-        self.shrink_outbox();
-        batch.waits = self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
-        let empty = batch.release.is_empty()
-            && batch.renew.is_empty()
-            && batch.adopt.is_empty()
-            && batch.acquire.is_empty();
-        if empty && !wanted && pending.inquiries.is_empty() {
-            return None;
-        }
-        self.in_flight += 1;
-        Some((batch, pending))
-    }
-
-    fn take_newcomers(
-        &mut self,
-        ctx: &Context,
-        batch: &mut Batch,
-        room: &mut usize,
-        deadline: &mut Instant,
-    ) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
-        while *room > 0
-            && let Some(seq) = outbox.acquire.pop_front()
-        {
-            if let Some(entry) = self.entries.get_mut(&seq)
-                && let Some(since) = entry.send(ctx.now)
-            {
-                batch.acquire.push(Ask {
-                    seq,
-                    wait: !entry.wait.is_zero(),
-                });
-                *deadline = ctx.gives_up_at(since).min(*deadline);
-                take_room(room, seq);
-            }
-        }
-    }
-
-    /// As many releases as there is room for.
-    pub fn take_releases(
-        &mut self,
-        batch: &mut Batch,
-        pending: &mut PendingBatch,
-        room: &mut usize,
-    ) {
-        let Some(outbox) = &mut self.outbox else {
-            return;
-        };
-        let mut count = 0;
-        while *room > 0
-            && let Some(release) = outbox.release.get(count)
-        {
-            batch.release.push(release.seq);
-            take_room(room, release.seq);
-            count += 1;
-        }
-        pending.releases.extend(outbox.release.drain(..count));
-    }
-
-    /// Sends a parked leg: returns what it asks of its ledger.
-    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
-        let entry = self.entries.get(&seq)?;
-        let want = match (entry.is_shadow(), entry.wait.is_zero()) {
-            (true, _) => Want::IfFree,
-            (false, true) => Want::Now,
-            (false, false) => Want::Wait,
-        };
-        self.send_leg(ctx, seq);
-        Some(want)
-    }
-
-    /// Frees the outbox after it was emptied. A queue with many entries will need it again soon.
-    fn shrink_outbox(&mut self) {
-        let idle = |outbox: &Outbox| {
-            !outbox.has_any_but_newcomers()
-                && outbox.acquire.is_empty()
-                && outbox.later_at.is_none()
-        };
-        if self.entries.are_few() && self.outbox.as_deref().is_some_and(idle) {
-            self.outbox = None;
-        }
     }
 }
 
@@ -356,7 +213,7 @@ impl Queue {
 }
 
 impl Outbox {
-    fn has_any_but_newcomers(&self) -> bool {
+    pub fn has_any_but_newcomers(&self) -> bool {
         let known = self.release.is_empty() && self.renew.is_empty() && self.adopt.is_empty();
         !known || !self.inquiries.is_empty()
     }

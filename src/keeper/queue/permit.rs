@@ -1,6 +1,7 @@
 //! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
-//! permits (`run_here`). A state is written by [`Entry`] and by this file only. Counts and lists by state change with it: in
-//! [`Queue::set`], and for an entry that comes, goes or is renamed in `enter`, `remove` and `ask_anew`.
+//! permits (`run_here`). A state is changed in this file only. Counts and lists by state change with it: in
+//! [`Queue::set`], and for an entry that comes, goes or is renamed in `enter`, `remove` and `ask_anew`. What has to be sent
+//! is put into the outbox here too.
 
 pub(super) mod entry;
 
@@ -9,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::entry::{Entry, HeldSlot, Holder, InStore, State, StoreMoment};
-use super::{Queue, Waiters, is_young};
+use super::{FORGET_AFTER, Outbox, Queue, Release, Waiters, is_young};
 use crate::{
     error::AcquireErrorKind,
     keeper::{
@@ -325,6 +326,97 @@ impl Queue {
             self.admit(ctx, promotion.seq);
         }
         standing
+    }
+}
+
+/// Filling the outbox.
+impl Queue {
+    pub(super) fn outbox(&mut self) -> &mut Outbox {
+        self.outbox.get_or_insert_default()
+    }
+
+    /// Asks the store for a slot, after all others that ask.
+    pub(super) fn ask_for(&mut self, seq: Seq) {
+        self.outbox().acquire.push_back(seq);
+    }
+
+    /// Asks the store for a slot before all others, which came later: its request was sent before.
+    pub(super) fn ask_first(&mut self, seq: Seq) {
+        self.outbox().acquire.push_front(seq);
+    }
+
+    /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.
+    pub(super) fn renew(&mut self, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq)
+            && !std::mem::replace(&mut entry.in_store.renewing, true)
+        {
+            self.outbox().renew.push_back(seq);
+        }
+    }
+
+    /// Releases a name that no entry has.
+    pub(super) fn release_ghost(&mut self, ctx: &Context, seq: Seq) {
+        self.push_release(ctx, seq, 0);
+    }
+
+    fn push_release(&mut self, ctx: &Context, seq: Seq, not_after_us: u64) {
+        let forget_at = ctx.now + FORGET_AFTER * ctx.settings.lease;
+        self.outbox().release.push(Release {
+            seq,
+            not_after_us,
+            forget_at,
+        });
+    }
+
+    /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
+    pub(super) fn retire(&mut self, ctx: &Context, seq: Seq) {
+        let Some(entry) = self.entries.get_mut(&seq) else {
+            return;
+        };
+        let InStore {
+            present,
+            entering,
+            not_after_us,
+            ..
+        } = entry.in_store;
+        if !entering && (present || not_after_us > 0) {
+            (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
+            self.push_release(ctx, seq, not_after_us);
+        }
+    }
+}
+
+/// Changes of a state that nothing is counted or listed by.
+impl Entry {
+    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
+    pub fn send(&mut self, now: Instant) -> Option<Instant> {
+        let State::Unsent { since } = self.state else {
+            return None;
+        };
+        self.state = State::Sent { since, at: now };
+        self.in_store.entering = true;
+        Some(since)
+    }
+
+    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
+    pub fn unsend(&mut self) {
+        if let State::Sent { since, .. } = self.state {
+            self.state = State::Unsent { since };
+        }
+    }
+
+    /// Gives a held slot to this holder. Returns the one before.
+    pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
+        let State::Held(hold) = &mut self.state else {
+            return None;
+        };
+        Some(std::mem::replace(&mut hold.holder, holder))
+    }
+
+    /// Gives it to the permit of its claim, which is granted.
+    pub fn join_permit(&mut self) {
+        self.leave_claim();
+        self.hand_over(Holder::JointPermit);
     }
 }
 

@@ -1,5 +1,5 @@
-//! A request's way through its queue: submitted, collected; and that of a leg of a claim. Also what happens to requests
-//! that wait when their limit changes.
+//! A request's way through its queue: submitted, collected, and renewed as a permit until it is over; and that of a leg of
+//! a claim. Also what happens to requests that wait when their limit changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::operable::EntryLook;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::{Availability, Context},
+        context::{Availability, Context, RENEWALS_PER_LEASE},
         demand::{ClaimId, Notes, Taken},
         effects::Effect,
     },
@@ -25,6 +25,13 @@ use crate::{
     status::{Quota, Usage},
     sync::{Inquiry, StoredWaker},
 };
+
+/// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
+/// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
+/// together after the second. With nearly all of it, each would be renewed whenever another is.
+const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
+/// Permits of which it is checked whether they are due so soon.
+const MAX_CHECKED: usize = 128;
 
 impl Queue {
     /// Asks for a slot: of the store, or of the ledger in this process.
@@ -189,6 +196,49 @@ impl Queue {
     }
 }
 
+/// Held permits that are due.
+impl Queue {
+    /// Renews these permits, or ends them if they are over; and with them others that are due before long.
+    pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
+        let before = ctx.counts.lost;
+        due.for_each(|seq| self.renew_or_end(ctx, seq));
+        let soon = ctx.now + ctx.settings.lease / TOGETHER;
+        let is_due = |entry: &Entry| match entry.state() {
+            State::Held(hold) => hold.due.is_some_and(|at| at <= soon),
+            _ => false,
+        };
+        let others = self.entries.iter().take(MAX_CHECKED);
+        let others = others.filter(|(_, entry)| is_due(entry));
+        for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
+            self.renew_or_end(ctx, seq);
+        }
+        self.log_losses(ctx, before);
+    }
+
+    fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let (holder, entering) = (entry.holder(), entry.in_store.entering);
+        match holder {
+            // Nothing is to be done for one that is gone, or whose request still has an answer to come.
+            None => return,
+            Some(Holder::Request | Holder::Reuser) if entering => return,
+            Some(_) => {}
+        }
+        if entry.lease.is_over(ctx.now) {
+            return self.lose(ctx, seq);
+        }
+        // One without a deadline was admitted without the store, where it is being adopted.
+        let deadline = entry.lease.deadline();
+        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
+        if !entering {
+            self.renew(seq);
+        }
+        self.set_due(ctx, seq, deadline);
+    }
+}
+
 /// Changes of the limit, and what they do to requests that wait.
 impl Queue {
     /// Takes the limit's value for this key from a request.
@@ -221,6 +271,18 @@ impl Queue {
             self.empty_pool(ctx);
             self.refuse_waiting(ctx, AcquireErrorKind::Paused);
         }
+    }
+
+    /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
+    pub fn refuse_waiting(&mut self, ctx: &mut Context, kind: AcquireErrorKind) -> usize {
+        let undecided = self.those(|entry| {
+            let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));
+            entry.claim().is_none() && (entry.is_undecided() || is_uncollected)
+        });
+        for seq in &undecided {
+            self.refuse(ctx, *seq, kind);
+        }
+        undecided.len()
     }
 
     fn follow_max(&mut self, ctx: &mut Context, before: u32) {

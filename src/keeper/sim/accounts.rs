@@ -25,7 +25,7 @@ use crate::{
     keeper::core::Payer,
     leases::{Fee, Paid},
     ledger::{Charged, Exchange, Refund, ReplicaId, Reply, Seq, Tat},
-    store::in_flight::ExchangeId,
+    store::ExchangeId,
 };
 
 /// A request of a process, by its number, and the permit that it got.

@@ -6,7 +6,7 @@ use super::world::World;
 use crate::{
     keeper::core::Payer,
     ledger::{Exchange, MemberId, Reply, Wake},
-    store::{Failure, in_flight::ExchangeId},
+    store::{ExchangeId, Failure},
 };
 
 pub(super) enum Happening {

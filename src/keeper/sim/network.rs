@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     ledger::{ReplicaId, Reply, Wake},
-    store::{Failure, in_flight::Outgoing},
+    store::{Failure, Outgoing},
 };
 
 impl World {

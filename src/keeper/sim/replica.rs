@@ -13,7 +13,7 @@ use crate::{
     keeper::{Settings, core::Core, queue::audit::FORGET_AFTER},
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
-    store::{Event as StoreEvent, ExchangeError, Failure, in_flight::ExchangeId},
+    store::{Event as StoreEvent, ExchangeError, ExchangeId, Failure},
 };
 
 pub(super) struct Replica {

@@ -30,7 +30,7 @@ use crate::{
     leases::{Bounds, Lease},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
-    store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind, in_flight::Outgoing},
+    store::{Event, ExchangeError, Failure, Outgoing, StoreError, StoreErrorKind},
     sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
 };

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
-    store::{Event, in_flight::Outgoing},
+    store::{Event, Outgoing},
 };
 
 const TWO: Limit = Limit::concurrent("a", 2).reuse();

@@ -1,5 +1,5 @@
-//! A permit's states. Combinations that contradict each other cannot be written down, and `permit.rs` is the only other
-//! file that may write a state.
+//! A permit's states. Combinations that contradict each other cannot be written down, and `permit.rs` is the only file that
+//! changes a state.
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
@@ -215,6 +215,11 @@ impl Entry {
         self.leg.map(|leg| leg.claim)
     }
 
+    /// Its claim is granted: from now on it is an entry like any other.
+    pub(super) fn leave_claim(&mut self) {
+        self.leg = None;
+    }
+
     /// Whether its limit is in shadow mode, as a leg of a claim.
     pub fn is_shadow(&self) -> bool {
         self.leg.is_some_and(|leg| leg.shadow)
@@ -229,41 +234,10 @@ impl Entry {
         }
     }
 
-    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
-    pub fn send(&mut self, now: Instant) -> Option<Instant> {
-        let State::Unsent { since } = self.state else {
-            return None;
-        };
-        self.state = State::Sent { since, at: now };
-        self.in_store.entering = true;
-        Some(since)
-    }
-
-    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
-    pub fn unsend(&mut self) {
-        if let State::Sent { since, .. } = self.state {
-            self.state = State::Unsent { since };
-        }
-    }
-
     /// Its exchange is over. It may have run, or may run until `not_after_us`, if there was no answer.
     pub fn exchange_over(&mut self, not_after_us: u64) {
         self.in_store.entering = false;
         self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
-    }
-
-    /// Gives a held slot to this holder. Returns the one before.
-    pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
-        let State::Held(hold) = &mut self.state else {
-            return None;
-        };
-        Some(std::mem::replace(&mut hold.holder, holder))
-    }
-
-    /// Gives it to the permit of its claim, which is granted.
-    pub fn join_permit(&mut self) {
-        self.leg = None;
-        self.hand_over(Holder::JointPermit);
     }
 }
 

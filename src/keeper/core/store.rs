@@ -1,5 +1,5 @@
-//! Replies of the store, its events, and exchanges without a reply; and what they say of the store: it goes down and comes
-//! back, connections come and go.
+//! The store, as the core knows it: what it says to claims, its events, exchanges that it does not answer; it goes down and
+//! comes back, connections come and go.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
         effects::{Effect, LogEvent},
         queue::{PendingBatch, StoreMoment},
     },
-    leases::{Paid, QueueId, ReportOutcome, StoreClock},
-    ledger::{Charged, Claim, ClaimReply, Exchange, LedgerError, Reply, Seq, Wake},
+    leases::{Paid, QueueId, ReportOutcome},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
     limit::Limit,
-    store::{Event, ExchangeError, Failure, StoreError, in_flight::ExchangeId},
+    store::{Event, Failure, StoreError},
     telemetry::StoreState,
 };
 
@@ -41,111 +41,6 @@ struct SentClaim<'a> {
 }
 
 impl Core {
-    /// An exchange was answered.
-    pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
-        self.ctx.now = now;
-        if let Some(sent) = self.take_sent(id) {
-            self.answered(sent, reply);
-            self.advance_moved();
-        }
-    }
-
-    fn answered(&mut self, sent: PendingExchange, reply: Reply) {
-        let PendingExchange {
-            id,
-            at,
-            exchange,
-            mut pending,
-            claims,
-            ..
-        } = sent;
-        self.ctx
-            .record(|history, now| history.answered(id.0, &reply, now));
-        // Holders that they were held back for may be confirmed now.
-        self.unsent_claims.append(&mut self.held_back);
-        let seen = StoreMoment {
-            store_us: reply.now_us,
-            sent: at,
-        };
-        // An answer on a connection that is over does not set the clock: the next server may have another.
-        if self.connection.has(id) {
-            self.clock = Some(StoreClock {
-                now_us: reply.now_us,
-                sent: at,
-            });
-        }
-        let (mut outage, work) = (None, Work::of(&reply));
-        for ((pending, batch), result) in
-            pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
-        {
-            let queue = self.queues.without_listing(pending.queue);
-            if reply.more {
-                queue.ask_for_batch();
-            }
-            match result {
-                Ok(answer) => queue.on_answer(&mut self.ctx, batch, pending, answer, seen),
-                Err(error) => {
-                    let error = StoreError::from(&error);
-                    let limit = queue.limit().clone();
-                    pending.failed = true;
-                    queue.on_failure(&mut self.ctx, batch, pending, 0, availability_of(&error));
-                    self.complain(&limit, &error);
-                    outage = outage.or(error.is_outage().then_some(error));
-                }
-            }
-        }
-        self.uncount_legs(&exchange, &pending, &reply.claims);
-        let mut stale = Vec::new();
-        for ((&asker, claim), result) in claims.iter().zip(&exchange.claims).zip(reply.claims) {
-            let pending = &pending;
-            let sent = SentClaim {
-                asker,
-                claim,
-                pending,
-            };
-            match result {
-                Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, seen)),
-                Err(error) => {
-                    let error = StoreError::from(&error);
-                    if let Some(limit) = self.limit_of(&sent) {
-                        self.complain(&limit, &error);
-                    }
-                    self.claim_unusable(&sent, availability_of(&error));
-                    outage = outage.or(error.is_outage().then_some(error));
-                }
-            }
-        }
-        for (index, seq) in stale.into_iter().rev() {
-            let queue = self.queues.without_listing(index);
-            queue.resend(&mut self.ctx, seq);
-        }
-        for pending in &pending {
-            self.change(pending.queue, |queue, ctx| {
-                queue.after_answer(ctx, pending, seen)
-            });
-        }
-        match outage {
-            Some(error) => self.note_refused_write(&error.message),
-            None => self.note_success(work),
-        }
-        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
-    }
-
-    /// An exchange has no answer, and it is not known whether it ran.
-    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
-        self.ctx.now = now;
-        let Some(sent) = self.take_sent(id) else {
-            return;
-        };
-        self.note_failure(error.failure, sent.at, &error.error.message);
-        // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
-        if self.connection.has(id) {
-            self.leave_connection();
-        }
-        self.unanswered(sent);
-        self.advance_moved();
-    }
-
     /// The driver has gone with its runtime. Requests that are polled start another one.
     pub fn abandon(&mut self, now: Instant) {
         self.ctx.now = now;
@@ -190,7 +85,7 @@ impl Core {
         }
     }
 
-    fn unanswered(&mut self, sent: PendingExchange) {
+    pub(super) fn unanswered(&mut self, sent: PendingExchange) {
         let PendingExchange {
             id,
             exchange,
@@ -213,7 +108,10 @@ impl Core {
             }
         }
         for pending in &pending {
-            self.change(pending.queue, |queue, _| queue.after_failure());
+            self.queues
+                .change(&mut self.ctx, pending.queue, |queue, _| {
+                    queue.after_failure()
+                });
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
@@ -221,12 +119,6 @@ impl Core {
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
-    }
-
-    fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
-        let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|sent| sent.id == id)?;
-        Some(self.in_flight.swap_remove(position))
     }
 
     /// Reports that a key cannot be used, so that its limit refuses all requests. An outage is reported elsewhere.
@@ -273,7 +165,7 @@ impl Core {
             return;
         };
         self.ctx.record(|history, now| history.woken(wake, now));
-        self.change(queue, |queue, ctx| {
+        self.queues.change(&mut self.ctx, queue, |queue, ctx| {
             if wake.seqs.is_empty() {
                 queue.on_recall(ctx, ctx.now);
             }
@@ -307,6 +199,14 @@ impl Core {
                 self.remind_of(why);
             }
             _ => {}
+        }
+    }
+
+    /// The store has answered, perhaps that it cannot work.
+    pub(super) fn note_answer(&mut self, work: Work, outage: Option<&StoreError>) {
+        match outage {
+            Some(error) => self.note_refused_write(&error.message),
+            None => self.note_success(work),
         }
     }
 
@@ -414,8 +314,59 @@ impl Core {
     }
 }
 
-/// Claims.
+/// Its answers to batches that fail, and to claims.
 impl Core {
+    /// The ledger of a batch cannot be used. Returns an error that says that the store is down.
+    pub(super) fn batch_unusable(
+        &mut self,
+        batch: &Batch,
+        pending: &mut PendingBatch,
+        error: &LedgerError,
+    ) -> Option<StoreError> {
+        let error = StoreError::from(error);
+        let queue = self.queues.without_listing(pending.queue);
+        let limit = queue.limit().clone();
+        pending.failed = true;
+        queue.on_failure(&mut self.ctx, batch, pending, 0, availability_of(&error));
+        self.complain(&limit, &error);
+        error.is_outage().then_some(error)
+    }
+
+    /// The claims of an exchange were answered. Returns an error that says that the store is down.
+    pub(super) fn claims_answered(
+        &mut self,
+        exchange: &Exchange,
+        (askers, pending): (&[Asker], &[PendingBatch]),
+        answers: Vec<Result<ClaimReply, LedgerError>>,
+        at: StoreMoment,
+    ) -> Option<StoreError> {
+        self.uncount_legs(exchange, pending, &answers);
+        let (mut stale, mut outage) = (Vec::new(), None);
+        for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
+            let sent = SentClaim {
+                asker,
+                claim,
+                pending,
+            };
+            match result {
+                Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, at)),
+                Err(error) => {
+                    let error = StoreError::from(&error);
+                    if let Some(limit) = self.limit_of(&sent) {
+                        self.complain(&limit, &error);
+                    }
+                    self.claim_unusable(&sent, availability_of(&error));
+                    outage = outage.or(error.is_outage().then_some(error));
+                }
+            }
+        }
+        for (index, seq) in stale.into_iter().rev() {
+            let queue = self.queues.without_listing(index);
+            queue.resend(&mut self.ctx, seq);
+        }
+        outage
+    }
+
     /// Before an exchange's claims have their standings: their queues look as they were without them.
     fn uncount_legs(
         &mut self,

@@ -1,28 +1,175 @@
-//! Answers of the store, exchanges without an answer, wake-ups; and held permits that are due: renewed, or at their end.
+//! An exchange, as far as one queue has a part in it: the batch that it sends, and the answer. Also wake-ups, which are
+//! answers that another replica's exchange has brought.
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{
-    PendingBatch, Queue, Release, Snapshot, StoreMoment,
-    permit::entry::{Entry, HeldSlot, Holder, State},
+    Outbox, PendingBatch, Queue, Snapshot, StoreMoment,
+    permit::entry::{Entry, HeldSlot, State},
 };
 use crate::{
     error::AcquireErrorKind,
     keeper::{
-        context::{Availability, Context, RENEWALS_PER_LEASE, earliest},
+        context::Context,
         effects::{Effect, LogEvent},
     },
     leases::local_deadline,
-    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake},
+    ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake, Want, weight_of},
     telemetry::Measure,
 };
 
-/// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
-/// than to renew one more permit of it. With half of the time between two renewals, permits that began at any times go
-/// together after the second. With nearly all of it, each would be renewed whenever another is.
-const TOGETHER: u32 = 2 * RENEWALS_PER_LEASE;
-/// Permits of which it is checked whether they are due so soon.
-const MAX_CHECKED: usize = 128;
+/// Room is counted in units. The last permit may go over it.
+fn take_room(room: &mut usize, seq: Seq) {
+    *room = room.saturating_sub(weight_of(seq) as usize);
+}
+
+/// Batches.
+impl Queue {
+    /// As much of what is to be sent as there is room for.
+    pub fn take_batch(
+        &mut self,
+        ctx: &mut Context,
+        room: &mut usize,
+        deadline: &mut Instant,
+    ) -> Option<(Batch, PendingBatch)> {
+        let mut batch = Batch {
+            key: self.ledger.clone(),
+            limit: self.max(),
+            max_waiters: self.limit.waiters(),
+            reuse: self.reuse(ctx),
+            ..Batch::default()
+        };
+        let mut pending = PendingBatch {
+            queue: self.id,
+            failed: false,
+            releases: Vec::new(),
+            inquiries: Vec::new(),
+            nearest_ms: None,
+        };
+        let wanted = std::mem::take(&mut self.wants_batch);
+        self.end_introduction();
+        if !self.introducing
+            && let Some(outbox) = &self.outbox
+        {
+            let newcomers = outbox.acquire.iter().take(*room);
+            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
+            self.make_room(ctx, units);
+        }
+        self.take_releases(&mut batch, &mut pending, room);
+        if let Some(outbox) = &mut self.outbox {
+            pending.inquiries = std::mem::take(&mut outbox.inquiries);
+            while *room > 0
+                && let Some(seq) = outbox.renew.pop_front()
+            {
+                if self.entries.contains_key(&seq) {
+                    batch.renew.push(seq);
+                    take_room(room, seq);
+                }
+            }
+            while *room > 0
+                && let Some(seq) = outbox.adopt.pop_front()
+            {
+                if let Some(entry) = self.entries.get_mut(&seq)
+                    && entry.is_held()
+                    && !entry.in_store.entering
+                    && !entry.lease.is_over(ctx.now)
+                {
+                    entry.in_store.entering = true;
+                    batch.adopt.push(seq);
+                    take_room(room, seq);
+                }
+            }
+        }
+        self.end_introduction();
+        if !self.introducing {
+            self.take_newcomers(ctx, &mut batch, room, deadline);
+        }
+        self.shrink_outbox();
+        batch.waits = self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
+        let empty = batch.release.is_empty()
+            && batch.renew.is_empty()
+            && batch.adopt.is_empty()
+            && batch.acquire.is_empty();
+        if empty && !wanted && pending.inquiries.is_empty() {
+            return None;
+        }
+        self.in_flight += 1;
+        Some((batch, pending))
+    }
+
+    fn take_newcomers(
+        &mut self,
+        ctx: &Context,
+        batch: &mut Batch,
+        room: &mut usize,
+        deadline: &mut Instant,
+    ) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        while *room > 0
+            && let Some(seq) = outbox.acquire.pop_front()
+        {
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && let Some(since) = entry.send(ctx.now)
+            {
+                batch.acquire.push(Ask {
+                    seq,
+                    wait: !entry.wait.is_zero(),
+                });
+                *deadline = ctx.gives_up_at(since).min(*deadline);
+                take_room(room, seq);
+            }
+        }
+    }
+
+    /// As many releases as there is room for.
+    pub fn take_releases(
+        &mut self,
+        batch: &mut Batch,
+        pending: &mut PendingBatch,
+        room: &mut usize,
+    ) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        let mut count = 0;
+        while *room > 0
+            && let Some(release) = outbox.release.get(count)
+        {
+            batch.release.push(release.seq);
+            take_room(room, release.seq);
+            count += 1;
+        }
+        pending.releases.extend(outbox.release.drain(..count));
+    }
+
+    /// Sends a parked leg: returns what it asks of its ledger.
+    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
+        let entry = self.entries.get(&seq)?;
+        let want = match (entry.is_shadow(), entry.wait.is_zero()) {
+            (true, _) => Want::IfFree,
+            (false, true) => Want::Now,
+            (false, false) => Want::Wait,
+        };
+        self.send_leg(ctx, seq);
+        Some(want)
+    }
+
+    /// Frees the outbox after it was emptied. A queue with many entries will need it again soon.
+    fn shrink_outbox(&mut self) {
+        let idle = |outbox: &Outbox| {
+            !outbox.has_any_but_newcomers()
+                && outbox.acquire.is_empty()
+                && outbox.later_at.is_none()
+        };
+        if self.entries.are_few() && self.outbox.as_deref().is_some_and(idle) {
+            self.outbox = None;
+        }
+    }
+}
 
 /// Answers.
 impl Queue {
@@ -99,15 +246,6 @@ impl Queue {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
         self.log_losses(ctx, lost_before);
-    }
-
-    /// Logs how many permits were lost since there were so many.
-    fn log_losses(&self, ctx: &mut Context, before: u64) {
-        let count = ctx.counts.lost - before;
-        if count > 0 {
-            let limit = self.limit.clone();
-            ctx.log(LogEvent::Lost { limit, count });
-        }
     }
 
     /// The store says that a slot is held, `counted` from then, `until_ms`.
@@ -330,184 +468,5 @@ impl Queue {
             Some(_) => self.renew(seq),
             None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
-    }
-}
-
-/// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
-/// be fine, so that they retry.
-impl Queue {
-    /// A batch has no answer, or failed. It may have run, or may run until `not_after_us`; with 0 it certainly has not
-    /// admitted anything.
-    pub fn on_failure(
-        &mut self,
-        ctx: &mut Context,
-        batch: &Batch,
-        pending: &mut PendingBatch,
-        not_after_us: u64,
-        availability: Availability,
-    ) {
-        let retry = availability == Availability::Up;
-        let pause = ctx.settings.poll_interval;
-        if !retry {
-            ctx.dismiss(&mut pending.inquiries);
-        } else if !pending.inquiries.is_empty() {
-            // They change nothing, and can be retried.
-            self.outbox().inquiries.append(&mut pending.inquiries);
-        }
-        self.empty_pool(ctx);
-        for release in pending.releases.drain(..) {
-            match retry {
-                true => self.outbox().release.push(release),
-                false => self.repeat_release(ctx, release, pause),
-            }
-        }
-        for seq in &batch.adopt {
-            if let Some(entry) = self.entries.get_mut(seq) {
-                entry.exchange_over(not_after_us);
-                ctx.moved.extend(entry.claim());
-            }
-            self.set_due_now(ctx, *seq);
-        }
-        for seq in batch.renew.iter().chain(&batch.adopt) {
-            let Some(entry) = self.entries.get_mut(seq) else {
-                continue;
-            };
-            (entry.in_store.renewing, entry.in_store.renew_again) = (false, false);
-            match entry.state() {
-                State::Leaving => self.give_up(ctx, *seq),
-                State::Held(_) if retry => self.renew(*seq),
-                State::Held(_) => self.set_due(ctx, *seq, ctx.now + pause),
-                _ => {}
-            }
-        }
-        let mut again = Vec::new();
-        for Ask { seq, .. } in &batch.acquire {
-            let Some(entry) = self.entries.get_mut(seq) else {
-                continue;
-            };
-            entry.exchange_over(not_after_us);
-            match entry.state() {
-                State::Leaving => self.give_up(ctx, *seq),
-                State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
-                State::Sent { .. } if retry => again.extend(self.rename(ctx, *seq)),
-                // It was woken before its answer came, and goes on checking its grant while the store may be fine.
-                State::Checking { .. } if retry => {}
-                State::Sent { .. } | State::Checking { .. } => {
-                    self.fall_back(ctx, *seq, availability);
-                }
-                _ => self.set_due_now(ctx, *seq),
-            }
-        }
-        for seq in again.into_iter().rev() {
-            self.ask_first(seq);
-        }
-        if availability == Availability::Refused {
-            self.leave_store(ctx, availability);
-        }
-        if let Some(waiters) = &mut self.waiters
-            && !waiters.by_ticket.is_empty()
-        {
-            waiters.poll_at = Some(ctx.now + pause);
-        }
-    }
-
-    /// A leg of a claim, or a request that was sent as one, has no answer: the store is asked under another name, or not at
-    /// all.
-    pub fn on_leg_failure(
-        &mut self,
-        ctx: &mut Context,
-        seq: Seq,
-        not_after_us: u64,
-        availability: Availability,
-    ) {
-        let retry = availability == Availability::Up;
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
-        };
-        entry.exchange_over(not_after_us);
-        match entry.state() {
-            State::Leaving => self.give_up(ctx, seq),
-            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
-            State::Sent { .. } if availability == Availability::Refused => {
-                self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
-            }
-            State::Sent { .. } if entry.claim().is_some() => self.park(ctx, seq),
-            State::Sent { .. } if retry => {
-                if let Some(new) = self.rename(ctx, seq) {
-                    self.ask_first(new);
-                }
-            }
-            State::Sent { .. } | State::Checking { .. } if !retry => {
-                self.fall_back(ctx, seq, availability);
-            }
-            _ => self.set_due_now(ctx, seq),
-        }
-    }
-
-    /// Releases a name once more after a pause.
-    fn repeat_release(&mut self, ctx: &Context, release: Release, pause: Duration) {
-        let at = ctx.now + pause.min(ctx.settings.poll_interval);
-        let outbox = self.outbox();
-        outbox.later.push(release);
-        outbox.later_at = earliest(outbox.later_at, Some(at));
-    }
-
-    /// An exchange that had a batch for this queue is over, without an answer.
-    pub fn after_failure(&mut self) {
-        self.in_flight -= 1;
-    }
-
-    /// The driver has ended: requests and watchers of leases are woken to find that out, and inquiries are dismissed.
-    pub fn on_abandoned(&mut self, ctx: &mut Context) {
-        for entry in self.entries.values_mut() {
-            ctx.effects.wake(entry.waker.take());
-            ctx.effects.push(Effect::Tell(entry.lease.clone()));
-        }
-        if let Some(outbox) = &mut self.outbox {
-            ctx.dismiss(&mut outbox.inquiries);
-        }
-    }
-}
-
-/// Held permits that are due.
-impl Queue {
-    /// Renews these permits, or ends them if they are over; and with them others that are due before long.
-    pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
-        let before = ctx.counts.lost;
-        due.for_each(|seq| self.renew_or_end(ctx, seq));
-        let soon = ctx.now + ctx.settings.lease / TOGETHER;
-        let is_due = |entry: &Entry| match entry.state() {
-            State::Held(hold) => hold.due.is_some_and(|at| at <= soon),
-            _ => false,
-        };
-        let others = self.entries.iter().take(MAX_CHECKED);
-        let others = others.filter(|(_, entry)| is_due(entry));
-        for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
-            self.renew_or_end(ctx, seq);
-        }
-        self.log_losses(ctx, before);
-    }
-
-    fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {
-        let Some(entry) = self.entries.get(&seq) else {
-            return;
-        };
-        let (holder, entering) = (entry.holder(), entry.in_store.entering);
-        match holder {
-            // Nothing is to be done for one that is gone, or whose request still has an answer to come.
-            None => return,
-            Some(Holder::Request | Holder::Reuser) if entering => return,
-            Some(_) => {}
-        }
-        if entry.lease.is_over(ctx.now) {
-            return self.lose(ctx, seq);
-        }
-        // One without a deadline was admitted without the store, where it is being adopted.
-        let deadline = entry.lease.deadline();
-        let deadline = deadline.unwrap_or(ctx.now + ctx.settings.lease);
-        if !entering {
-            self.renew(seq);
-        }
-        self.set_due(ctx, seq, deadline);
     }
 }

@@ -1,0 +1,216 @@
+//! Exchanges in flight: answered in any order, or over at their deadlines.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use tokio::{sync::oneshot, time::advance};
+
+use super::*;
+use crate::ledger::{Batch, Exchange, ReplicaId};
+
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Answers on demand.
+#[derive(Default)]
+struct Slow {
+    /// Exchanges that were sent and have no answer.
+    asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
+    /// Ledgers in each that was sent.
+    lengths: Arc<Mutex<Vec<usize>>>,
+    disconnected: AtomicU32,
+}
+
+impl Session for Arc<Slow> {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let (asked, lengths) = (self.asked.clone(), self.lengths.clone());
+        let reply = Reply {
+            now_us: 1,
+            more: false,
+            batches: Vec::new(),
+            claims: Vec::new(),
+        };
+        async move {
+            let (tell, told) = oneshot::channel();
+            asked.lock().expect("sound").push(tell);
+            lengths.lock().expect("sound").push(exchange.batches.len());
+            told.await.expect("an answer");
+            Ok(reply)
+        }
+        .boxed()
+    }
+
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+        Poll::Pending
+    }
+
+    fn disconnect(&mut self) {
+        self.disconnected.fetch_add(1, Relaxed);
+    }
+}
+
+impl Slow {
+    fn answer(&self, number: usize) {
+        let tell = self.asked.lock().expect("sound").remove(number);
+        tell.send(()).expect("somebody waits");
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().expect("sound").len()
+    }
+}
+
+fn slow() -> (Arc<Slow>, InFlight) {
+    let store = Arc::new(Slow::default());
+    let session = Box::new(store.clone());
+    let in_flight = InFlight::new(Some(session), StoreMeter::noop());
+    (store, in_flight)
+}
+
+fn outgoing(number: u64) -> Outgoing {
+    outgoing_of(number, 1)
+}
+
+fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
+    let exchange = Exchange {
+        replica: ReplicaId::from_bits(1),
+        lease_ms: 1,
+        promote_ms: 1,
+        heartbeat_ms: 1,
+        not_after_us: 0,
+        batches: vec![Batch::default(); ledgers],
+        claims: Vec::new(),
+        refunds: Vec::new(),
+    };
+    Outgoing {
+        number: ExchangeId(number),
+        exchange: Arc::new(exchange),
+        deadline: Instant::now() + PATIENCE,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_come_in_any_order() {
+    let (store, mut in_flight) = slow();
+    in_flight.send(outgoing(1));
+    in_flight.send(outgoing(2));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    store.answer(1);
+    assert!(matches!(
+        in_flight.next(None).await,
+        News::Over(ExchangeId(2), Ok(_))
+    ));
+    store.answer(0);
+    assert!(matches!(
+        in_flight.next(None).await,
+        News::Over(ExchangeId(1), Ok(_))
+    ));
+}
+
+/// Which of two comes first, an answer that is there or an exchange that is to go out.
+#[tokio::test(start_paused = true)]
+async fn a_long_exchange_goes_out_before_an_answer_is_looked_at() {
+    for (ledgers, in_flight_then) in [(LONG - 1, 0), (LONG, 1)] {
+        let (store, mut in_flight) = slow();
+        in_flight.send(outgoing(1));
+        assert!(in_flight.next(None).now_or_never().is_none());
+        store.answer(0);
+        in_flight.send(outgoing_of(2, ledgers));
+        assert!(matches!(
+            in_flight.next(None).await,
+            News::Over(ExchangeId(1), Ok(_))
+        ));
+        assert_eq!(store.asked(), in_flight_then);
+        assert!(in_flight.next(None).now_or_never().is_none());
+        store.answer(0);
+        assert!(matches!(
+            in_flight.next(None).await,
+            News::Over(ExchangeId(2), Ok(_))
+        ));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_exchange_does_not_overtake_a_short_one() {
+    let (store, mut in_flight) = slow();
+    in_flight.send(outgoing_of(1, 2));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    in_flight.send(outgoing_of(2, 3));
+    in_flight.send(outgoing_of(3, LONG));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    assert_eq!(*store.lengths.lock().expect("sound"), [2, 3, LONG]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_without_an_answer_is_over_at_its_deadline() {
+    let (store, mut in_flight) = slow();
+    let start = Instant::now();
+    in_flight.send(outgoing(1));
+    advance(PATIENCE / 2).await;
+    in_flight.send(outgoing(2));
+    for (number, at) in [(1, PATIENCE), (2, PATIENCE * 3 / 2)] {
+        let News::Over(over, Err(error)) = in_flight.next(None).await else {
+            panic!("it had no answer");
+        };
+        assert_eq!((over, start.elapsed()), (ExchangeId(number), at));
+        assert_eq!(error.failure, Failure::TimedOut);
+    }
+    assert_eq!(store.disconnected.load(Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_stood_still_does_not_blame_the_store() {
+    let (store, mut in_flight) = slow();
+    in_flight.send(outgoing(1));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    advance(2 * PATIENCE).await;
+    // It is given its time once more, and no more than that.
+    assert!(in_flight.next(None).now_or_never().is_none());
+    store.answer(0);
+    assert!(matches!(
+        in_flight.next(None).await,
+        News::Over(ExchangeId(1), Ok(_))
+    ));
+    in_flight.send(outgoing(2));
+    let start = Instant::now();
+    advance(2 * PATIENCE).await;
+    let over = in_flight.next(None).await;
+    assert!(matches!(
+        over,
+        News::Over(
+            ExchangeId(2),
+            Err(ExchangeError {
+                failure: Failure::TimedOut,
+                ..
+            })
+        )
+    ));
+    assert_eq!(start.elapsed(), 3 * PATIENCE);
+    assert_eq!(store.disconnected.load(Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_comes_neither_early_nor_late() {
+    let (store, mut in_flight) = slow();
+    let start = Instant::now();
+    // The alarm is set for the deadline first, then for something sooner, then for something later.
+    in_flight.send(outgoing(1));
+    assert!(in_flight.next(None).now_or_never().is_none());
+    for ms in [200, 900] {
+        if ms == 900 {
+            store.answer(0);
+            assert!(matches!(
+                in_flight.next(None).await,
+                News::Over(ExchangeId(1), Ok(_))
+            ));
+        }
+        let at = Duration::from_millis(ms);
+        let news = in_flight.next(Some(start + at)).await;
+        assert!(matches!(news, News::Due));
+        assert_eq!(start.elapsed(), at);
+    }
+}
