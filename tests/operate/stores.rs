@@ -6,7 +6,10 @@ use tokio::{
     task::block_in_place,
     time::{sleep, timeout},
 };
-use tower_turnstile::operate::{KeyDigest, Operator};
+use tower_turnstile::{
+    Limit,
+    operate::{KeyDigest, Operator},
+};
 
 use crate::{
     scene::{CHAT, await_replicas, builder},
@@ -58,6 +61,39 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
             .and_then(|count| count.parse::<usize>().ok())
     };
     assert_eq!(cluster.nodes().filter_map(heard).sum::<usize>(), 2);
+}
+
+/// Each part of a process decides on its own keys.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_cluster_the_delays_and_refusals_of_all_parts_are_seen() {
+    const KEYS: u64 = 12;
+    let cluster = RedisCluster::shared();
+    let namespace = "operate-parts";
+    let limiter = builder("web").namespace(namespace);
+    let limiter = limiter.connect(&cluster.url()).await.expect("it is up");
+    let operator = Operator::builder().namespace(namespace);
+    let operator = operator.connect(&cluster.url()).await.expect("it is up");
+    await_replicas(&operator, 1).await;
+    let hour = Duration::from_secs(3_600);
+    let starts = Limit::rate("starts", 1, hour).wait_up_to(2 * hour);
+    let mut delayed = Vec::new();
+    for key in 0..KEYS {
+        let semaphore = limiter.semaphore(&starts, key);
+        drop(semaphore.acquire().await.expect("the first of an hour"));
+        semaphore.try_acquire().await.expect_err("the second");
+        delayed.push(tokio::spawn(semaphore.acquire()));
+    }
+    let refusals = operator.refusals("starts", None).await.unwrap();
+    assert_eq!(refusals.rows.len(), KEYS as usize);
+    let all_wait = async {
+        while operator.limits().await.unwrap().rows[0].waiting < KEYS as usize {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), all_wait)
+        .await
+        .expect("all wait, and are seen");
+    delayed.iter().for_each(|waits| waits.abort());
 }
 
 /// Both sides follow the sentinels to the next primary.
