@@ -1,4 +1,5 @@
-//! The context that all queues of a keeper share: its settings, the time, timers, counts, and the effects of a step.
+//! The context that all queues of a keeper share: its settings, the limits in force, the time, timers, counts, and the
+//! effects of a step.
 
 use std::{
     collections::BTreeSet,
@@ -162,7 +163,8 @@ impl Context {
     }
 
     /// Makes a limit known; returns its number.
-    pub fn add_limit(&mut self, meter: Arc<LimitMeter>) -> LimitId {
+    pub fn add_limit(&mut self, limit: Arc<Limit>, meter: Arc<LimitMeter>) -> LimitId {
+        self.limits.push(limit);
         self.meters.push(meter);
         self.holds.push(None);
         LimitId(self.meters.len() - 1)

@@ -30,17 +30,14 @@ use tokio::{
 };
 
 use super::{
-    core::Core,
+    core::{Core, ExchangeId, Outgoing},
     lock::{Keeper, Start, WatchdogFinding, check_interval},
 };
 use crate::{
     error::AcquireErrorKind,
     ledger::Reply,
     repoll::Repoll,
-    store::{
-        Event, ExchangeError, ExchangeId, Failure, KeptSession, Outgoing, Session, StoreError,
-        StoreErrorKind,
-    },
+    store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError, StoreErrorKind},
     telemetry::StoreMeter,
 };
 
@@ -234,158 +231,6 @@ async fn drive(
     }
 }
 
-/// An event of the store, an outcome, or the time.
-enum News {
-    Event(Event),
-    /// An exchange is over.
-    Over(ExchangeId, Result<Reply, ExchangeError>),
-    /// The time has come.
-    Due,
-}
-
-/// Exchanges in flight, and the one timer of a driver.
-struct InFlight {
-    /// Ends with the driver, and its connections with it.
-    session: Option<Box<dyn Session>>,
-    meter: StoreMeter,
-    /// In the order in which they were sent; a handful at most.
-    exchanges: Vec<Sent>,
-    /// May ring too early. To set it anew for each exchange would wake the runtime's timer each time.
-    alarm: Pin<Box<Sleep>>,
-}
-
-struct Sent {
-    number: ExchangeId,
-    /// Whether it has been polled.
-    was_polled: bool,
-    is_long: bool,
-    reply: BoxFuture<'static, Result<Reply, StoreError>>,
-    at: Instant,
-    deadline: Instant,
-    /// How long it may take.
-    timeout: Duration,
-    /// Whether it was given its time once more.
-    was_extended: bool,
-}
-
-impl InFlight {
-    fn new(session: Option<Box<dyn Session>>, meter: StoreMeter) -> Self {
-        Self {
-            session,
-            meter,
-            exchanges: Vec::new(),
-            alarm: Box::pin(sleep(Duration::ZERO)),
-        }
-    }
-
-    /// The session, for the next driver to go on with.
-    fn into_session(self) -> Option<Box<dyn Session>> {
-        self.session
-    }
-
-    /// It is sent when its outcome is waited for.
-    fn send(&mut self, outgoing: Outgoing) {
-        let Some(session) = &mut self.session else {
-            return;
-        };
-        let now = Instant::now();
-        self.exchanges.push(Sent {
-            number: outgoing.number,
-            was_polled: false,
-            is_long: outgoing.exchange.batches.len() >= LONG,
-            reply: session.exchange(outgoing.exchange),
-            at: now,
-            deadline: outgoing.deadline,
-            timeout: outgoing.deadline.saturating_duration_since(now),
-            was_extended: false,
-        });
-    }
-
-    /// The next event, at `until` at the latest. Cancel safe.
-    fn next(&mut self, until: Option<Instant>) -> impl Future<Output = News> {
-        poll_fn(move |cx| self.poll(until, cx))
-    }
-
-    fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
-        let exchanges = &self.exchanges;
-        let was_polled = exchanges.iter().any(|sent| sent.was_polled);
-        if was_polled
-            && exchanges
-                .iter()
-                .any(|sent| !sent.was_polled && sent.is_long)
-        {
-            self.begin_all(cx);
-        }
-        if let Some(session) = &mut self.session
-            && let Poll::Ready(event) = session.poll_event(cx)
-        {
-            return Poll::Ready(News::Event(event));
-        }
-        loop {
-            if let Some((index, outcome)) = self.outcome(cx) {
-                let sent = self.exchanges.remove(index);
-                let failure = outcome.as_ref().err().map(|error| error.failure);
-                self.meter.exchanged(failure, sent.at.elapsed());
-                return Poll::Ready(News::Over(sent.number, outcome));
-            }
-            let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
-            let Some(next) = deadlines.chain(until).min() else {
-                return Poll::Pending;
-            };
-            if self.alarm.deadline() > next || self.alarm.is_elapsed() {
-                self.alarm.as_mut().reset(next);
-            }
-            ready!(self.alarm.as_mut().poll(cx));
-            if until.is_some_and(|until| until <= Instant::now()) {
-                return Poll::Ready(News::Due);
-            }
-        }
-    }
-
-    /// In their order: requests of one ledger may be in several.
-    fn begin_all(&mut self, cx: &mut Context<'_>) {
-        for sent in self.exchanges.iter_mut().filter(|sent| !sent.was_polled) {
-            sent.was_polled = true;
-            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                sent.reply = future::ready(result).boxed();
-            }
-        }
-    }
-
-    /// Of the first that has one.
-    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Result<Reply, ExchangeError>)> {
-        let now = Instant::now();
-        for (index, sent) in self.exchanges.iter_mut().enumerate() {
-            sent.was_polled = true;
-            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                return Some((index, result.map_err(ExchangeError::from)));
-            }
-            if now < sent.deadline {
-                continue;
-            }
-            if now > sent.deadline + STOOD_STILL && !sent.was_extended {
-                // The reply may have been here all the time, unread.
-                sent.was_extended = true;
-                sent.deadline = now + sent.timeout;
-                continue;
-            }
-            // A connection that does not answer is not used again: it may be half open.
-            if let Some(session) = &mut self.session {
-                session.disconnect();
-            }
-            let error = ExchangeError {
-                failure: Failure::TimedOut,
-                error: StoreError {
-                    kind: StoreErrorKind::Outage,
-                    message: format!("no answer within {:?}", sent.timeout),
-                },
-            };
-            return Some((index, Err(error)));
-        }
-        None
-    }
-}
-
 /// Tells the keeper when the driver ends, however it ends, even if it was never polled.
 struct Gone {
     keeper: Arc<Keeper>,
@@ -460,6 +305,158 @@ fn lacks_something(panic: &(dyn Any + Send)) -> bool {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| Some(panic.downcast_ref::<String>()?.as_str()));
     text.is_some_and(|text| text.starts_with(WORDS))
+}
+
+/// An event of the store, an outcome, or the time.
+enum News {
+    Event(Event),
+    /// An exchange is over.
+    Over(ExchangeId, Result<Reply, ExchangeError>),
+    /// The time has come.
+    Due,
+}
+
+/// Exchanges in flight, and the one timer of a driver.
+struct InFlight {
+    /// Ends with the driver, and its connections with it.
+    session: Option<Box<dyn Session>>,
+    meter: StoreMeter,
+    /// In the order in which they were sent; a handful at most.
+    exchanges: Vec<Sent>,
+    /// May ring too early. To set it anew for each exchange would wake the runtime's timer each time.
+    alarm: Pin<Box<Sleep>>,
+}
+
+struct Sent {
+    id: ExchangeId,
+    /// Whether it has been polled.
+    was_polled: bool,
+    is_long: bool,
+    reply: BoxFuture<'static, Result<Reply, StoreError>>,
+    at: Instant,
+    deadline: Instant,
+    /// How long it may take.
+    timeout: Duration,
+    /// Whether it was given its time once more.
+    was_extended: bool,
+}
+
+impl InFlight {
+    fn new(session: Option<Box<dyn Session>>, meter: StoreMeter) -> Self {
+        Self {
+            session,
+            meter,
+            exchanges: Vec::new(),
+            alarm: Box::pin(sleep(Duration::ZERO)),
+        }
+    }
+
+    /// The session, for the next driver to go on with.
+    fn into_session(self) -> Option<Box<dyn Session>> {
+        self.session
+    }
+
+    /// It is sent when its outcome is waited for.
+    fn send(&mut self, outgoing: Outgoing) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let now = Instant::now();
+        self.exchanges.push(Sent {
+            id: outgoing.id,
+            was_polled: false,
+            is_long: outgoing.exchange.batches.len() >= LONG,
+            reply: session.exchange(outgoing.exchange),
+            at: now,
+            deadline: outgoing.deadline,
+            timeout: outgoing.deadline.saturating_duration_since(now),
+            was_extended: false,
+        });
+    }
+
+    /// The next event, at `until` at the latest. Cancel safe.
+    fn next(&mut self, until: Option<Instant>) -> impl Future<Output = News> {
+        poll_fn(move |cx| self.poll(until, cx))
+    }
+
+    fn poll(&mut self, until: Option<Instant>, cx: &mut Context<'_>) -> Poll<News> {
+        let exchanges = &self.exchanges;
+        let was_polled = exchanges.iter().any(|sent| sent.was_polled);
+        if was_polled
+            && exchanges
+                .iter()
+                .any(|sent| !sent.was_polled && sent.is_long)
+        {
+            self.begin_all(cx);
+        }
+        if let Some(session) = &mut self.session
+            && let Poll::Ready(event) = session.poll_event(cx)
+        {
+            return Poll::Ready(News::Event(event));
+        }
+        loop {
+            if let Some((index, outcome)) = self.outcome(cx) {
+                let sent = self.exchanges.remove(index);
+                let failure = outcome.as_ref().err().map(|error| error.failure);
+                self.meter.exchanged(failure, sent.at.elapsed());
+                return Poll::Ready(News::Over(sent.id, outcome));
+            }
+            let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
+            let Some(next) = deadlines.chain(until).min() else {
+                return Poll::Pending;
+            };
+            if self.alarm.deadline() > next || self.alarm.is_elapsed() {
+                self.alarm.as_mut().reset(next);
+            }
+            ready!(self.alarm.as_mut().poll(cx));
+            if until.is_some_and(|until| until <= Instant::now()) {
+                return Poll::Ready(News::Due);
+            }
+        }
+    }
+
+    /// In their order: requests of one ledger may be in several.
+    fn begin_all(&mut self, cx: &mut Context<'_>) {
+        for sent in self.exchanges.iter_mut().filter(|sent| !sent.was_polled) {
+            sent.was_polled = true;
+            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+                sent.reply = future::ready(result).boxed();
+            }
+        }
+    }
+
+    /// Of the first that has one.
+    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Result<Reply, ExchangeError>)> {
+        let now = Instant::now();
+        for (index, sent) in self.exchanges.iter_mut().enumerate() {
+            sent.was_polled = true;
+            if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
+                return Some((index, result.map_err(ExchangeError::from)));
+            }
+            if now < sent.deadline {
+                continue;
+            }
+            if now > sent.deadline + STOOD_STILL && !sent.was_extended {
+                // The reply may have been here all the time, unread.
+                sent.was_extended = true;
+                sent.deadline = now + sent.timeout;
+                continue;
+            }
+            // A connection that does not answer is not used again: it may be half open.
+            if let Some(session) = &mut self.session {
+                session.disconnect();
+            }
+            let error = ExchangeError {
+                failure: Failure::TimedOut,
+                error: StoreError {
+                    kind: StoreErrorKind::Outage,
+                    message: format!("no answer within {:?}", sent.timeout),
+                },
+            };
+            return Some((index, Err(error)));
+        }
+        None
+    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     context::{Settings, earliest},
-    core::Core,
+    core::{Core, Outgoing},
     effects::Effects,
 };
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     ledger::ReplicaId,
     operable::Control,
     part::PARTS,
-    store::{KeptSession, Outgoing, Session, Store},
+    store::{KeptSession, Session, Store},
     sync::LockMarker,
     telemetry::{self, History, StoreMeter},
 };
@@ -276,11 +276,6 @@ struct Patience {
     between: Duration,
 }
 
-/// How often a watchdog checks the driver.
-pub(super) fn check_interval(core: &Core) -> Duration {
-    core.settings().store_timeout / 8
-}
-
 impl Patience {
     /// A request waits no longer than `store_timeout` for the store, nor for the driver.
     fn new(core: &Core) -> Self {
@@ -291,6 +286,11 @@ impl Patience {
             between: 4 * store_timeout,
         }
     }
+}
+
+/// How often a watchdog checks the driver.
+pub(super) fn check_interval(core: &Core) -> Duration {
+    core.settings().store_timeout / 8
 }
 
 /// The finding of a watchdog.

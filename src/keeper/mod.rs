@@ -16,7 +16,7 @@
 //! | `context` | what all queues share: settings, the limits in force, the time, timers, counts, effects |
 //! | `effects` | what a step leaves to be done once the lock is free |
 //! | `demand` | what a request asks for, and what it gets |
-//! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether counts and lists agree |
+//! | `sim`, `tests`, each `audit` | tests: the simulation; single promises; whether counts and lists agree. `driver` has its own |
 //!
 //! Each module calls those below it. Leases and pools, which work without the lock, are in [`leases`](crate::leases).
 //!

@@ -2,7 +2,7 @@
 //!
 //! A [`Store`] opens a [`Session`] for each driver of a keeper. A session runs [`Exchange`]s and reports [`Event`]s. It
 //! knows nothing of permits, time limits or retries: those are the keeper's. The in-process ledger needs no store: the
-//! keeper runs it itself.
+//! keeper runs it itself. A [`KeptSession`] is one that no driver polls.
 
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -51,24 +51,6 @@ pub(crate) trait Session: Send + 'static {
 
     /// Stops using the current connection, which may be half open. The next exchange makes a new one.
     fn disconnect(&mut self);
-}
-
-/// The number of an exchange of one keeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ExchangeId(pub u64);
-
-impl fmt::Display for ExchangeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// An exchange to be sent.
-pub(crate) struct Outgoing {
-    pub(crate) number: ExchangeId,
-    pub(crate) exchange: Arc<Exchange>,
-    /// When to give up on it.
-    pub(crate) deadline: Instant,
 }
 
 /// A session that is not polled, and the runtime that its connections belong to.

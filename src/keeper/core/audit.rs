@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, Core};
+use super::{Asker, ClaimStage, Core, ExchangeId};
 use crate::{
     error::AcquireError,
     keeper::{
@@ -21,7 +21,7 @@ use crate::{
     leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
     ledger::{MemberId, ReplicaId, Seq},
     limit::LimitId,
-    store::{ExchangeId, Failure},
+    store::Failure,
 };
 
 /// The one that a claim of an exchange charges.

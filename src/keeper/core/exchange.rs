@@ -8,7 +8,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Asker, ClaimStage, ClaimState, Core, PendingExchange, breaker::Work};
+use super::{
+    Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange, breaker::Work,
+};
 use crate::{
     keeper::{
         context::Context,
@@ -19,7 +21,7 @@ use crate::{
         Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, number_of,
         weight_of,
     },
-    store::{ExchangeError, ExchangeId, Outgoing},
+    store::ExchangeError,
 };
 
 /// Exchanges in flight: two may be on their way while the next one fills.
@@ -68,6 +70,16 @@ impl Core {
                 (work || self.connection.is_wanted) && is_free
             }
         }
+    }
+
+    /// When the next of the exchanges in flight must have been answered.
+    pub fn answer_due(&self) -> Option<Instant> {
+        self.in_flight.iter().map(|sent| sent.deadline).min()
+    }
+
+    /// Whether an exchange in flight was sent then, or before that.
+    pub fn awaits_answer_since(&self, then: Instant) -> bool {
+        self.in_flight.iter().any(|sent| sent.at <= then)
     }
 
     /// The next exchange, if one may be sent. It must be answered by [`on_reply`](Self::on_reply) or
@@ -298,14 +310,56 @@ impl Core {
             claims: ids,
         });
         Outgoing {
-            number: id,
+            id,
             exchange,
             deadline,
         }
     }
 }
 
-/// Answers.
+impl Draft {
+    fn new(deadline: Instant) -> Self {
+        Self {
+            batches: Vec::new(),
+            pending: Vec::new(),
+            claims: BTreeMap::new(),
+            refunds: Vec::new(),
+            room: MAX_UNITS,
+            deadline,
+        }
+    }
+
+    /// Adds the batch of a queue, as far as there is room.
+    fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
+        let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
+        if let Some((batch, pending)) = batch {
+            self.batches.push(batch);
+            self.pending.push(pending);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
+    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
+    fn keep_order_with_claims(&mut self) {
+        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
+        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
+        for batch in touched {
+            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
+                let want = if wait { Want::Wait } else { Want::Now };
+                let asks = vec![ClaimAsk { batch, seq, want }];
+                let charges = Vec::new();
+                let number = number_of(seq);
+                self.claims
+                    .insert(number, (Asker::Slot, Claim { charges, asks }));
+            }
+        }
+    }
+}
+
+/// Answers, or none.
 impl Core {
     /// An exchange was answered.
     pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
@@ -371,12 +425,7 @@ impl Core {
         let Some(sent) = self.take_sent(id) else {
             return;
         };
-        self.note_failure(error.failure, sent.at, &error.error.message);
-        // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
-        if self.connection.has(id) {
-            self.leave_connection();
-        }
-        self.unanswered(sent);
+        self.failed(sent, error);
         self.advance_moved();
     }
 
@@ -384,48 +433,6 @@ impl Core {
         let mut in_flight = self.in_flight.iter();
         let position = in_flight.position(|sent| sent.id == id)?;
         Some(self.in_flight.swap_remove(position))
-    }
-}
-
-impl Draft {
-    fn new(deadline: Instant) -> Self {
-        Self {
-            batches: Vec::new(),
-            pending: Vec::new(),
-            claims: BTreeMap::new(),
-            refunds: Vec::new(),
-            room: MAX_UNITS,
-            deadline,
-        }
-    }
-
-    /// Adds the batch of a queue, as far as there is room.
-    fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
-        let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
-        if let Some((batch, pending)) = batch {
-            self.batches.push(batch);
-            self.pending.push(pending);
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
-    }
-
-    /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
-    fn keep_order_with_claims(&mut self) {
-        let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
-        let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
-        for batch in touched {
-            for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
-                let want = if wait { Want::Wait } else { Want::Now };
-                let asks = vec![ClaimAsk { batch, seq, want }];
-                let charges = Vec::new();
-                let number = number_of(seq);
-                self.claims
-                    .insert(number, (Asker::Slot, Claim { charges, asks }));
-            }
-        }
     }
 }
 

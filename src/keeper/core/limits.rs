@@ -36,13 +36,13 @@ impl Core {
             return Ok((id, self.ctx.meter(id).clone()));
         }
         let declared = Arc::new(limit.clone());
-        self.ctx.limits.push(self.ctx.overrides.apply(&declared));
+        let in_force = self.ctx.overrides.apply(&declared);
         self.log_misfit(&declared);
         self.updated.push(declared);
         self.declared.push(limit.clone());
         self.queues.add_limit();
         self.measured.push((0, 0));
-        let id = self.ctx.add_limit(meter.clone());
+        let id = self.ctx.add_limit(in_force, meter.clone());
         self.measure_limit(id);
         Ok((id, meter.clone()))
     }
@@ -247,12 +247,11 @@ impl Core {
                 changed.push(LimitId(id));
             }
         }
-        let (limits, overrides) = (self.ctx.limits.clone(), self.ctx.overrides.clone());
         self.each_queue(|queue, ctx| {
-            let limit = &limits[queue.limit_id().0];
-            let steered = overrides.for_key(limit, queue.key());
+            let limit = ctx.limits[queue.limit_id().0].clone();
+            let steered = ctx.overrides.for_key(&limit, queue.key());
             match changed.contains(&queue.limit_id()) {
-                true => queue.change_limit(ctx, limit.clone(), steered),
+                true => queue.change_limit(ctx, limit, steered),
                 false => queue.steer(ctx, steered),
             }
         });

@@ -9,7 +9,7 @@
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |
-//! | this one | the data; settings, time and counts are in [`context`](super::context) |
+//! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
 //!
@@ -33,6 +33,7 @@ mod store;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     sync::Arc,
 };
 
@@ -52,7 +53,6 @@ use crate::{
     ledger::{Exchange, Refund, Tat},
     limit::{Limit, LimitId},
     operable::Refusals,
-    store::ExchangeId,
     sync::StoredWaker,
 };
 
@@ -123,6 +123,24 @@ enum ClaimStage {
     Sleeping(Instant),
     Granted,
     Refused(AcquireError),
+}
+
+/// The number of an exchange of one keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExchangeId(pub u64);
+
+impl fmt::Display for ExchangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An exchange to be sent.
+pub(super) struct Outgoing {
+    pub id: ExchangeId,
+    pub exchange: Arc<Exchange>,
+    /// When to give up on it.
+    pub deadline: Instant,
 }
 
 /// An exchange in flight.
@@ -313,22 +331,5 @@ impl Core {
             // It may have been dropped for another one.
             self.queues.change_if_there(&mut self.ctx, id, &mut change);
         }
-    }
-
-    /// The connection is over. The next exchange makes another, and so it is a hello: newcomers that it took along would be at
-    /// the next server before the holders. That server may also have another clock.
-    fn leave_connection(&mut self) {
-        self.clock = None;
-        self.connection.begins_after = self.exchanges;
-    }
-
-    /// When the next of the exchanges in flight must have been answered.
-    pub fn answer_due(&self) -> Option<Instant> {
-        self.in_flight.iter().map(|sent| sent.deadline).min()
-    }
-
-    /// Whether one was sent then, or before that.
-    pub fn awaits_answer_since(&self, then: Instant) -> bool {
-        self.in_flight.iter().any(|sent| sent.at <= then)
     }
 }

@@ -224,7 +224,7 @@ impl Queues {
 /// Where they are found.
 impl Queues {
     #[inline]
-    pub fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
+    fn of_key(&self, limit: LimitId, key: &Key) -> Option<QueueId> {
         self.by_key[limit.0].get(key)
     }
 

@@ -1,5 +1,5 @@
-//! The store, as the core knows it: what it says to claims, its events, exchanges that it does not answer; it goes down and
-//! comes back, connections come and go.
+//! The store, as the core knows it: exchanges that it does not answer, its events; it goes down and comes back, connections
+//! come and go; what it says of ledgers that cannot be used, and to claims.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     leases::{Paid, QueueId, ReportOutcome},
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
     limit::Limit,
-    store::{Event, Failure, StoreError},
+    store::{Event, ExchangeError, Failure, StoreError},
     telemetry::StoreState,
 };
 
@@ -40,7 +40,18 @@ struct SentClaim<'a> {
     pending: &'a [PendingBatch],
 }
 
+/// Exchanges without an answer.
 impl Core {
+    /// An exchange that was sent has no answer.
+    pub(super) fn failed(&mut self, sent: PendingExchange, error: &ExchangeError) {
+        self.note_failure(error.failure, sent.at, &error.error.message);
+        // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
+        if self.connection.has(sent.id) {
+            self.leave_connection();
+        }
+        self.unanswered(sent);
+    }
+
     /// The driver has gone with its runtime. Requests that are polled start another one.
     pub fn abandon(&mut self, now: Instant) {
         self.ctx.now = now;
@@ -85,7 +96,7 @@ impl Core {
         }
     }
 
-    pub(super) fn unanswered(&mut self, sent: PendingExchange) {
+    fn unanswered(&mut self, sent: PendingExchange) {
         let PendingExchange {
             id,
             exchange,
@@ -118,20 +129,6 @@ impl Core {
         self.reopen_all(claims.into_iter().filter_map(Asker::claim));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
-        }
-    }
-
-    /// Reports that a key cannot be used, so that its limit refuses all requests. An outage is reported elsewhere.
-    fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
-        let now = self.ctx.now;
-        let is_due = |at| now >= at + COMPLAINT_INTERVAL;
-        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
-            return;
-        };
-        if self.complained.get(&id).copied().is_none_or(is_due) {
-            self.complained.insert(id, now);
-            let (limit, error) = (limit.clone(), error.message.clone());
-            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
         }
     }
 }
@@ -303,6 +300,13 @@ impl Core {
         }
     }
 
+    /// The connection is over. The next exchange makes another, and so it is a hello: newcomers that it took along would be at
+    /// the next server before the holders. That server may also have another clock.
+    fn leave_connection(&mut self) {
+        self.clock = None;
+        self.connection.begins_after = self.exchanges;
+    }
+
     /// The connection has ended, perhaps since the server has: holders may be forgotten, and waiters may have been promoted
     /// without a wake-up.
     fn on_disconnected(&mut self) {
@@ -314,7 +318,7 @@ impl Core {
     }
 }
 
-/// Its answers to batches that fail, and to claims.
+/// The store's answers: of ledgers that cannot be used, and to claims.
 impl Core {
     /// The ledger of a batch cannot be used. Returns an error that says that the store is down.
     pub(super) fn batch_unusable(
@@ -330,6 +334,20 @@ impl Core {
         queue.on_failure(&mut self.ctx, batch, pending, 0, availability_of(&error));
         self.complain(&limit, &error);
         error.is_outage().then_some(error)
+    }
+
+    /// Reports that a key cannot be used, so that its limit refuses all requests. An outage is reported elsewhere.
+    fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
+        let now = self.ctx.now;
+        let is_due = |at| now >= at + COMPLAINT_INTERVAL;
+        let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
+            return;
+        };
+        if self.complained.get(&id).copied().is_none_or(is_due) {
+            self.complained.insert(id, now);
+            let (limit, error) = (limit.clone(), error.message.clone());
+            self.ctx.log(LogEvent::LedgerUnusable { limit, error });
+        }
     }
 
     /// The claims of an exchange were answered. Returns an error that says that the store is down.

@@ -87,7 +87,7 @@ fn outgoing_of(number: u64, ledgers: usize) -> Outgoing {
         refunds: Vec::new(),
     };
     Outgoing {
-        number: ExchangeId(number),
+        id: ExchangeId(number),
         exchange: Arc::new(exchange),
         deadline: Instant::now() + PATIENCE,
     }

@@ -20,11 +20,6 @@ use crate::{
     telemetry::Measure,
 };
 
-/// Room is counted in units. The last permit may go over it.
-fn take_room(room: &mut usize, seq: Seq) {
-    *room = room.saturating_sub(weight_of(seq) as usize);
-}
-
 /// Batches.
 impl Queue {
     /// As much of what is to be sent as there is room for.
@@ -469,4 +464,20 @@ impl Queue {
             None => self.granted(ctx, seq, counted_from(ctx.now), wake.until_ms),
         }
     }
+}
+
+impl Snapshot {
+    /// The latest moment at which a waiter certainly had no slot. Grants go in the order of tickets: a waiter that is not
+    /// before the head had none when the head was seen.
+    fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
+        match self.head {
+            Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
+            _ => seen,
+        }
+    }
+}
+
+/// Room is counted in units. The last permit may go over it.
+fn take_room(room: &mut usize, seq: Seq) {
+    *room = room.saturating_sub(weight_of(seq) as usize);
 }

@@ -4,11 +4,11 @@
 //! | --- | --- |
 //! | `exchange` | what it sends and is answered: batches, answers, wake-ups |
 //! | `requests` | a request's way: submitted, collected, renewed as a permit; what a changed limit does to requests that wait; what operators see |
-//! | `outage` | what has failed: exchanges without an answer, permits that are lost, the store down and back; requests that ask again |
+//! | `outage` | what has failed: exchanges without an answer, permits that are lost, at a shutdown too, the store down and back; requests that ask again |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `outbox` | what is left to be sent: introductions, roll calls, releases, whether there is any work; timers |
+//! | `work` | what is to be asked again, or released; whether anything is left to be sent; timers |
 //! | `reuse` | slots that go to the pool and come back from it |
-//! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; the outbox is filled |
+//! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; what it has to send |
 //! | `permit/entry` | the states of an entry |
 //! | this one | the data, read by all |
 //!
@@ -36,10 +36,10 @@ pub(super) mod audit;
 mod exchange;
 mod local;
 mod outage;
-mod outbox;
 mod permit;
 mod requests;
 mod reuse;
+mod work;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -339,15 +339,4 @@ impl Queue {
 /// with the others.
 fn is_young(seq: Seq, young_from: Seq) -> bool {
     seq >= young_from && weight_of(seq) == 1
-}
-
-impl Snapshot {
-    /// The latest moment at which a waiter certainly had no slot. Grants go in the order of tickets: a waiter that is not
-    /// before the head had none when the head was seen.
-    fn seen_waiting(&self, ticket: i64, seen: StoreMoment) -> StoreMoment {
-        match self.head {
-            Some(head) if ticket >= head && self.seen.sent > seen.sent => self.seen,
-            _ => seen,
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
 //! permits (`run_here`). A state is changed in this file only. Counts and lists by state change with it: in
-//! [`Queue::set`], and for an entry that comes, goes or is renamed in `enter`, `remove` and `ask_anew`. What has to be sent
-//! is put into the outbox here too.
+//! [`Queue::set`], for a second slot of a permit in `set_companion`, and for an entry that comes, goes or is renamed in
+//! `enter`, `remove` and `ask_anew`. Names are put into the outbox here too.
 
 pub(super) mod entry;
 
@@ -144,6 +144,15 @@ impl Queue {
     /// It is not the turn of a leg: the store has not asked for its slot.
     pub(super) fn unsend_leg(&mut self, ctx: &mut Context, seq: Seq) {
         self.set(ctx, seq, State::Parked);
+    }
+
+    /// A permit has this slot beside another one, which counts for it.
+    pub fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
+        let entry = self.entries.get_mut(&seq);
+        let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
+        if before.is_some_and(|before| before != Holder::Companion) {
+            ctx.counts.companions += 1;
+        }
     }
 
     /// Takes an entry out of the queue. Nothing is sent to a ledger.
@@ -329,6 +338,34 @@ impl Queue {
     }
 }
 
+/// Changes of a state that nothing is counted or listed by, but for a [companion](Queue::set_companion).
+impl Entry {
+    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
+    pub fn send(&mut self, now: Instant) -> Option<Instant> {
+        let State::Unsent { since } = self.state else {
+            return None;
+        };
+        self.state = State::Sent { since, at: now };
+        self.in_store.entering = true;
+        Some(since)
+    }
+
+    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
+    pub fn unsend(&mut self) {
+        if let State::Sent { since, .. } = self.state {
+            self.state = State::Unsent { since };
+        }
+    }
+
+    /// Gives a held slot to this holder. Returns the one before.
+    pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
+        let State::Held(hold) = &mut self.state else {
+            return None;
+        };
+        Some(std::mem::replace(&mut hold.holder, holder))
+    }
+}
+
 /// Filling the outbox.
 impl Queue {
     pub(super) fn outbox(&mut self) -> &mut Outbox {
@@ -383,40 +420,6 @@ impl Queue {
             (entry.in_store.present, entry.in_store.not_after_us) = (false, 0);
             self.push_release(ctx, seq, not_after_us);
         }
-    }
-}
-
-/// Changes of a state that nothing is counted or listed by.
-impl Entry {
-    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
-    pub fn send(&mut self, now: Instant) -> Option<Instant> {
-        let State::Unsent { since } = self.state else {
-            return None;
-        };
-        self.state = State::Sent { since, at: now };
-        self.in_store.entering = true;
-        Some(since)
-    }
-
-    /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
-    pub fn unsend(&mut self) {
-        if let State::Sent { since, .. } = self.state {
-            self.state = State::Unsent { since };
-        }
-    }
-
-    /// Gives a held slot to this holder. Returns the one before.
-    pub fn hand_over(&mut self, holder: Holder) -> Option<Holder> {
-        let State::Held(hold) = &mut self.state else {
-            return None;
-        };
-        Some(std::mem::replace(&mut hold.holder, holder))
-    }
-
-    /// Gives it to the permit of its claim, which is granted.
-    pub fn join_permit(&mut self) {
-        self.leave_claim();
-        self.hand_over(Holder::JointPermit);
     }
 }
 

@@ -126,7 +126,8 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return 0;
         };
-        entry.join_permit();
+        entry.leave_claim();
+        entry.hand_over(Holder::JointPermit);
         lease.begin_tenure(ctx.now);
         ctx.record(|history, now| history.taken(&self.ledger, seq, now));
         entry.place
@@ -171,15 +172,6 @@ impl Queue {
             && entry.holder() != Some(Holder::Companion)
         {
             entry.hand_over(Holder::JointPermit);
-        }
-    }
-
-    /// A permit has this slot beside another one, which counts for it.
-    pub fn set_companion(&mut self, ctx: &mut Context, seq: Seq) {
-        let entry = self.entries.get_mut(&seq);
-        let before = entry.and_then(|entry| entry.hand_over(Holder::Companion));
-        if before.is_some_and(|before| before != Holder::Companion) {
-            ctx.counts.companions += 1;
         }
     }
 
@@ -273,7 +265,8 @@ impl Queue {
         }
     }
 
-    /// Refuses all requests that have not taken their permits, but for legs of claims. Returns how many.
+    /// Refuses all requests that have not taken their permits, but for legs of claims: of a paused limit, or at a
+    /// shutdown. Returns how many.
     pub fn refuse_waiting(&mut self, ctx: &mut Context, kind: AcquireErrorKind) -> usize {
         let undecided = self.those(|entry| {
             let is_uncollected = matches!(entry.holder(), Some(Holder::Request | Holder::Reuser));

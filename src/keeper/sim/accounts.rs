@@ -22,10 +22,9 @@ use std::{
 
 use super::{agenda::Sent, world::World};
 use crate::{
-    keeper::core::Payer,
+    keeper::core::{ExchangeId, Payer},
     leases::{Fee, Paid},
     ledger::{Charged, Exchange, Refund, ReplicaId, Reply, Seq, Tat},
-    store::ExchangeId,
 };
 
 /// A request of a process, by its number, and the permit that it got.
@@ -159,7 +158,7 @@ impl Accounts {
             exchange, payers, ..
         } = sent;
         if !exchange.refunds.is_empty() || payers.iter().any(Option::is_some) {
-            let (number, asked) = (sent.number.0, (exchange.clone(), payers.clone()));
+            let (number, asked) = (sent.id.0, (exchange.clone(), payers.clone()));
             self.in_flight.insert((exchange.replica, number), asked);
         }
     }

@@ -4,9 +4,9 @@ use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{
-    keeper::core::Payer,
+    keeper::core::{ExchangeId, Payer},
     ledger::{Exchange, MemberId, Reply, Wake},
-    store::{ExchangeId, Failure},
+    store::Failure,
 };
 
 pub(super) enum Happening {
@@ -35,7 +35,7 @@ pub(super) enum Happening {
 pub(super) struct Sent {
     pub replica: usize,
     pub life: u32,
-    pub number: ExchangeId,
+    pub id: ExchangeId,
     pub exchange: Arc<Exchange>,
     /// It has run before.
     pub repeated: bool,

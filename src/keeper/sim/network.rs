@@ -8,35 +8,36 @@ use super::{
     world::World,
 };
 use crate::{
+    keeper::core::Outgoing,
     ledger::{ReplicaId, Reply, Wake},
-    store::{Failure, Outgoing},
+    store::Failure,
 };
 
 impl World {
     pub fn send(&mut self, replica: usize, outgoing: Outgoing) {
-        let number = outgoing.number;
+        let id = outgoing.id;
         let sent = Sent {
             replica,
             life: self.replicas[replica].life,
-            number,
+            id,
             exchange: outgoing.exchange,
             repeated: false,
             listens: self.replicas[replica].listens,
             idle: self.replicas[replica].idle(self.local()),
-            payers: self.replicas[replica].core.payers(number),
+            payers: self.replicas[replica].core.payers(id),
         };
         self.accounts.note_sent(&sent);
         let deadline = outgoing.deadline.saturating_duration_since(self.start);
-        self.deliver(replica, deadline - self.now, Event::TimesOut(number));
+        self.deliver(replica, deadline - self.now, Event::TimesOut(id));
         if self.now < self.refuses_until {
             let delay = self.millis(0..3);
-            let refused = Event::Fails(number, Failure::Refused);
+            let refused = Event::Fails(id, Failure::Refused);
             return self.deliver(replica, delay, refused);
         }
         if self.now < self.down_until {
             if !self.hangs {
                 let delay = self.millis(0..3);
-                let failed = Event::Fails(number, Failure::Cut);
+                let failed = Event::Fails(id, Failure::Cut);
                 self.deliver(replica, delay, failed);
             }
             return;
@@ -99,9 +100,9 @@ impl World {
         }
         if self.chance(self.faults.doubled) {
             let delay = at - self.now + self.millis(0..500);
-            self.deliver(replica, delay, Event::Answer(to.number, reply.clone()));
+            self.deliver(replica, delay, Event::Answer(to.id, reply.clone()));
         }
-        self.deliver(replica, at - self.now, Event::Answer(to.number, reply));
+        self.deliver(replica, at - self.now, Event::Answer(to.id, reply));
     }
 
     pub fn send_wake(&mut self, to: ReplicaId, wake: Wake) {

@@ -10,10 +10,14 @@ use super::{
     world::{Values, World},
 };
 use crate::{
-    keeper::{Settings, core::Core, queue::audit::FORGET_AFTER},
+    keeper::{
+        Settings,
+        core::{Core, ExchangeId},
+        queue::audit::FORGET_AFTER,
+    },
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
-    store::{Event as StoreEvent, ExchangeError, ExchangeId, Failure},
+    store::{Event as StoreEvent, ExchangeError, Failure},
 };
 
 pub(super) struct Replica {

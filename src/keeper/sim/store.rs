@@ -62,7 +62,7 @@ impl World {
     fn runs(&mut self, sent: &Sent) -> Reply {
         let Sent {
             replica,
-            number,
+            id,
             repeated,
             ..
         } = *sent;
@@ -78,7 +78,7 @@ impl World {
         self.note(|| {
             let again = if repeated { " again" } else { "" };
             format!(
-                "store runs {number} of r{replica}{again}: {exchange:?} -> {reply:?} wakes {wakes:?}"
+                "store runs {id} of r{replica}{again}: {exchange:?} -> {reply:?} wakes {wakes:?}"
             )
         });
         self.check_rates(&exchange, &reply, repeated);

@@ -337,7 +337,7 @@ fn without_the_store_a_refusal_leaves_nothing_either() {
     let _hello = world.claim(0, vec![leg(2, Duration::ZERO)]);
     let sent = world.send(0);
     let now = world.local();
-    world.keepers[0].on_failure(sent.number, &error, now);
+    world.keepers[0].on_failure(sent.id, &error, now);
     // `rate` has let the first one go on, here.
     let wide = world.claim(0, vec![leg(1, Duration::ZERO)]);
     assert!(held(world.look(&wide)));

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{
     Demand, Leg, Settings,
-    core::Core,
+    core::{Core, Outgoing},
     demand::{Submission, Taken},
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     leases::{Bounds, Lease},
     ledger::{Ledgers, ReplicaId, Reply, Wake},
     limit::{Fallback, Limit, LimitId},
-    store::{Event, ExchangeError, Failure, Outgoing, StoreError, StoreErrorKind},
+    store::{Event, ExchangeError, Failure, StoreError, StoreErrorKind},
     sync::Inquiry,
     telemetry::{LimitMeter, StoreMeter},
 };
@@ -209,7 +209,7 @@ impl World {
 
     fn answer(&mut self, keeper: usize, outgoing: &Outgoing, reply: Reply) {
         let now = self.local();
-        self.keepers[keeper].on_reply(outgoing.number, reply, now);
+        self.keepers[keeper].on_reply(outgoing.id, reply, now);
     }
 
     /// A hello makes the next connection.
@@ -229,7 +229,7 @@ impl World {
     fn fail(&mut self, keeper: usize, outgoing: &Outgoing, failure: Failure) {
         let error = ExchangeError::of(failure, "cut");
         let now = self.local();
-        self.keepers[keeper].on_failure(outgoing.number, &error, now);
+        self.keepers[keeper].on_failure(outgoing.id, &error, now);
     }
 
     /// The store says that it will not.
@@ -237,7 +237,7 @@ impl World {
         let message = "refused".to_owned();
         let now = self.local();
         let error = StoreError { kind, message }.into();
-        self.keepers[0].on_failure(outgoing.number, &error, now);
+        self.keepers[0].on_failure(outgoing.id, &error, now);
     }
 
     /// Sends, runs and answers until nobody has anything to say.

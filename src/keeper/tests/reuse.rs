@@ -7,9 +7,10 @@ use super::{
     settings,
 };
 use crate::{
+    keeper::core::Outgoing,
     leases::{Lease, Leases, RIGHT, Tenure},
     limit::Limit,
-    store::{Event, Outgoing},
+    store::Event,
 };
 
 const TWO: Limit = Limit::concurrent("a", 2).reuse();

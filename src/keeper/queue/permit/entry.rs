@@ -129,28 +129,6 @@ struct ClaimLeg {
 }
 
 impl Entry {
-    /// Whether it waits, and since when; or since when it is held. `None`: it is neither, such as one that is idle in the
-    /// pool, or whose turn has not come.
-    #[cfg(feature = "operate")]
-    pub fn waits_since(&self) -> Option<(bool, Instant)> {
-        match self.state {
-            State::Held(hold) => {
-                let tenure = self.lease.tenure_since();
-                let since = match hold.holder {
-                    Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
-                    _ => tenure,
-                };
-                since.map(|since| (false, since))
-            }
-            State::Unsent { .. }
-            | State::Sent { .. }
-            | State::Waiting { .. }
-            | State::WaitingHere
-            | State::Checking { .. } => Some((true, self.asked)),
-            State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => None,
-        }
-    }
-
     /// `claim`: the one that it is a leg of, and whether its limit is in shadow mode.
     pub(super) fn new(
         lease: Arc<Lease>,
@@ -216,7 +194,7 @@ impl Entry {
     }
 
     /// Its claim is granted: from now on it is an entry like any other.
-    pub(super) fn leave_claim(&mut self) {
+    pub fn leave_claim(&mut self) {
         self.leg = None;
     }
 
@@ -238,6 +216,28 @@ impl Entry {
     pub fn exchange_over(&mut self, not_after_us: u64) {
         self.in_store.entering = false;
         self.in_store.not_after_us = self.in_store.not_after_us.max(not_after_us);
+    }
+
+    /// Whether it waits, and since when; or since when it is held. `None`: it is neither, such as one that is idle in the
+    /// pool, or whose turn has not come.
+    #[cfg(feature = "operate")]
+    pub fn waits_since(&self) -> Option<(bool, Instant)> {
+        match self.state {
+            State::Held(hold) => {
+                let tenure = self.lease.tenure_since();
+                let since = match hold.holder {
+                    Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
+                    _ => tenure,
+                };
+                since.map(|since| (false, since))
+            }
+            State::Unsent { .. }
+            | State::Sent { .. }
+            | State::Waiting { .. }
+            | State::WaitingHere
+            | State::Checking { .. } => Some((true, self.asked)),
+            State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => None,
+        }
     }
 }
 

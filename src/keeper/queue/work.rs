@@ -1,6 +1,6 @@
-//! What is left to be sent: introductions to a store, roll calls, releases; whether there is any; and the timers after which
-//! there is more. The outbox is filled by the methods at the end of `permit.rs`, and directly by `exchange.rs`, `outage.rs`
-//! and `requests.rs` (`inquire`).
+//! The work of a queue: what is to be asked again (roll calls, introductions to a store) or released once more; whether
+//! anything is left to be sent; and the timers after which there is more. The outbox is filled by the methods under
+//! "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`, `outage.rs` and `requests.rs` (`inquire`).
 
 use std::time::Duration;
 
