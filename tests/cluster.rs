@@ -228,6 +228,29 @@ fn a_waiter_whose_subscription_is_at_another_node_gets_no_message() {
     });
 }
 
+/// G1: a slot is served by another node, which has none of its keys. Holders are put back there before a newcomer of their
+/// process is admitted.
+#[test]
+fn holders_are_at_the_next_node_before_newcomers() {
+    alone(async {
+        let cluster = RedisCluster::start(3, 0);
+        let limiter = replica(&cluster).await;
+        let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "a");
+        let held = semaphore.acquire().await.expect("free");
+        let (slot, keys) = ledgers(&cluster).pop_first().expect("it is there");
+        let from = cluster.owner(slot);
+        let to = &cluster.primaries[(from + 1) % 3];
+        cluster.primaries[from].cli(&["DEL", &keys[0]]);
+        for node in [to, &cluster.primaries[from]] {
+            node.cli(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id(to)]);
+        }
+        let error = semaphore.try_acquire().await.expect_err("it is taken");
+        assert_eq!(error.kind(), AcquireErrorKind::Full, "{error}");
+        assert!(!held.is_lost());
+        assert_eq!(semaphore.usage().await.expect("up").in_use, 1);
+    });
+}
+
 /// Where a key's ledger is, and where it is to move: the slot, its node and the next one.
 async fn way<'a>(
     cluster: &'a RedisCluster,

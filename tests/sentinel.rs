@@ -261,6 +261,34 @@ fn a_replaced_primary_that_is_well_is_left_at_once() {
     });
 }
 
+/// G1: the next primary has lost what is held. It is put back there before a newcomer of the same process is admitted.
+#[test]
+fn holders_are_at_the_next_primary_before_newcomers() {
+    alone(async {
+        let watched = block_in_place(Watched::start);
+        let limiter = replica(&watched.url()).await;
+        let semaphore = limiter.semaphore(strict(1), "key");
+        let held = semaphore.acquire().await.expect("free");
+        block_in_place(|| {
+            watched.until_copied();
+            let reply = watched.sentinels[0].ask(&["FAILOVER", "main"]);
+            assert_eq!(reply.as_deref(), Some("OK"));
+            let new = watched.until_replaced(0);
+            watched.servers[new].cli(&["FLUSHALL"]);
+        });
+        // Its lease is not to be renewed yet, so nothing is said to the new primary before this.
+        let error = loop {
+            let error = semaphore.try_acquire().await.expect_err("it is taken");
+            if error.kind() != AcquireErrorKind::Unavailable {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), AcquireErrorKind::Full, "{error}");
+        assert!(!held.is_lost());
+        until_in_use(&semaphore, 1).await;
+    });
+}
+
 /// G8: neither a sentinel that is dead nor one that is silent takes time from the others, nor does one that still names
 /// a server which is no primary.
 #[test]

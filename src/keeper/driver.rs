@@ -37,7 +37,7 @@ use crate::{
     error::AcquireErrorKind,
     ledger::Reply,
     repoll::Repoll,
-    store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError, StoreErrorKind},
+    store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError},
     telemetry::StoreMeter,
 };
 
@@ -79,8 +79,7 @@ impl Keeper {
             keeper: self.clone(),
             generation,
         };
-        let session = self.kept_session(&runtime);
-        let session = session.or_else(|| self.store.as_ref().map(|store| store.open()));
+        let session = self.kept_session(&runtime).or_else(|| self.open_session());
         let driver = run(gone, session, runtime.id(), work);
         match runtime.spawn(driver).is_finished() {
             // The runtime has been shut down, and has dropped the task.
@@ -90,6 +89,13 @@ impl Keeper {
                 Ok(())
             }
         }
+    }
+
+    /// A session without a connection, which a hello has to make first.
+    fn open_session(&self) -> Option<Box<dyn Session>> {
+        let store = self.store.as_ref()?;
+        self.with(|core, _| core.leave_connection());
+        Some(store.open())
     }
 
     /// Sees to it that the driver does not hold up a request that waits on this runtime.
@@ -448,10 +454,7 @@ impl InFlight {
             }
             let error = ExchangeError {
                 failure: Failure::TimedOut,
-                error: StoreError {
-                    kind: StoreErrorKind::Outage,
-                    message: format!("no answer within {:?}", sent.timeout),
-                },
+                error: StoreError::outage(format!("no answer within {:?}", sent.timeout)),
             };
             return Some((index, Err(error)));
         }

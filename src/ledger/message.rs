@@ -37,6 +37,11 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
+    /// Whether it asks for the time only.
+    pub(crate) fn is_hello(&self) -> bool {
+        self.batches.is_empty() && self.claims.is_empty() && self.refunds.is_empty()
+    }
+
     /// For each batch: whether a permit to renew, adopt or acquire in its ledger weighs more than 1, also by a claim.
     pub(crate) fn weighs(&self) -> impl Iterator<Item = bool> {
         let asks = self.claims.iter().flat_map(|claim| &claim.asks);

@@ -38,8 +38,11 @@ pub(crate) trait Store: Send + Sync + 'static {
 /// They are made on the runtime that polls the session and its exchanges, and end when both are dropped: no connection
 /// outlives its reactor, and none is left to a reactor that no thread drives.
 pub(crate) trait Session: Send + 'static {
-    /// Connects if need be and runs one exchange. Exchanges are sent in the order in which these futures are first
-    /// polled. The caller bounds it in time; once polled it may run in the store although the future was dropped.
+    /// Runs one exchange. Exchanges are sent in the order in which these futures are first polled. The caller bounds it in
+    /// time; once polled it may run in the store although the future was dropped.
+    ///
+    /// Only a [hello](Exchange::is_hello) makes a connection, or follows its key to another node. Any other exchange fails if
+    /// the connection has ended: the next server may have lost the holders, and newcomers must not be there before them.
     fn exchange(
         &mut self,
         exchange: Arc<Exchange>,
@@ -122,6 +125,13 @@ impl StoreErrorKind {
 }
 
 impl StoreError {
+    pub(crate) fn outage(message: impl Into<String>) -> Self {
+        Self {
+            kind: StoreErrorKind::Outage,
+            message: message.into(),
+        }
+    }
+
     pub(crate) fn is_outage(&self) -> bool {
         self.kind.is_outage()
     }

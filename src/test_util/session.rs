@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::server::{ConnectionId, Server, WakeReceiver};
 use crate::{
     ledger::{Exchange, ReplicaId, Reply, Wake},
-    store::{Event, Session, Store, StoreError, StoreErrorKind},
+    store::{Event, Session, Store, StoreError},
 };
 
 /// The way of one limiter to its store.
@@ -54,8 +54,8 @@ struct ClientConnection {
 }
 
 impl TestSession {
-    /// The connection, made anew if it was cut. `None`: the store is down.
-    fn connect(&mut self) -> Option<ConnectionId> {
+    /// The connection for an exchange. A hello makes it anew if it was cut. `None`: there is none, or the store is down.
+    fn connection(&mut self, exchange: &Exchange) -> Option<ConnectionId> {
         let Replica { server, id } = &self.replica;
         if let Some(open) = &self.connection {
             if server.is_open(*id, open.id) {
@@ -63,6 +63,9 @@ impl TestSession {
             }
             self.connection = None;
             self.events.push_back(Event::Disconnected);
+        }
+        if !exchange.is_hello() {
+            return None;
         }
         let (connection, inbox) = server.connect(*id)?;
         self.connection = Some(ClientConnection {
@@ -80,15 +83,14 @@ impl Session for TestSession {
         &mut self,
         exchange: Arc<Exchange>,
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
-        let (replica, connection) = (self.replica.clone(), self.connect());
+        let (replica, connection) = (self.replica.clone(), self.connection(&exchange));
         async move {
             let reply = match connection {
                 Some(connection) => replica.exchange(connection, exchange).await,
                 None => None,
             };
-            reply.ok_or_else(|| StoreError {
-                kind: StoreErrorKind::Outage,
-                message: "the store of the test is down".to_owned(),
+            reply.ok_or_else(|| {
+                StoreError::outage("there is no connection to the store of the test")
             })
         }
         .boxed()

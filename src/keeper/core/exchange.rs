@@ -298,6 +298,8 @@ impl Core {
             claims,
             refunds,
         });
+        // A session does not connect for any other.
+        debug_assert!(self.clock.is_some() || exchange.is_hello());
         let id = ExchangeId(self.exchanges);
         self.ctx
             .record(|history, now| history.sent(id.0, &exchange, now));

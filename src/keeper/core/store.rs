@@ -300,9 +300,9 @@ impl Core {
         }
     }
 
-    /// The connection is over. The next exchange makes another, and so it is a hello: newcomers that it took along would be at
-    /// the next server before the holders. That server may also have another clock.
-    fn leave_connection(&mut self) {
+    /// The connection is over, or there was none. The next exchange makes one, and so it is a hello: newcomers that it took
+    /// along would be at the next server before the holders. That server may also have another clock.
+    pub fn leave_connection(&mut self) {
         self.clock = None;
         self.connection.begins_after = self.exchanges;
     }

@@ -44,7 +44,11 @@ impl World {
         }
         let sent = match self.replicas[replica].connected {
             true => sent,
-            false => self.connects(sent),
+            false if sent.exchange.is_hello() => self.connects(sent),
+            false => {
+                let failed = Event::Fails(id, Failure::Cut);
+                return self.deliver(replica, Duration::ZERO, failed);
+            }
         };
         if self.chance(self.faults.cut) {
             self.disconnects(replica);

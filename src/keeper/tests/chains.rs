@@ -62,10 +62,7 @@ impl Session for Way {
         let (node, start) = (self.node.clone(), self.start);
         async move {
             if node.down.load(Ordering::Relaxed) {
-                return Err(StoreError {
-                    kind: StoreErrorKind::Outage,
-                    message: "down".to_owned(),
-                });
+                return Err(StoreError::outage("down"));
             }
             let now_us = EPOCH_US + start.elapsed().as_micros() as u64;
             let mut ledgers = node.ledgers.lock().expect("no panic");

@@ -1,13 +1,16 @@
 //! Drivers that come late, and those that take their place.
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
 
 use futures_util::{
     FutureExt,
-    future::{BoxFuture, pending},
+    future::{BoxFuture, pending, ready},
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -54,6 +57,81 @@ impl Session for Numbered {
     }
 
     fn disconnect(&mut self) {}
+}
+
+/// Answers hellos only, and notes for each of its sessions whether its exchanges were hellos.
+#[derive(Default)]
+struct Courteous(Arc<Mutex<Vec<Vec<bool>>>>);
+
+struct Conversation {
+    number: usize,
+    noted: Arc<Mutex<Vec<Vec<bool>>>>,
+}
+
+impl Store for Courteous {
+    fn open(&self) -> Box<dyn Session> {
+        let mut noted = self.0.lock().unwrap();
+        noted.push(Vec::new());
+        Box::new(Conversation {
+            number: noted.len() - 1,
+            noted: self.0.clone(),
+        })
+    }
+}
+
+impl Session for Conversation {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let is_hello = exchange.is_hello();
+        self.noted.lock().unwrap()[self.number].push(is_hello);
+        let reply = Reply {
+            now_us: EPOCH_US,
+            more: false,
+            batches: Vec::new(),
+            claims: Vec::new(),
+        };
+        match is_hello {
+            true => ready(Ok(reply)).boxed(),
+            false => pending().boxed(),
+        }
+    }
+
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+        Poll::Pending
+    }
+
+    fn disconnect(&mut self) {}
+}
+
+/// G1: the limiter was connected on a runtime that has ended, so its driver begins with a session of its own.
+#[test]
+fn a_driver_with_a_new_session_begins_with_a_hello() {
+    for is_kept in [true, false] {
+        let store = Arc::new(Courteous::default());
+        let keeper = Keeper::new(settings(0), Some(store.clone()), &Home::Caller);
+        let meter = Arc::new(LimitMeter::new("test", "a"));
+        keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+        let (first, other) = (runtime(), runtime());
+        assert!(first.block_on(keeper.greet()).is_ok());
+        let driven = if is_kept { &first } else { &other };
+        driven.block_on(async {
+            let now = Instant::now();
+            let demand = Demand::One(leg(0, PATIENT));
+            keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
+            assert_eq!(keeper.start_driver(), Ok(()));
+            let sent_a_request = || store.0.lock().unwrap().iter().flatten().any(|hello| !hello);
+            while !sent_a_request() {
+                yield_now().await;
+            }
+        });
+        let expected = match is_kept {
+            true => vec![vec![true, false]],
+            false => vec![vec![true], vec![true, false]],
+        };
+        assert_eq!(*store.0.lock().unwrap(), expected);
+    }
 }
 
 fn runtime() -> Runtime {

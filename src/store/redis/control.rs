@@ -27,7 +27,7 @@ use super::{
     socket,
     target::{Dialer, StoreTarget},
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::StoreError;
 
 /// Nodes that one command is sent to: a cluster that is changing may redirect a few times.
 const MAX_ATTEMPTS: usize = 8;
@@ -161,10 +161,8 @@ impl ControlConnection {
             Err(_) => {
                 // A connection that does not answer is not used again: it may be half open.
                 self.disconnect();
-                Err(StoreError {
-                    kind: StoreErrorKind::Outage,
-                    message: format!("no answer within {:?}", self.patience),
-                })
+                let message = format!("no answer within {:?}", self.patience);
+                Err(StoreError::outage(message))
             }
         }
     }
@@ -291,7 +289,7 @@ impl ControlConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redis_server::RedisServer;
+    use crate::{redis_server::RedisServer, store::StoreErrorKind};
 
     const PATIENCE: Duration = Duration::from_secs(2);
 

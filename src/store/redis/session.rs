@@ -29,8 +29,6 @@ use super::{
     subscription::{Approach, Probed},
     target::Dialer,
 };
-#[cfg(feature = "cluster")]
-use crate::store::StoreErrorKind;
 use crate::{
     ledger::{EXCHANGE_LUA, Exchange, Reply},
     store::{Event, Session, StoreError},
@@ -116,8 +114,8 @@ impl Session for RedisSession {
     }
 }
 
-/// Runs the exchanges of a session, whose futures share it, on a connection that it makes when one needs it, and replaces after
-/// an error.
+/// Runs the exchanges of a session, whose futures share it, on a connection that a hello makes, and that is replaced after an
+/// error.
 struct Exchanger {
     known: Arc<Known>,
     dialer: Dialer,
@@ -135,7 +133,7 @@ impl Exchanger {
         if let Dialer::Cluster(dialer) = &self.dialer {
             return self.exchange_in(dialer, exchange).await;
         }
-        let link = self.link().await?;
+        let link = self.link(exchange).await?;
         let outcome = self.run(&link, exchange).await;
         self.read(&link, exchange, outcome)
     }
@@ -148,7 +146,7 @@ impl Exchanger {
         exchange: &Exchange,
     ) -> Result<Reply, StoreError> {
         for _ in 0..MAX_REDIRECTS {
-            let link = self.link().await?;
+            let link = self.link(exchange).await?;
             let outcome = self.run(&link, exchange).await;
             let by_text = || self.by_text(&link, exchange);
             let forget = || self.forget(&link);
@@ -156,11 +154,12 @@ impl Exchanger {
             if let Some(outcome) = followed.await {
                 return self.read(&link, exchange, outcome);
             }
+            if !exchange.is_hello() {
+                return Err(StoreError::outage("a key has moved to another node"));
+            }
         }
-        Err(StoreError {
-            kind: StoreErrorKind::Outage,
-            message: "the cluster's nodes do not agree on who has a key".to_owned(),
-        })
+        let message = "the cluster's nodes do not agree on who has a key";
+        Err(StoreError::outage(message))
     }
 
     async fn run(&self, link: &Link, exchange: &Exchange) -> RedisResult<Value> {
@@ -234,11 +233,14 @@ impl Exchanger {
         locked(&self.current).clone().filter(Link::is_alive)
     }
 
-    /// The connection to use now, made if need be.
-    async fn link(&self) -> Result<Link, StoreError> {
+    /// The connection for an exchange. A hello makes it, if need be.
+    async fn link(&self, exchange: &Exchange) -> Result<Link, StoreError> {
         let _connecting = self.connecting.lock().await;
         if let Some(link) = self.current().filter(|link| self.is_usable(link)) {
             return Ok(link);
+        }
+        if !exchange.is_hello() {
+            return Err(StoreError::outage("the connection has ended"));
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
         let old = locked(&self.current).replace(link.clone());

@@ -57,8 +57,14 @@ impl Replica {
         self.claim(batches, Vec::new()).await
     }
 
+    /// A hello makes the connection, if there is none.
     async fn claim(&self, batches: Vec<Batch>, claims: Vec<Claim>) -> Result<Reply, StoreError> {
+        self.hello().await?;
         self.drive(self.send(batches, claims)).await
+    }
+
+    async fn hello(&self) -> Result<Reply, StoreError> {
+        self.drive(self.send(Vec::new(), Vec::new())).await
     }
 
     /// An exchange that something else has to drive.
@@ -274,6 +280,7 @@ async fn exchanges_share_one_connection_and_keep_their_order() {
     };
     let replica = Replica::of(&server, 1);
     let before = connections();
+    replica.hello().await.unwrap();
     let all = (1..=200).map(|seq| {
         let batch = Batch {
             max_waiters: 1_000,
@@ -309,6 +316,30 @@ async fn a_cut_connection_is_replaced() {
     assert!(holds(&replica.run(renew(1)).await.renewed[0]));
     replica.is_connected().await;
     replica.has_no_event();
+}
+
+/// G1: the next server may have lost the holders, and newcomers must not be there before them.
+#[tokio::test]
+async fn only_a_hello_makes_a_connection() {
+    let server = RedisServer::start();
+    let mut replica = Replica::of(&server, 1);
+    let without_hello = async |replica: &Replica| {
+        let exchange = replica.send(vec![acquire(1)], Vec::new());
+        replica.drive(exchange).await
+    };
+    let error = without_hello(&replica).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Outage);
+    replica.has_no_event();
+    replica.hello().await.unwrap();
+    replica.is_connected().await;
+    assert!(without_hello(&replica).await.is_ok());
+    server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    replica.is_disconnected().await;
+    server.cli(&["FLUSHALL"]);
+    let error = without_hello(&replica).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Outage);
+    replica.has_no_event();
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
 }
 
 #[tokio::test]
@@ -856,7 +887,7 @@ async fn a_subscription_that_is_forbidden_meanwhile_is_reported() {
     server.cli(&["ACL", "SETUSER", "turnstile", "-subscribe"]);
     let begin = tokio::time::Instant::now();
     loop {
-        match replica.exchange(vec![batch()]).await {
+        match replica.hello().await {
             Ok(_) => assert!(begin.elapsed() < Duration::from_secs(10)),
             Err(error) => return assert_eq!(error.kind, StoreErrorKind::Permission, "{error}"),
         }
