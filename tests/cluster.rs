@@ -235,7 +235,7 @@ fn holders_are_at_the_next_node_before_newcomers() {
     alone(async {
         let cluster = RedisCluster::start(3, 0);
         let limiter = replica(&cluster).await;
-        let semaphore = limiter.semaphore(&Limit::concurrent("a", 1), "a");
+        let semaphore = limiter.semaphore(Limit::concurrent("a", 1), "a");
         let held = semaphore.acquire().await.expect("free");
         let (slot, keys) = ledgers(&cluster).pop_first().expect("it is there");
         let from = cluster.owner(slot);

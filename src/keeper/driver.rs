@@ -66,7 +66,7 @@ impl Keeper {
             Some(runtime) => Ok(runtime.clone()),
             None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime),
         };
-        let start = self.with_driver(|core, driver, now| driver.start(core, runtime, now));
+        let start = self.driver_step(|core, driver, now| driver.start(core, runtime, now));
         let Some(Start {
             runtime,
             generation,
@@ -140,16 +140,16 @@ impl Keeper {
         };
         let mut in_flight = InFlight::new(Some(store.open()), self.store_meter.clone());
         in_flight.send(self.driver_step(|core, _, now| core.hello(now)));
-        let (number, outcome) = loop {
+        let (id, outcome) = loop {
             match in_flight.next(None).await {
-                News::Over(number, outcome) => break (number, outcome),
+                News::Over(id, outcome) => break (id, outcome),
                 News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
                 News::Due => {}
             }
         };
         let unreached = self.with(|core, now| match outcome {
             Ok(reply) => {
-                core.on_reply(number, reply, now);
+                core.on_reply(id, reply, now);
                 Ok(None)
             }
             Err(refused) if refused.failure == Failure::Refused => {
@@ -160,7 +160,7 @@ impl Keeper {
                 let message = error.message.clone();
                 // No retry: no request waits for it, and the first request should not have to.
                 let failure = Failure::TimedOut;
-                core.on_failure(number, &ExchangeError { failure, error }, now);
+                core.on_failure(id, &ExchangeError { failure, error }, now);
                 Ok(Some(message))
             }
         })?;
@@ -221,19 +221,27 @@ async fn drive(
             news = in_flight.next(until) => news,
             () = work.notified() => continue,
         };
-        keeper.driver_step(|core, driver, now| {
+        let is_silent = keeper.driver_step(|core, driver, now| {
             // One that was dismissed knows nothing that counts.
             if !driver.is_present(generation) {
-                return;
+                return false;
             }
             match news {
                 News::Event(event) => core.on_event(&event, now),
-                News::Over(number, Ok(reply)) => core.on_reply(number, reply, now),
-                News::Over(number, Err(error)) => core.on_failure(number, &error, now),
+                News::Over(id, Ok(reply)) => core.on_reply(id, reply, now),
+                News::Over(id, Err(error)) => {
+                    let is_in_use = core.on_failure(id, &error, now);
+                    return is_in_use && error.failure == Failure::TimedOut;
+                }
                 // The next step does what is due.
                 News::Due => {}
             }
+            false
         });
+        if is_silent {
+            // It may be half open.
+            in_flight.disconnect();
+        }
     }
 }
 
@@ -246,7 +254,7 @@ struct Gone {
 impl Drop for Gone {
     fn drop(&mut self) {
         self.keeper
-            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, now));
+            .driver_step(|core, driver, now| driver.on_gone(core, self.generation, now));
     }
 }
 
@@ -269,7 +277,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
             // The whole process stood still: the driver has had no chance to run either.
             continue;
         }
-        idle = match keeper.with_driver(|core, driver, now| driver.check_driver(core, now)) {
+        idle = match keeper.driver_step(|core, driver, now| driver.check_driver(core, now)) {
             WatchdogFinding::Idle => idle + 1,
             WatchdogFinding::Well => 0,
             WatchdogFinding::Probed(work) => {
@@ -362,6 +370,13 @@ impl InFlight {
         self.session
     }
 
+    /// The next exchange makes a connection.
+    fn disconnect(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.disconnect();
+        }
+    }
+
     /// It is sent when its outcome is waited for.
     fn send(&mut self, outgoing: Outgoing) {
         let Some(session) = &mut self.session else {
@@ -401,11 +416,8 @@ impl InFlight {
             return Poll::Ready(News::Event(event));
         }
         loop {
-            if let Some((index, outcome)) = self.outcome(cx) {
-                let sent = self.exchanges.remove(index);
-                let failure = outcome.as_ref().err().map(|error| error.failure);
-                self.meter.exchanged(failure, sent.at.elapsed());
-                return Poll::Ready(News::Over(sent.id, outcome));
+            if let Some(news) = self.outcome(cx) {
+                return Poll::Ready(news);
             }
             let deadlines = self.exchanges.iter().map(|sent| sent.deadline);
             let Some(next) = deadlines.chain(until).min() else {
@@ -431,13 +443,15 @@ impl InFlight {
         }
     }
 
-    /// Of the first that has one.
-    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<(usize, Result<Reply, ExchangeError>)> {
+    /// The outcome of the first that has one. If an exchange is given more time, the driver takes a step: to others it would
+    /// seem late.
+    fn outcome(&mut self, cx: &mut Context<'_>) -> Option<News> {
         let now = Instant::now();
+        let mut is_news = false;
         for (index, sent) in self.exchanges.iter_mut().enumerate() {
             sent.was_polled = true;
             if let Poll::Ready(result) = sent.reply.poll_unpin(cx) {
-                return Some((index, result.map_err(ExchangeError::from)));
+                return Some(self.over(index, result.map_err(ExchangeError::from)));
             }
             if now < sent.deadline {
                 continue;
@@ -446,19 +460,21 @@ impl InFlight {
                 // The reply may have been here all the time, unread.
                 sent.was_extended = true;
                 sent.deadline = now + sent.timeout;
+                is_news = true;
                 continue;
             }
-            // A connection that does not answer is not used again: it may be half open.
-            if let Some(session) = &mut self.session {
-                session.disconnect();
-            }
-            let error = ExchangeError {
-                failure: Failure::TimedOut,
-                error: StoreError::outage(format!("no answer within {:?}", sent.timeout)),
-            };
-            return Some((index, Err(error)));
+            let error = StoreError::outage(format!("no answer within {:?}", sent.timeout));
+            let failure = Failure::TimedOut;
+            return Some(self.over(index, Err(ExchangeError { failure, error })));
         }
-        None
+        is_news.then_some(News::Due)
+    }
+
+    fn over(&mut self, index: usize, outcome: Result<Reply, ExchangeError>) -> News {
+        let sent = self.exchanges.remove(index);
+        let failure = outcome.as_ref().err().map(|error| error.failure);
+        self.meter.exchanged(failure, sent.at.elapsed());
+        News::Over(sent.id, outcome)
     }
 }
 

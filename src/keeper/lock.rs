@@ -126,7 +126,8 @@ impl Keeper {
         result
     }
 
-    /// A step of the driver. A waker or subscriber that panics is reported by the panic hook, and does not stop it.
+    /// A step of the driver, or one that sees to it that there is one. A waker or subscriber that panics is reported by the
+    /// panic hook, and stops neither.
     pub(super) fn driver_step<R>(
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
@@ -254,8 +255,11 @@ enum DriverStage {
     Absent,
     /// It was started or woken at this moment, and has not taken a step since.
     Woken(Instant),
-    /// Waits for an answer, an event, a nudge, or this moment.
-    Parked(Option<Instant>),
+    /// Since its last step it waits for an answer, an event, a nudge, or a moment.
+    Parked {
+        since: Instant,
+        until: Option<Instant>,
+    },
 }
 
 /// A driver to be spawned.
@@ -324,7 +328,11 @@ impl DriverState {
         let due = match self.stage {
             DriverStage::Absent => None,
             DriverStage::Woken(at) => Some(at),
-            DriverStage::Parked(until) => earliest(until, core.answer_due()),
+            DriverStage::Parked { since, until } => {
+                // An exchange that was due before has been given more time.
+                let answer_due = core.answer_due().filter(|due| *due > since);
+                earliest(until, answer_due)
+            }
         };
         due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))
     }
@@ -365,8 +373,8 @@ impl DriverState {
 
     /// Wakes a parked driver that has to come back earlier than it thought.
     #[inline]
-    pub fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
-        let DriverStage::Parked(until) = self.stage else {
+    fn nudge(&mut self, core: &Core, now: Instant) -> Option<Arc<Notify>> {
+        let DriverStage::Parked { until, .. } = self.stage else {
             return None;
         };
         let due = core.next_due();
@@ -432,7 +440,7 @@ impl DriverState {
         }
         let outgoing = std::iter::from_fn(|| core.next_exchange(now)).collect();
         let until = core.next_due();
-        self.stage = DriverStage::Parked(until);
+        self.stage = DriverStage::Parked { since: now, until };
         Some((outgoing, until))
     }
 
@@ -485,7 +493,7 @@ impl DriverState {
         }
         if self.late(core, now) >= Patience::new(core).give_up {
             core.on_stall(now);
-        } else if let DriverStage::Parked(_) = self.stage
+        } else if let DriverStage::Parked { .. } = self.stage
             && core.awaits_answer_since(now - check_interval(core))
         {
             // A driver that runs takes a step, and one that does not is found out.

@@ -1,4 +1,5 @@
-//! An exchange: the work of many queues, and claims, batched (group commit), sent, and answered or not.
+//! An exchange: the work of many queues, and claims, batched (group commit) and sent; its answer, which `store.rs` reads as
+//! far as it is about claims.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange, breaker::Work,
+    queues::Queues,
 };
 use crate::{
     keeper::{
@@ -21,7 +23,6 @@ use crate::{
         Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, number_of,
         weight_of,
     },
-    store::ExchangeError,
 };
 
 /// Exchanges in flight: two may be on their way while the next one fills.
@@ -41,8 +42,8 @@ const MAX_BATCHES: usize = 64;
 struct Draft {
     batches: Vec<Batch>,
     pending: Vec<PendingBatch>,
-    /// By the order in which they came, and were named.
-    claims: BTreeMap<u64, (Asker, Claim)>,
+    /// By the order in which they came: when that was, and their numbers.
+    claims: BTreeMap<(Instant, u64), (Asker, Claim)>,
     refunds: Vec<Refund>,
     /// Units that there is room for.
     room: usize,
@@ -137,7 +138,7 @@ impl Core {
     fn draft_all(&mut self, draft: &mut Draft) {
         self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
         self.draft_queues(draft, MAX_BATCHES);
-        draft.keep_order_with_claims();
+        draft.keep_order_with_claims(&self.queues);
         self.draft_sums(draft, None);
         let count = self.refunds.len().min(MAX_REFUNDS);
         draft.refunds.extend(self.refunds.drain(..count));
@@ -163,7 +164,7 @@ impl Core {
         if draft.is_empty() && !queues_first {
             self.draft_queues(draft, 1);
         }
-        draft.keep_order_with_claims();
+        draft.keep_order_with_claims(&self.queues);
     }
 
     fn draft_refunds_of_one_key(&mut self, draft: &mut Draft) {
@@ -188,7 +189,8 @@ impl Core {
                 asks: Vec::new(),
             };
             let number = number_of(self.ctx.next_name(1));
-            draft.claims.insert(number, (Asker::Account(id), claim));
+            let order = (self.ctx.now, number);
+            draft.claims.insert(order, (Asker::Account(id), claim));
         }
     }
 
@@ -223,6 +225,7 @@ impl Core {
                 continue;
             }
             claim.stage = ClaimStage::Sent;
+            let order = (claim.asked, id.0);
             let since = claim.asking_since.unwrap_or(self.ctx.now);
             draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
@@ -235,7 +238,7 @@ impl Core {
                 .collect();
             draft
                 .claims
-                .insert(id.0, (Asker::Claim(id), Claim { charges, asks }));
+                .insert(order, (Asker::Claim(id), Claim { charges, asks }));
         }
     }
 
@@ -345,7 +348,7 @@ impl Draft {
     }
 
     /// Requests for a single slot keep their order with the claims on their ledgers: they become claims of one leg.
-    fn keep_order_with_claims(&mut self) {
+    fn keep_order_with_claims(&mut self, queues: &Queues) {
         let claims = self.claims.values().flat_map(|(_, claim)| &claim.asks);
         let touched: BTreeSet<usize> = claims.map(|ask| ask.batch).collect();
         for batch in touched {
@@ -353,15 +356,16 @@ impl Draft {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
-                let number = number_of(seq);
+                let asked = queues[self.pending[batch].queue].asked(seq);
+                let order = (asked.unwrap_or(self.deadline), number_of(seq));
                 self.claims
-                    .insert(number, (Asker::Slot, Claim { charges, asks }));
+                    .insert(order, (Asker::Slot, Claim { charges, asks }));
             }
         }
     }
 }
 
-/// Answers, or none.
+/// Answers. An exchange without one is dealt with in `store.rs`.
 impl Core {
     /// An exchange was answered.
     pub fn on_reply(&mut self, id: ExchangeId, reply: Reply, now: Instant) {
@@ -419,22 +423,6 @@ impl Core {
         }
         self.note_answer(work, outage.as_ref());
         self.reopen_all(claims.into_iter().filter_map(Asker::claim));
-    }
-
-    /// An exchange has no answer, and it is not known whether it ran.
-    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) {
-        self.ctx.now = now;
-        let Some(sent) = self.take_sent(id) else {
-            return;
-        };
-        self.failed(sent, error);
-        self.advance_moved();
-    }
-
-    fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
-        let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|sent| sent.id == id)?;
-        Some(self.in_flight.swap_remove(position))
     }
 }
 

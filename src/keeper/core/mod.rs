@@ -69,6 +69,7 @@ pub(super) struct Core {
     /// The values in force, and whether they are operators', as the metrics have them.
     measured: Vec<(i64, i64)>,
     queues: Queues,
+    /// In the order in which they were sent.
     in_flight: Vec<PendingExchange>,
     /// How many exchanges were sent.
     exchanges: u64,
@@ -304,7 +305,9 @@ impl Core {
 
     /// Whether no permit, request, release or refund is left, and none will come.
     pub fn is_over(&self) -> bool {
-        let is_owed = !self.refunds.is_empty() || !self.accounts.is_empty();
+        // A charge in flight may have to be refunded.
+        let is_owed =
+            !self.refunds.is_empty() || !self.accounts.is_empty() || !self.in_flight.is_empty();
         let owes = is_owed && self.store_is_up();
         self.orphaned && self.queues.is_empty() && self.claims.is_empty() && !owes
     }

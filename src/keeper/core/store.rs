@@ -1,12 +1,12 @@
 //! The store, as the core knows it: exchanges that it does not answer, its events; it goes down and comes back, connections
 //! come and go; what it says of ledgers that cannot be used, and to claims.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, Connection, Core, PendingExchange,
+    Asker, ClaimStage, Connection, Core, ExchangeId, PendingExchange,
     breaker::{Transition, Work},
     rates::harsher,
 };
@@ -42,14 +42,33 @@ struct SentClaim<'a> {
 
 /// Exchanges without an answer.
 impl Core {
-    /// An exchange that was sent has no answer.
-    pub(super) fn failed(&mut self, sent: PendingExchange, error: &ExchangeError) {
-        self.note_failure(error.failure, sent.at, &error.error.message);
+    /// An exchange has no answer, and it is not known whether it ran. Returns whether it was on the connection in use.
+    pub fn on_failure(&mut self, id: ExchangeId, error: &ExchangeError, now: Instant) -> bool {
+        self.ctx.now = now;
+        let Some(sent) = self.take_sent(id) else {
+            return false;
+        };
+        let is_in_use = self.connection.has(id);
+        let failure = match error.failure {
+            // Of a connection that is over the silence says nothing about the store.
+            Failure::TimedOut if !is_in_use => Failure::Cut,
+            failure => failure,
+        };
+        self.note_failure(failure, sent.at, &error.error.message);
         // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
-        if self.connection.has(sent.id) {
+        if is_in_use {
             self.leave_connection();
         }
         self.unanswered(sent);
+        self.advance_moved();
+        is_in_use
+    }
+
+    /// Takes an exchange out of those in flight, if it still is one.
+    pub(super) fn take_sent(&mut self, id: ExchangeId) -> Option<PendingExchange> {
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|sent| sent.id == id)?;
+        Some(self.in_flight.remove(position))
     }
 
     /// The driver has gone with its runtime. Requests that are polled start another one.
@@ -112,11 +131,15 @@ impl Core {
             let queue = self.queues.without_listing(pending.queue);
             queue.on_failure(&mut self.ctx, batch, pending, not_after_us, availability);
         }
-        for claim in exchange.claims.iter().rev() {
-            for ask in &claim.asks {
-                let queue = self.queues.without_listing(pending[ask.batch].queue);
-                queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
-            }
+        let mut again: BTreeMap<QueueId, Vec<Seq>> = BTreeMap::new();
+        for ask in exchange.claims.iter().flat_map(|claim| &claim.asks) {
+            let id = pending[ask.batch].queue;
+            let queue = self.queues.without_listing(id);
+            let retried = queue.on_leg_failure(&mut self.ctx, ask.seq, not_after_us, availability);
+            again.entry(id).or_default().extend(retried);
+        }
+        for (id, seqs) in again {
+            self.queues.without_listing(id).ask_once_more(seqs);
         }
         for pending in &pending {
             self.queues
@@ -175,7 +198,7 @@ impl Core {
 
 /// The breaker, and the connection.
 impl Core {
-    /// An exchange that was sent then has no answer.
+    /// Follows the failure of an exchange that was sent at `sent`.
     pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
         let was_well = self.breaker.is_well();
         let change = self
@@ -359,7 +382,7 @@ impl Core {
         at: StoreMoment,
     ) -> Option<StoreError> {
         self.uncount_legs(exchange, pending, &answers);
-        let (mut stale, mut outage) = (Vec::new(), None);
+        let (mut stale, mut outage) = (BTreeMap::<_, Vec<_>>::new(), None);
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
             let sent = SentClaim {
                 asker,
@@ -367,7 +390,11 @@ impl Core {
                 pending,
             };
             match result {
-                Ok(answer) => stale.extend(self.claim_answered(&sent, &answer, at)),
+                Ok(answer) => {
+                    if let Some((queue, seq)) = self.claim_answered(&sent, &answer, at) {
+                        stale.entry(queue).or_default().push(seq);
+                    }
+                }
                 Err(error) => {
                     let error = StoreError::from(&error);
                     if let Some(limit) = self.limit_of(&sent) {
@@ -378,9 +405,9 @@ impl Core {
                 }
             }
         }
-        for (index, seq) in stale.into_iter().rev() {
-            let queue = self.queues.without_listing(index);
-            queue.resend(&mut self.ctx, seq);
+        for (id, seqs) in stale {
+            let queue = self.queues.without_listing(id);
+            queue.resend(&mut self.ctx, seqs);
         }
         outage
     }

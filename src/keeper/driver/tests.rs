@@ -1,9 +1,6 @@
 //! Exchanges in flight: answered in any order, or over at their deadlines.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU32, Ordering::Relaxed},
-};
+use std::sync::Mutex;
 
 use tokio::{sync::oneshot, time::advance};
 
@@ -19,7 +16,6 @@ struct Slow {
     asked: Arc<Mutex<Vec<oneshot::Sender<()>>>>,
     /// Ledgers in each that was sent.
     lengths: Arc<Mutex<Vec<usize>>>,
-    disconnected: AtomicU32,
 }
 
 impl Session for Arc<Slow> {
@@ -48,9 +44,7 @@ impl Session for Arc<Slow> {
         Poll::Pending
     }
 
-    fn disconnect(&mut self) {
-        self.disconnected.fetch_add(1, Relaxed);
-    }
+    fn disconnect(&mut self) {}
 }
 
 impl Slow {
@@ -147,7 +141,7 @@ async fn a_long_exchange_does_not_overtake_a_short_one() {
 
 #[tokio::test(start_paused = true)]
 async fn one_without_an_answer_is_over_at_its_deadline() {
-    let (store, mut in_flight) = slow();
+    let (_, mut in_flight) = slow();
     let start = Instant::now();
     in_flight.send(outgoing(1));
     advance(PATIENCE / 2).await;
@@ -159,7 +153,6 @@ async fn one_without_an_answer_is_over_at_its_deadline() {
         assert_eq!((over, start.elapsed()), (ExchangeId(number), at));
         assert_eq!(error.failure, Failure::TimedOut);
     }
-    assert_eq!(store.disconnected.load(Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +161,9 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
     in_flight.send(outgoing(1));
     assert!(in_flight.next(None).now_or_never().is_none());
     advance(2 * PATIENCE).await;
-    // It is given its time once more, and no more than that.
+    // It is given its time once more, and no more than that. The driver takes a step, so that it is not taken for late.
+    let news = in_flight.next(None).now_or_never();
+    assert!(matches!(news, Some(News::Due)));
     assert!(in_flight.next(None).now_or_never().is_none());
     store.answer(0);
     assert!(matches!(
@@ -178,6 +173,7 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
     in_flight.send(outgoing(2));
     let start = Instant::now();
     advance(2 * PATIENCE).await;
+    assert!(matches!(in_flight.next(None).await, News::Due));
     let over = in_flight.next(None).await;
     assert!(matches!(
         over,
@@ -190,7 +186,6 @@ async fn a_process_that_stood_still_does_not_blame_the_store() {
         )
     ));
     assert_eq!(start.elapsed(), 3 * PATIENCE);
-    assert_eq!(store.disconnected.load(Relaxed), 1);
 }
 
 #[tokio::test(start_paused = true)]

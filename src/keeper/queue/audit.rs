@@ -66,6 +66,13 @@ impl Queue {
             !ctx.shared || ctx.availability != Availability::Up || self.ledger_here.is_none(),
             "{at}: has a ledger of its own"
         );
+        let came = |seq: &Seq| match self.entries.get(seq)?.state() {
+            State::Unsent { since, was_sent } => Some((*since, !was_sent)),
+            _ => None,
+        };
+        let outbox = self.outbox.iter();
+        let asking = outbox.flat_map(|outbox| &outbox.acquire).filter_map(came);
+        ensure!(asking.is_sorted(), "{at}: requests are out of turn");
         let has_work = self.has_work();
         if ctx.shared && ctx.availability == Availability::Up && self.has_waiters() {
             let poll = self.waiters.as_ref().and_then(|waiters| waiters.poll_at);

@@ -234,9 +234,7 @@ impl Queue {
                 stale.push(ask.seq);
             }
         }
-        for seq in stale.into_iter().rev() {
-            self.resend(ctx, seq);
-        }
+        self.resend(ctx, stale);
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }

@@ -84,9 +84,7 @@ impl Queue {
                 _ => self.set_due_now(ctx, *seq),
             }
         }
-        for seq in again.into_iter().rev() {
-            self.ask_first(seq);
-        }
+        self.ask_once_more(again);
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
         }
@@ -97,19 +95,17 @@ impl Queue {
         }
     }
 
-    /// A leg of a claim, or a request that was sent as one, has no answer: the store is asked under another name, or not at
-    /// all.
+    /// A leg of a claim, or a request that was sent as one, has no answer. A request that goes on under another name is
+    /// returned, to be [retried](Self::ask_once_more) with others.
     pub fn on_leg_failure(
         &mut self,
         ctx: &mut Context,
         seq: Seq,
         not_after_us: u64,
         availability: Availability,
-    ) {
+    ) -> Option<Seq> {
         let retry = availability == Availability::Up;
-        let Some(entry) = self.entries.get_mut(&seq) else {
-            return;
-        };
+        let entry = self.entries.get_mut(&seq)?;
         entry.exchange_over(not_after_us);
         match entry.state() {
             State::Leaving => self.give_up(ctx, seq),
@@ -118,16 +114,13 @@ impl Queue {
                 self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
             }
             State::Sent { .. } if entry.claim().is_some() => self.park(ctx, seq),
-            State::Sent { .. } if retry => {
-                if let Some(new) = self.rename(ctx, seq) {
-                    self.ask_first(new);
-                }
-            }
+            State::Sent { .. } if retry => return self.rename(ctx, seq),
             State::Sent { .. } | State::Checking { .. } if !retry => {
                 self.fall_back(ctx, seq, availability);
             }
             _ => self.set_due_now(ctx, seq),
         }
+        None
     }
 
     /// An exchange that had a batch for this queue is over, without an answer.
@@ -164,11 +157,15 @@ impl Queue {
         }
     }
 
-    /// Sends a request once more that reached the store too late: it keeps its name.
-    pub fn resend(&mut self, ctx: &mut Context, seq: Seq) {
+    /// Retries requests that reached the store too late: they keep their names.
+    pub fn resend(&mut self, ctx: &mut Context, seqs: Vec<Seq>) {
         match ctx.availability {
-            Availability::Up => self.ask_first(seq),
-            down => self.fall_back(ctx, seq, down),
+            Availability::Up => self.ask_once_more(seqs),
+            down => {
+                for seq in seqs {
+                    self.fall_back(ctx, seq, down);
+                }
+            }
         }
     }
 

@@ -74,10 +74,9 @@ impl Queue {
 
     /// A parked leg is sent.
     pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq) {
-        let now = ctx.now;
-        self.set(ctx, seq, State::Unsent { since: now });
+        self.set(ctx, seq, State::unsent(ctx.now));
         if let Some(entry) = self.entries.get_mut(&seq) {
-            entry.send(now);
+            entry.send(ctx.now);
         }
     }
 
@@ -86,8 +85,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.begin(ctx.now);
         }
-        let since = ctx.now;
-        self.set(ctx, seq, State::Unsent { since });
+        self.set(ctx, seq, State::unsent(ctx.now));
     }
 
     /// The store has enqueued it, or says that it still waits.
@@ -227,11 +225,12 @@ impl Queue {
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_name(weight_of(seq));
         entry.lease.rename(new);
-        let since = match entry.state {
-            State::Unsent { since } | State::Sent { since, .. } if !starts_over => since,
-            _ => ctx.now,
+        let (since, was_sent) = match entry.state {
+            State::Unsent { since, was_sent } if !starts_over => (since, was_sent),
+            State::Sent { since, .. } if !starts_over => (since, true),
+            _ => (ctx.now, false),
         };
-        entry.state = State::Unsent { since };
+        entry.state = State::Unsent { since, was_sent };
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
         count(ctx, self.limit_id, &entry, true);
@@ -342,7 +341,7 @@ impl Queue {
 impl Entry {
     /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
     pub fn send(&mut self, now: Instant) -> Option<Instant> {
-        let State::Unsent { since } = self.state else {
+        let State::Unsent { since, .. } = self.state else {
             return None;
         };
         self.state = State::Sent { since, at: now };
@@ -353,7 +352,8 @@ impl Entry {
     /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
     pub fn unsend(&mut self) {
         if let State::Sent { since, .. } = self.state {
-            self.state = State::Unsent { since };
+            let was_sent = true;
+            self.state = State::Unsent { since, was_sent };
         }
     }
 
@@ -377,9 +377,22 @@ impl Queue {
         self.outbox().acquire.push_back(seq);
     }
 
-    /// Asks the store for a slot before all others, which came later: its request was sent before.
-    pub(super) fn ask_first(&mut self, seq: Seq) {
-        self.outbox().acquire.push_front(seq);
+    /// Retries requests that were sent together, in this order: behind others that are retried and came before, and before
+    /// all that came later.
+    pub fn ask_once_more(&mut self, seqs: Vec<Seq>) {
+        let asking = |seq: &Seq| match self.entries.get(seq)?.state {
+            State::Unsent { since, was_sent } => Some((since, !was_sent)),
+            _ => None,
+        };
+        let Some(came) = seqs.first().and_then(asking) else {
+            return;
+        };
+        let acquire = &mut self.outbox.get_or_insert_default().acquire;
+        let later = |seq: &Seq| asking(seq).is_some_and(|other| other > came);
+        let place = acquire.iter().position(later).unwrap_or(acquire.len());
+        let rest = acquire.split_off(place);
+        acquire.extend(seqs);
+        acquire.extend(rest);
     }
 
     /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.

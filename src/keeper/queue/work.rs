@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     keeper::context::{Context, earliest},
-    ledger::weight_of,
+    ledger::{Seq, weight_of},
 };
 
 /// Time for holders to be restored in a store that has lost them, before waiters ask it for slots.
@@ -141,10 +141,15 @@ impl Queue {
         !outbox.acquire.is_empty() && !self.is_introducing()
     }
 
+    /// When a request came.
+    pub fn asked(&self, seq: Seq) -> Option<Instant> {
+        Some(self.entries.get(&seq)?.asked)
+    }
+
     /// Since when the first request that is to be sent has been asking.
     pub fn asks_since(&self) -> Option<Instant> {
         let since = |seq| match self.entries.get(seq)?.state() {
-            State::Unsent { since } => Some(*since),
+            State::Unsent { since, .. } => Some(*since),
             _ => None,
         };
         self.outbox.as_ref()?.acquire.iter().find_map(since)

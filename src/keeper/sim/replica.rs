@@ -153,18 +153,19 @@ impl World {
                 }
             }
             Event::TimesOut(number) => {
-                let is_open = core.numbers_in_flight().contains(&number);
-                self.fails(replica, number, Failure::TimedOut);
+                let is_in_use = self.fails(replica, number, Failure::TimedOut);
                 // A connection that does not answer is not used again.
-                if is_open {
+                if is_in_use {
                     self.replicas[replica].connected = false;
                     self.disconnects(replica);
                 }
-                if is_open && self.rng.bool() {
+                if is_in_use && self.rng.bool() {
                     self.deliver(replica, Duration::ZERO, Event::Cut);
                 }
             }
-            Event::Fails(number, failure) => self.fails(replica, number, failure),
+            Event::Fails(number, failure) => {
+                self.fails(replica, number, failure);
+            }
             Event::Wakes(wake) => {
                 core.on_event(&StoreEvent::Wake(wake.clone()), now);
                 self.note(|| format!("r{replica} was woken: {wake:?}"));
@@ -194,13 +195,14 @@ impl World {
         self.pump(replica);
     }
 
-    fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) {
+    /// Returns whether it was on the connection in use.
+    fn fails(&mut self, replica: usize, number: ExchangeId, failure: Failure) -> bool {
         let error = ExchangeError::of(failure, "no answer");
         let now = self.local();
         self.note(|| format!("r{replica} gives up on {number}: {failure:?}"));
         self.note_failure(replica, number);
         let core = &mut self.replicas[replica].core;
-        core.on_failure(number, &error, now);
+        core.on_failure(number, &error, now)
     }
 
     /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.

@@ -478,6 +478,61 @@ fn what_is_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
     assert!(world.keepers[0].is_over());
 }
 
+/// It may have been charged by then.
+#[test]
+fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
+    let mut world = world(1);
+    assert!(world.rate_is_free());
+    let before = world.ledgers.content();
+    let asked = world.claim(0, vec![leg(2, PATIENT)]);
+    let sent = world.send(0);
+    world.cancel(&asked);
+    world.keepers[0].orphan();
+    assert!(!world.keepers[0].is_over());
+    world.complete(0, &sent);
+    assert_ne!(world.ledgers.content(), before);
+    world.settle();
+    assert_eq!(world.ledgers.content(), before);
+    assert!(world.keepers[0].is_over());
+}
+
+/// G3: requests for single slots that were sent with a claim are retried before and behind it as they came.
+#[test]
+fn requests_beside_a_claim_are_retried_in_their_order() {
+    let mut world = world(1);
+    let single = |world: &mut World| {
+        let now = world.local();
+        let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
+        let Ok(Submission::Slot(lease)) = asked else {
+            panic!("it is for one slot");
+        };
+        world.now += Duration::from_millis(1);
+        lease
+    };
+    let before = [single(&mut world), single(&mut world)];
+    let claim = world.claim_all(PATIENT);
+    world.now += Duration::from_millis(1);
+    let behind = [single(&mut world), single(&mut world)];
+    let sent = world.send(0);
+    assert_eq!(sent.exchange.claims.len(), 5);
+    world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
+    let retried = world.send(0);
+    let asks = retried.exchange.claims.iter();
+    // The claim has a ledger more, and the rate.
+    let of_one: Vec<_> = asks
+        .map(|claim| match &claim.asks[..] {
+            [ask] if claim.charges.is_empty() => Some(ask.seq),
+            _ => None,
+        })
+        .collect();
+    let [first, second] = before.map(|lease| Some(lease.seq()));
+    let [third, fourth] = behind.map(|lease| Some(lease.seq()));
+    assert_eq!(of_one, [first, second, None, third, fourth]);
+    world.complete(0, &retried);
+    assert!(world.look(&claim).is_none());
+}
+
 #[test]
 fn what_was_charged_is_given_back_once() {
     let mut world = world(1);

@@ -20,9 +20,17 @@ use tokio::{
 use super::*;
 use crate::{
     home::Home,
-    keeper::Keeper,
+    keeper::{Keeper, lock::WatchdogFinding},
     ledger::Exchange,
     store::{Event, Session, Store},
+};
+
+/// The answer to a hello.
+const TIME: Reply = Reply {
+    now_us: EPOCH_US,
+    more: false,
+    batches: Vec::new(),
+    claims: Vec::new(),
 };
 
 /// Counts the exchanges of each of its sessions, and answers none.
@@ -30,11 +38,13 @@ use crate::{
 struct Silent {
     sessions: AtomicUsize,
     exchanges: Arc<[AtomicUsize; 2]>,
+    disconnected: Arc<AtomicUsize>,
 }
 
 struct Numbered {
     number: usize,
     exchanges: Arc<[AtomicUsize; 2]>,
+    disconnected: Arc<AtomicUsize>,
 }
 
 impl Store for Silent {
@@ -42,6 +52,7 @@ impl Store for Silent {
         Box::new(Numbered {
             number: self.sessions.fetch_add(1, Relaxed),
             exchanges: self.exchanges.clone(),
+            disconnected: self.disconnected.clone(),
         })
     }
 }
@@ -56,7 +67,9 @@ impl Session for Numbered {
         Poll::Pending
     }
 
-    fn disconnect(&mut self) {}
+    fn disconnect(&mut self) {
+        self.disconnected.fetch_add(1, Relaxed);
+    }
 }
 
 /// Answers hellos only, and notes for each of its sessions whether its exchanges were hellos.
@@ -86,14 +99,8 @@ impl Session for Conversation {
     ) -> BoxFuture<'static, Result<Reply, StoreError>> {
         let is_hello = exchange.is_hello();
         self.noted.lock().unwrap()[self.number].push(is_hello);
-        let reply = Reply {
-            now_us: EPOCH_US,
-            more: false,
-            batches: Vec::new(),
-            claims: Vec::new(),
-        };
         match is_hello {
-            true => ready(Ok(reply)).boxed(),
+            true => ready(Ok(TIME)).boxed(),
             false => pending().boxed(),
         }
     }
@@ -117,9 +124,7 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
         assert!(first.block_on(keeper.greet()).is_ok());
         let driven = if is_kept { &first } else { &other };
         driven.block_on(async {
-            let now = Instant::now();
-            let demand = Demand::One(leg(0, PATIENT));
-            keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
+            submit(&keeper);
             assert_eq!(keeper.start_driver(), Ok(()));
             let sent_a_request = || store.0.lock().unwrap().iter().flatten().any(|hello| !hello);
             while !sent_a_request() {
@@ -138,40 +143,201 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// It may run again at any time: on a runtime that is driven again, or by a handler that ends.
-#[test]
-fn a_driver_that_was_replaced_does_nothing_any_more() {
-    let store = Arc::new(Silent::default());
+impl Silent {
+    fn sent(&self) -> [usize; 2] {
+        self.exchanges.each_ref().map(|count| count.load(Relaxed))
+    }
+}
+
+/// With a limit, and a short time for the store.
+fn keeper_of(store: Arc<dyn Store>) -> Arc<Keeper> {
     let settings = Settings {
         store_timeout: Duration::from_millis(20),
         ..settings(0)
     };
-    let keeper = Keeper::new(settings, Some(store.clone()), &Home::Caller);
+    let keeper = Keeper::new(settings, Some(store), &Home::Caller);
     let meter = Arc::new(LimitMeter::new("test", "a"));
     keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+    keeper
+}
+
+fn submit(keeper: &Keeper) {
+    let now = Instant::now();
+    let demand = Demand::One(leg(0, PATIENT));
+    keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
+}
+
+/// Has another driver take the place of one that is late.
+async fn until_replaced(keeper: &Arc<Keeper>, store: &Silent) {
+    while store.sent() == [0, 0] {
+        assert_eq!(keeper.start_driver(), Ok(()));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        submit(keeper);
+    }
+    assert_eq!(store.sent()[0], 0, "the late one did not run");
+}
+
+/// It may run again at any time: on a runtime that is driven again, or by a handler that ends.
+#[test]
+fn a_driver_that_was_replaced_does_nothing_any_more() {
+    let store = Arc::new(Silent::default());
+    let keeper = keeper_of(store.clone());
     let (late, other) = (runtime(), runtime());
     late.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
-    other.block_on(async {
-        let sent = || store.exchanges.each_ref().map(|count| count.load(Relaxed));
-        while sent() == [0, 0] {
-            assert_eq!(keeper.start_driver(), Ok(()));
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            let now = Instant::now();
-            let demand = Demand::One(leg(0, PATIENT));
-            keeper.with(|core, _| drop(core.submit_unlabelled(&demand, now)));
-        }
-        assert_eq!(sent()[0], 0, "the late one did not run");
-    });
+    other.block_on(until_replaced(&keeper, &store));
     late.block_on(async {
         for _ in 0..100 {
             yield_now().await;
         }
     });
-    assert_eq!(store.exchanges[0].load(Relaxed), 0, "nor does it now");
+    assert_eq!(store.sent()[0], 0, "nor does it now");
     // It may do and say anything.
     let now = Instant::now();
     keeper.with_driver(|core, driver, _| {
         assert!(!driver.is_present(1));
         assert!(driver.next_step(core, 1, now).is_none());
+    });
+}
+
+/// Panics at each log event.
+struct Panics;
+
+impl tracing::Subscriber for Panics {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        panic!("at {}", event.metadata().name());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// G2, G8: the next driver is there although what is logged of the late one panics.
+#[test]
+fn a_subscriber_that_panics_does_not_cost_the_next_driver() {
+    let store = Arc::new(Silent::default());
+    let keeper = keeper_of(store.clone());
+    let (late, other) = (runtime(), runtime());
+    late.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
+    submit(&keeper);
+    let _panics = tracing::subscriber::set_default(Panics);
+    other.block_on(async {
+        let replaced = tokio::time::timeout(PATIENT, until_replaced(&keeper, &store));
+        replaced.await.expect("another driver");
+    });
+    assert_eq!(store.sessions.load(Relaxed), 2, "the first replacement ran");
+}
+
+/// A connection that gives no answer may be half open: it is not used again.
+#[test]
+fn a_silent_connection_is_left() {
+    let store = Arc::new(Silent::default());
+    let keeper = keeper_of(store.clone());
+    runtime().block_on(async {
+        assert_eq!(keeper.start_driver(), Ok(()));
+        submit(&keeper);
+        while store.disconnected.load(Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
+
+/// Answers hellos only. At the first other exchange its connection ends, and its exchanges do not: they are silent.
+#[derive(Clone, Default)]
+struct Flaky(Arc<Mutex<Events>>);
+
+#[derive(Default)]
+struct Events {
+    ends: usize,
+    disconnects: usize,
+    /// How often the session was disconnected before each exchange that was no hello.
+    disconnects_before: Vec<usize>,
+}
+
+impl Store for Flaky {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(self.clone())
+    }
+}
+
+impl Session for Flaky {
+    fn exchange(
+        &mut self,
+        exchange: Arc<Exchange>,
+    ) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let mut events = self.0.lock().unwrap();
+        if exchange.is_hello() {
+            return ready(Ok(TIME)).boxed();
+        }
+        let disconnects = events.disconnects;
+        events.disconnects_before.push(disconnects);
+        pending().boxed()
+    }
+
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+        let mut events = self.0.lock().unwrap();
+        if events.ends == 1 || events.disconnects_before.is_empty() {
+            return Poll::Pending;
+        }
+        events.ends += 1;
+        Poll::Ready(Event::Disconnected)
+    }
+
+    fn disconnect(&mut self) {
+        self.0.lock().unwrap().disconnects += 1;
+    }
+}
+
+/// G8: an exchange on a connection that is over times out, and the next connection stays.
+#[test]
+fn a_silent_exchange_does_not_end_the_next_connection() {
+    let store = Flaky::default();
+    let keeper = keeper_of(Arc::new(store.clone()));
+    runtime().block_on(async {
+        submit(&keeper);
+        assert_eq!(keeper.start_driver(), Ok(()));
+        let retried = || store.0.lock().unwrap().disconnects_before.len() == 2;
+        while !retried() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert_eq!(store.0.lock().unwrap().disconnects_before, [0, 0]);
+}
+
+/// G3, G8: an exchange is given its time once more if the process stood still. Others see that the driver runs.
+#[test]
+fn a_driver_that_waits_for_longer_is_not_late() {
+    let store = Arc::new(Silent::default());
+    let keeper = keeper_of(store.clone());
+    let runtime = runtime();
+    runtime.block_on(async { assert_eq!(keeper.start_driver(), Ok(())) });
+    submit(&keeper);
+    let mut now = Instant::now();
+    keeper.with_driver(|core, driver, _| {
+        let (sent, _) = driver.next_step(core, 1, now).expect("it is present");
+        assert_eq!(sent.len(), 1);
+        now += 10 * STORE_TIMEOUT;
+        assert!(matches!(
+            driver.check_driver(core, now),
+            WatchdogFinding::Late
+        ));
+        // The step that it takes when it gives the exchange more time.
+        driver.next_step(core, 1, now).expect("it is present");
+        assert!(matches!(
+            driver.check_driver(core, now + Duration::from_millis(5)),
+            WatchdogFinding::Probed(_)
+        ));
     });
 }

@@ -542,6 +542,64 @@ fn the_late_end_of_an_old_connection_costs_one_hello() {
     assert!(!world.may_send(0));
 }
 
+/// G3: requests of several exchanges are retried in the order in which they came, whichever exchange is known first to have
+/// failed.
+#[test]
+fn requests_of_several_exchanges_are_retried_in_their_order() {
+    for (order, takes_over) in [([0, 1], false), ([1, 0], false), ([0, 1], true)] {
+        let mut world = World::new(1, &Limit::concurrent("a", 4));
+        let mut asked = Vec::new();
+        let mut sent = Vec::new();
+        for _ in 0..2 {
+            asked.push(world.ask(0, PATIENT));
+            asked.push(world.ask(0, PATIENT));
+            sent.push(world.send(0));
+            world.pass(Duration::from_millis(1));
+        }
+        asked.push(world.ask(0, PATIENT));
+        let now = world.local();
+        if takes_over {
+            world.keepers[0].on_replaced_driver(now);
+        }
+        for number in order {
+            world.fail(0, &sent[number], Failure::Cut);
+        }
+        world.reconnect(0);
+        let retried = world.send(0);
+        let acquire = retried.exchange.batches[0].acquire.iter();
+        let seqs: Vec<_> = acquire.map(|ask| ask.seq).collect();
+        let expected: Vec<_> = asked.iter().map(|lease| lease.seq()).collect();
+        assert_eq!(seqs, expected, "{order:?} {takes_over}");
+    }
+}
+
+/// G3, G8: the silence of a connection that is over says nothing about the next one, which goes on.
+#[test]
+fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {
+    for is_over in [true, false] {
+        let mut world = World::new(2, &ONE);
+        let (_holder, waiter) = world.holder_and_waiter();
+        let now = world.local();
+        let silent = world.ask(0, PATIENT);
+        let sent = world.send(0);
+        if is_over {
+            world.keepers[0].on_event(&Event::Disconnected, now);
+            world.pass(Duration::ZERO);
+            world.reconnect(0);
+            world.settle();
+        }
+        world.now += STORE_TIMEOUT;
+        let error = ExchangeError::of(Failure::TimedOut, "no answer");
+        let now = world.local();
+        let is_in_use = world.keepers[0].on_failure(sent.id, &error, now);
+        assert_eq!(is_in_use, !is_over);
+        assert_eq!(world.keepers[0].store_is_up(), is_over);
+        let left = world.collect(0, &waiter).is_some();
+        assert_eq!(left, !is_over, "it has left the queue of the store");
+        assert!(world.collect(0, &silent).is_none());
+    }
+}
+
 /// G1: so does one that is asked when another driver has taken over, whose connection is another.
 #[test]
 fn a_request_to_another_driver_comes_after_the_holders() {

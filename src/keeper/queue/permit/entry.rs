@@ -44,6 +44,7 @@ pub(in crate::keeper::queue) enum State {
     /// To be sent. It has `store_timeout` from `since`, also if it was sent before and the exchange failed.
     Unsent {
         since: Instant,
+        was_sent: bool,
     },
     /// Sent at `at`, and not answered.
     Sent {
@@ -128,6 +129,14 @@ struct ClaimLeg {
     begun: bool,
 }
 
+impl State {
+    /// That of a request which begins to ask.
+    pub(super) fn unsent(now: Instant) -> Self {
+        let (since, was_sent) = (now, false);
+        Self::Unsent { since, was_sent }
+    }
+}
+
 impl Entry {
     /// `claim`: the one that it is a leg of, and whether its limit is in shadow mode.
     pub(super) fn new(
@@ -145,7 +154,7 @@ impl Entry {
             waker: None,
             state: match claim {
                 Some(_) => State::Parked,
-                None => State::Unsent { since: now },
+                None => State::unsent(now),
             },
             leg: claim.map(|(claim, shadow)| ClaimLeg {
                 claim,
