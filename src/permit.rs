@@ -73,8 +73,8 @@ impl Permit {
     }
 
     /// Limits in shadow mode that would have refused it.
-    pub(crate) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
-        self.notes.as_ref().map_or(&[], |notes| &notes.passed)
+    pub(crate) fn bypassed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
+        self.notes.as_ref().map_or(&[], |notes| &notes.bypassed)
     }
 
     /// Returns the permit's id, as operators see it. `None` if it has no slot, as under a rate.

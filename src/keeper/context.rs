@@ -63,7 +63,7 @@ impl Settings {
 /// Which side decides on requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
-    /// The store.
+    /// The store; without one, the ledgers in this process.
     Up,
     /// The fallback of each limit: the store does not answer, or does not do its work.
     Down,
@@ -91,7 +91,7 @@ pub(super) struct Context {
     pub confirmations: Confirmations,
     lost_leases: Vec<Weak<Lease>>,
     /// Claims of which a leg has changed since they were last advanced.
-    pub moved: BTreeSet<ClaimId>,
+    pub claims_to_advance: BTreeSet<ClaimId>,
     /// Ends of waits, by queue and name.
     pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
     /// When to renew permits that are no longer young (`Queue::add_timer`).
@@ -139,7 +139,7 @@ impl Context {
             counts: Counts::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
-            moved: BTreeSet::new(),
+            claims_to_advance: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
             scratch: Exchange {
@@ -254,11 +254,11 @@ impl Context {
     }
 
     /// Counts a request that goes on although this limit would have refused it.
-    pub fn note_pass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
+    pub fn note_bypass(&mut self, limit: LimitId, kind: AcquireErrorKind) {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
-    /// Learns how long permits of a limit are held: the recent ones count more.
+    /// Updates the mean time for which permits of a limit are held: the recent ones count more.
     pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
         self.measure(limit, Measure::Hold(held));
         let seconds = held.as_secs_f64();
@@ -276,7 +276,7 @@ impl Context {
         self.holds[limit.0] = Some(hold);
     }
 
-    /// For how many seconds, times units, so many waiters and then a newcomer of this weight will hold slots, if all hold
+    /// For how many seconds, times units, `waiting` waiters and then a newcomer of this weight will hold slots, if all hold
     /// them as long as lately, and the waiters are as heavy.
     pub fn unit_seconds(&self, limit: LimitId, waiting: u32, weight: u32) -> Option<f64> {
         let hold = self.holds[limit.0]?;

@@ -71,7 +71,7 @@ pub(crate) struct Taken {
 #[derive(Default)]
 pub(crate) struct Notes {
     /// Limits in shadow mode that would have refused it.
-    pub passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    pub bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// Its charges at rates.
     pub fees: Vec<Fee>,
     /// How its limits stand, if the request asked for that.
@@ -87,7 +87,7 @@ impl Taken {
         self.place = self.place.max(next.place);
         if let Some(mut next) = next.notes {
             let notes = self.notes.get_or_insert_default();
-            notes.passed.append(&mut next.passed);
+            notes.bypassed.append(&mut next.bypassed);
             notes.fees.append(&mut next.fees);
             notes.quotas.append(&mut next.quotas);
         }
@@ -95,7 +95,7 @@ impl Taken {
     }
 
     /// Limits in shadow mode that would have refused it.
-    pub(super) fn passed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
-        self.notes.as_ref().map_or(&[], |notes| &notes.passed)
+    pub(super) fn bypassed(&self) -> &[(Arc<Limit>, AcquireErrorKind)] {
+        self.notes.as_ref().map_or(&[], |notes| &notes.bypassed)
     }
 }

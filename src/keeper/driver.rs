@@ -115,7 +115,7 @@ impl Keeper {
         runtime.spawn(watch_over(watch));
     }
 
-    /// Hears from the store for the first time. That it cannot be reached is no error: then the fallbacks apply.
+    /// Sends the first hello. That the store cannot be reached is no error: then the fallbacks apply.
     pub async fn greet(self: &Arc<Self>) -> Result<Option<String>, ConnectError> {
         let keeper = self.clone();
         let greeting = async move { keeper.greet_here().await };
@@ -245,7 +245,7 @@ async fn drive(
     }
 }
 
-/// Tells the keeper when the driver ends, however it ends, even if it was never polled.
+/// Ends with the driver, however that ends, and even if it was never polled: then the keeper has none.
 struct Gone {
     keeper: Arc<Keeper>,
     generation: u64,

@@ -125,7 +125,7 @@ impl Request {
     fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
         self.keepers.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
-            notes.passed.retain(|(limit, _)| limit.period().is_some());
+            notes.bypassed.retain(|(limit, _)| limit.period().is_some());
             notes.quotas.retain(|quota| quota.period.is_some());
         }
         let waited = mem::take(&mut self.waited_for_slots);

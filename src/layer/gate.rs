@@ -240,7 +240,7 @@ impl Gate {
             waited = ?permit.waited(),
             "admitted"
         );
-        for (limit, kind) in permit.passed() {
+        for (limit, kind) in permit.bypassed() {
             tracing::debug!(
                 namespace = self.namespace(),
                 limit = limit.name(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
     ReplicaId, Reply, Standing, Tat, Wake, Want,
-    machine::{SWEEP_BUDGET, queue::Prospect},
+    machine::{SWEEP_BUDGET, queue::Offer},
 };
 
 /// Ledgers and the states of rates, by key.
@@ -166,13 +166,13 @@ impl Ledgers {
             };
             let known = ledger.standing(id);
             let standing =
-                known.unwrap_or_else(|| match ledger.prospect(call, batch, newcomer, swept) {
-                    Prospect::Slot => {
+                known.unwrap_or_else(|| match ledger.admit(call, batch, newcomer, swept) {
+                    Offer::Slot => {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Prospect::Place => ledger.enqueue(call, id),
-                    Prospect::Refusal(refusal) => refusal,
+                    Offer::Place => ledger.enqueue(call, id),
+                    Offer::Refusal(refusal) => refusal,
                 });
             claiming.reply.standings[number] = standing;
             match standing {

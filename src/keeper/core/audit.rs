@@ -48,9 +48,9 @@ impl Core {
     /// Says what does not agree. To be called between steps.
     pub fn audit(&mut self) -> Result<(), String> {
         ensure!(
-            self.ctx.moved.is_empty(),
-            "claims were moved and not advanced: {:?}",
-            self.ctx.moved
+            self.ctx.claims_to_advance.is_empty(),
+            "claims were to be advanced, and were not: {:?}",
+            self.ctx.claims_to_advance
         );
         let mut books = Books::default();
         for (id, claim) in &self.claims {
@@ -228,7 +228,7 @@ impl Core {
     pub fn fail(&mut self, now: Instant) {
         self.ctx.now = now;
         self.note_failure(Failure::TimedOut, now, "test");
-        self.advance_moved();
+        self.advance_claims();
     }
 
     pub fn idle_count(&self) -> usize {

@@ -31,7 +31,7 @@ enum Progress {
     /// The store, or a queue, decides next.
     Waits,
     Refused(usize, AcquireErrorKind),
-    Passed(usize, AcquireErrorKind),
+    Bypassed(usize, AcquireErrorKind),
     /// A leg before this one was lost, or this one itself.
     Stray(usize),
 }
@@ -81,7 +81,7 @@ impl Core {
             stage: ClaimStage::Open,
             asked: self.ctx.now,
             asking_since: None,
-            passed: Vec::new(),
+            bypassed: Vec::new(),
             waker: None,
         };
         self.claims.insert(id, claim);
@@ -103,10 +103,10 @@ impl Core {
     /// Takes all claims further of which a leg was decided on. To be called at the end of each step: what one claim does
     /// may move others.
     #[inline]
-    pub(super) fn advance_moved(&mut self) {
+    pub(super) fn advance_claims(&mut self) {
         // Mostly there are none.
-        while !self.ctx.moved.is_empty()
-            && let Some(id) = self.ctx.moved.pop_first()
+        while !self.ctx.claims_to_advance.is_empty()
+            && let Some(id) = self.ctx.claims_to_advance.pop_first()
         {
             self.advance(id);
         }
@@ -123,7 +123,7 @@ impl Core {
                     let error = self.leg_error(id, leg, kind);
                     return self.refuse_claim(id, error);
                 }
-                Progress::Passed(leg, kind) => self.pass_leg(id, leg, kind),
+                Progress::Bypassed(leg, kind) => self.bypass_leg(id, leg, kind),
                 Progress::Stray(leg) => self.park_leg(id, leg),
                 Progress::Complete if !self.owes(id) => return self.grant_claim(id),
                 Progress::Complete | Progress::Turn(_) if self.asks_store() => {
@@ -166,7 +166,7 @@ impl Core {
                 LegState::Held { .. } => {}
                 LegState::Parked => turn = turn.or(Some(number)),
                 LegState::Refused(kind) => return Progress::Refused(number, kind),
-                LegState::Passed(kind) => return Progress::Passed(number, kind),
+                LegState::Bypassed(kind) => return Progress::Bypassed(number, kind),
                 LegState::Undecided => return Progress::Waits,
             }
         }
@@ -198,16 +198,16 @@ impl Core {
             });
     }
 
-    fn pass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
+    fn bypass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
         let lease = claim.legs.remove(leg);
-        let passed = &mut claim.passed;
+        let bypassed = &mut claim.bypassed;
         self.queues
             .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                passed.push((queue.limit().clone(), kind));
-                ctx.note_pass(queue.limit_id(), kind);
+                bypassed.push((queue.limit().clone(), kind));
+                ctx.note_bypass(queue.limit_id(), kind);
                 queue.give_up(ctx, lease.seq());
             });
     }
@@ -298,9 +298,9 @@ impl Core {
                 queue.set_companion(&mut self.ctx, lease.seq());
             }
         }
-        let has_notes = !claim.passed.is_empty() || !claim.fees.is_empty();
+        let has_notes = !claim.bypassed.is_empty() || !claim.fees.is_empty();
         let notes = Notes {
-            passed: claim.passed,
+            bypassed: claim.bypassed,
             fees: claim.fees,
             quotas: Vec::new(),
         };
@@ -419,20 +419,20 @@ impl Core {
 
     /// Charges a claim in this process, as the limits' fallbacks say; all that it owes, or nothing.
     fn pay_here(&mut self, id: ClaimId) {
-        let (mut paid, mut passed, mut refusal) = (Vec::new(), Vec::new(), None);
+        let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self.claims[&id].fees.iter().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
             match self.charge_here(fee) {
                 Ok((how, rest_us)) => paid.push((number, how, rest_us)),
-                Err(error) if fee.charge.shadow => passed.push((number, error.kind())),
+                Err(error) if fee.charge.shadow => bypassed.push((number, error.kind())),
                 Err(error) => refusal = Some(harsher(refusal, error)),
             }
         }
         if let Some(error) = refusal {
             return self.refuse_claim(id, error);
         }
-        for (number, kind) in passed {
-            self.pass_fee(id, number, kind);
+        for (number, kind) in bypassed {
+            self.bypass_fee(id, number, kind);
         }
         for (number, how, rest_us) in paid {
             self.pay(id, number, how, rest_us);
@@ -455,12 +455,12 @@ impl Core {
     }
 
     /// The rate is in shadow mode: the claim goes on.
-    pub(super) fn pass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
+    pub(super) fn bypass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
         if let Some(claim) = self.claims.get_mut(&id) {
             let fee = &mut claim.fees[number];
             fee.paid = Paid::Free;
-            claim.passed.push((fee.limit.clone(), kind));
-            self.ctx.note_pass(fee.limit_id(), kind);
+            claim.bypassed.push((fee.limit.clone(), kind));
+            self.ctx.note_bypass(fee.limit_id(), kind);
         }
     }
 
@@ -485,7 +485,7 @@ impl Core {
         }
         let fees = fees.enumerate().filter(|(_, fee)| unpaid(fee));
         for number in fees.map(|(number, _)| number).collect::<Vec<_>>() {
-            self.pass_fee(id, number, kind);
+            self.bypass_fee(id, number, kind);
         }
     }
 
@@ -522,7 +522,9 @@ impl Core {
             let charged = fee.clone();
             (fee.paid, fee.begins) = (Paid::Free, now);
             let kind = AcquireErrorKind::TooSoon;
-            claim.passed.push((self.ctx.limits[limit.0].clone(), kind));
+            claim
+                .bypassed
+                .push((self.ctx.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
             self.refund(&charged);

@@ -372,7 +372,7 @@ impl Core {
         self.ctx.now = now;
         if let Some(sent) = self.take_sent(id) {
             self.answered(sent, reply);
-            self.advance_moved();
+            self.advance_claims();
         }
     }
 

@@ -83,8 +83,8 @@ impl Core {
     pub fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
             let limit = &self.ctx.limits[leg.limit.0];
-            let passed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
-            if limit.current_mode() != Mode::Off && !taken.passed().iter().any(passed) {
+            let bypassed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
+            if limit.current_mode() != Mode::Off && !taken.bypassed().iter().any(bypassed) {
                 self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
             }
         }
@@ -134,7 +134,7 @@ impl Core {
                 None => drop(self.register(limit, meter)?),
             }
         }
-        self.advance_moved();
+        self.advance_claims();
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Core {
                 queue.set_own_max(ctx, own_max);
             }
         });
-        self.advance_moved();
+        self.advance_claims();
     }
 
     fn change_limit(&mut self, id: LimitId, updated: Arc<Limit>) {
@@ -158,10 +158,9 @@ impl Core {
         self.ctx.limits[id.0] = limit.clone();
         self.log_misfit(&updated);
         self.updated[id.0] = updated;
-        let overrides = self.ctx.overrides.clone();
         self.each_queue(|queue, ctx| {
             if queue.limit_id() == id {
-                let steered = overrides.for_key(&limit, queue.key());
+                let steered = ctx.overrides.for_key(&limit, queue.key());
                 queue.change_limit(ctx, limit.clone(), steered);
             }
         });
@@ -222,7 +221,7 @@ impl Core {
             self.log_misfit(&self.updated[id].clone());
         }
         self.follow_overrides();
-        self.advance_moved();
+        self.advance_claims();
     }
 
     pub fn is_steered(&self) -> bool {

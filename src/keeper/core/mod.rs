@@ -4,7 +4,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `exchange` | the work of many queues, batched into one exchange (group commit), sent, and answered |
-//! | `store` | what the store says to claims, its events, exchanges without an answer; the breaker opens and closes, connections come and go |
+//! | `store` | exchanges without an answer; events: connections come and go; the breaker opens and closes; the answers to claims |
 //! | `requests` | submitted, collected, cancelled; permits released; what is due by time; shutdown |
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
 //! | `claims` | requests for slots under several limits, all or nothing |
@@ -110,7 +110,7 @@ struct ClaimState {
     /// When it began to ask the store that it asks now.
     asking_since: Option<Instant>,
     /// Limits in shadow mode that would have refused it.
-    passed: Vec<(Arc<Limit>, AcquireErrorKind)>,
+    bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     waker: Option<StoredWaker>,
 }
 
@@ -153,7 +153,7 @@ struct PendingExchange {
     exchange: Arc<Exchange>,
     /// One for each batch.
     pending: Vec<PendingBatch>,
-    /// For each claim, who asks.
+    /// The origin of each claim.
     claims: Vec<Asker>,
 }
 

@@ -53,7 +53,7 @@ impl Core {
         };
         self.check_weights(legs)?;
         let claim = self.submit_claim(legs, label);
-        self.advance_moved();
+        self.advance_claims();
         Ok(Submission::Claim(claim))
     }
 
@@ -104,7 +104,7 @@ impl Core {
             idle.unwrap_or_else(|| queue.submit(ctx, wait, leg.weight))
         });
         lease.set_label(label.clone());
-        self.advance_moved();
+        self.advance_claims();
         lease
     }
 
@@ -123,7 +123,7 @@ impl Core {
             Submission::Slot(lease) => self.collect_slot(lease),
             Submission::Claim(id) => self.collect_claim(*id),
         };
-        self.advance_moved();
+        self.advance_claims();
         match (&mut answer, quotas) {
             (Some(Ok(taken)), Some(quotas)) => taken.notes.get_or_insert_default().quotas = quotas,
             (Some(Err(error)), _) => self.note_refusal(error),
@@ -228,7 +228,7 @@ impl Core {
             Submission::Claim(id) => {
                 self.ctx.now = now;
                 self.drop_claim(*id);
-                self.advance_moved();
+                self.advance_claims();
             }
         }
     }
@@ -247,7 +247,7 @@ impl Core {
             .queues
             .change_if_there(&mut self.ctx, lease.queue, put_back)
         {
-            Some(()) => self.advance_moved(),
+            Some(()) => self.advance_claims(),
             None => lease.return_at(now),
         }
     }
@@ -306,7 +306,7 @@ impl Core {
             .change_if_there(&mut self.ctx, lease.queue, |queue, ctx| {
                 queue.give_up_unused(ctx, lease.seq());
             });
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// Refunds what was charged for a request that had been granted here. Returns how the rate stands then.
@@ -339,7 +339,7 @@ impl Core {
         self.queues.change(&mut self.ctx, queue, |queue, ctx| {
             queue.inquire(ctx, inquiry)
         });
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// The pool of a key, if its limit reuses slots. Its queue stays until it is [unbound](Self::unbind).
@@ -416,7 +416,7 @@ impl Core {
                 queue.refuse(ctx, seq, AcquireErrorKind::TimedOut);
             });
             // A claim that has waited for long enough gives others its slots before their waits end.
-            self.advance_moved();
+            self.advance_claims();
         }
         self.end_bounded();
         self.reconnect();
@@ -425,7 +425,7 @@ impl Core {
                 .change(&mut self.ctx, queue, |queue, ctx| queue.on_time(ctx));
         }
         self.renew_due();
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// The connection has ended, and no exchange has made another since. Waiters and holders need one: a hello makes it.
@@ -488,7 +488,7 @@ impl Core {
         self.each_queue(|queue, ctx| {
             refused += queue.refuse_waiting(ctx, AcquireErrorKind::ShutDown);
         });
-        self.advance_moved();
+        self.advance_claims();
         refused
     }
 
@@ -499,7 +499,7 @@ impl Core {
         let mut lost = 0;
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
         self.ctx.end_lost_leases();
-        self.advance_moved();
+        self.advance_claims();
         lost
     }
 
@@ -510,7 +510,7 @@ impl Core {
         self.orphaned = true;
         self.measure_limits();
         self.empty_pools();
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may

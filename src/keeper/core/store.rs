@@ -1,5 +1,5 @@
-//! The store, as the core knows it: exchanges that it does not answer, its events; it goes down and comes back, connections
-//! come and go; what it says of ledgers that cannot be used, and to claims.
+//! The store, as the core knows it: exchanges that it does not answer; its events, as connections come and go; the breaker that
+//! opens and closes; its answers to claims, and errors of single ledgers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -60,7 +60,7 @@ impl Core {
             self.leave_connection();
         }
         self.unanswered(sent);
-        self.advance_moved();
+        self.advance_claims();
         is_in_use
     }
 
@@ -84,7 +84,7 @@ impl Core {
         for claim in self.claims.values_mut() {
             self.ctx.effects.wake(claim.waker.take());
         }
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// The driver has not run in time, and another one takes its place.
@@ -92,7 +92,7 @@ impl Core {
         self.ctx.now = now;
         self.ctx.log(LogEvent::DriverReplaced);
         self.abandon_exchanges();
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// The driver has not run in time, and may not be replaced: the fallback of each limit decides on requests, and what is
@@ -166,7 +166,7 @@ impl Core {
             Event::Wake(wake) => self.on_wake(wake),
             Event::Missed => self.on_missed(),
         }
-        self.advance_moved();
+        self.advance_claims();
     }
 
     /// Wake-ups were dropped, of any queue: each asks for its waiters by name, and releases idle slots, since another
@@ -513,7 +513,7 @@ impl Core {
                 Charged::TooSoon { start_us } => {
                     let fee = &self.claims[&id].fees[number];
                     if fee.charge.shadow {
-                        self.pass_fee(id, number, AcquireErrorKind::TooSoon);
+                        self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {
                         let rest_us = start_us.saturating_sub(now_us);
                         refusal = Some(harsher(refusal, self.too_soon(fee, rest_us)));

@@ -122,7 +122,7 @@ impl Queue {
             | State::Waiting { .. }
             | State::WaitingHere
             | State::Checking { .. } => books.counts.waiting += 1,
-            State::Refused(_) | State::Passed(_) | State::Parked | State::Leaving => {}
+            State::Refused(_) | State::Bypassed(_) | State::Parked | State::Leaving => {}
         }
         if matches!(state, State::Waiting { .. } | State::WaitingHere) {
             books.expiries.insert((entry.wait_until(), self.id, seq));
@@ -179,7 +179,7 @@ impl Queue {
                 }
             }
             State::Leaving => ensure!(entering, "nobody wants it, and it stays"),
-            State::Refused(_) | State::Passed(_) => {}
+            State::Refused(_) | State::Bypassed(_) => {}
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Queue {
                 not_after_us,
                 ..
             } = entry.in_store;
-            let is_refused = matches!(entry.state(), State::Refused(_) | State::Passed(_));
+            let is_refused = matches!(entry.state(), State::Refused(_) | State::Bypassed(_));
             !is_refused || entering || present || not_after_us > 0
         };
         self.entries.get(&seq).is_some_and(may_be_there)

@@ -255,7 +255,7 @@ impl Queue {
         let until = local_deadline(counted.sent, counted.store_us, until_ms, ctx.settings.lease);
         let renew_at = ctx.renew_at(counted.sent, until);
         match entry.state() {
-            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
+            State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, seq),
             State::Held(_) if !entry.lease.extend(until, now) => self.lose(ctx, seq),
             State::Held(_) => {
                 ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
@@ -308,7 +308,7 @@ impl Queue {
             return;
         };
         entry.exchange_over(0);
-        ctx.moved.extend(entry.claim());
+        ctx.claims_to_advance.extend(entry.claim());
         match (standing, entry.state()) {
             (Standing::Held { until_ms } | Standing::Adopted { until_ms }, _) => {
                 self.granted(ctx, seq, at, until_ms);
@@ -364,7 +364,7 @@ impl Queue {
     fn answered_late(&mut self, ctx: &mut Context, seq: Seq) {
         match self.entries.get(&seq).map(Entry::state) {
             Some(State::Leaving) => self.give_up(ctx, seq),
-            Some(State::Refused(_) | State::Passed(_)) => self.retire(ctx, seq),
+            Some(State::Refused(_) | State::Bypassed(_)) => self.release_in_store(ctx, seq),
             _ => self.set_due_now(ctx, seq),
         }
     }
@@ -424,7 +424,7 @@ impl Queue {
         } else {
             ctx.settings.poll_interval / 10
         };
-        waiters.handover_at = pending.nearest_ms.map(|nearest_ms| {
+        waiters.next_expiry_at = pending.nearest_ms.map(|nearest_ms| {
             let rest = nearest_ms.saturating_sub(at.store_us / 1_000) + 1;
             ctx.now + Duration::from_millis(rest) + turn
         });

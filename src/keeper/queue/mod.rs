@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | `exchange` | what it sends and is answered: batches, answers, wake-ups |
 //! | `requests` | a request's way: submitted, collected, renewed as a permit; what a changed limit does to requests that wait; what operators see |
-//! | `outage` | what has failed: exchanges without an answer, permits that are lost, at a shutdown too, the store down and back; requests that ask again |
+//! | `outage` | failures: exchanges without an answer, permits that are lost (also at a shutdown), the store down and back; retries |
 //! | `local` | the ledger in this process, and the fallback while the store is down |
-//! | `work` | what is to be asked again, or released; whether anything is left to be sent; timers |
+//! | `work` | roll calls, introductions, releases until they are confirmed; whether anything is left to be sent; timers |
 //! | `reuse` | slots that go to the pool and come back from it |
 //! | `permit` | what happens to an entry: asked for, granted, refused, given up; counts and lists by its state; what it has to send |
 //! | `permit/entry` | the states of an entry |
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
-//! *passed*: it goes on without a slot.
+//! *bypassed*: it goes on without a slot.
 //!
 //! An entry only moves forward, with three exceptions. One whose exchange came too late goes back to `Unsent` or `Parked`
 //! under its name. One that is being checked waits again if a newer answer says that it does. One that the store has lost, that
@@ -111,7 +111,7 @@ pub(super) enum LegState {
     },
     Parked,
     Refused(AcquireErrorKind),
-    Passed(AcquireErrorKind),
+    Bypassed(AcquireErrorKind),
     Undecided,
 }
 
@@ -132,7 +132,7 @@ struct Waiters {
     /// When to ask how far the queue has moved.
     poll_at: Option<Instant>,
     /// When the next lease in the ledger ends, and its slot goes to a waiter.
-    handover_at: Option<Instant>,
+    next_expiry_at: Option<Instant>,
     /// When to ask for every waiter by name: one that is not before the head may still have left the queue.
     roll_call_at: Option<Instant>,
 }

@@ -1,5 +1,5 @@
-//! What has failed: an exchange without an answer, a permit that is lost, a store that is down. Where a request goes then:
-//! asked again, sent again, refused, or to the fallback.
+//! Failures: an exchange without an answer, a permit that is lost, a store that is down. A request is then retried, refused, or
+//! decided on by the fallback.
 //!
 //! While the store is down only probes are sent to it. A limit's waiters move to where its fallback says; its holders
 //! keep their own deadlines. When the store is back, waiters queue there under new names, and what was admitted meanwhile is
@@ -50,7 +50,7 @@ impl Queue {
         for seq in &batch.adopt {
             if let Some(entry) = self.entries.get_mut(seq) {
                 entry.exchange_over(not_after_us);
-                ctx.moved.extend(entry.claim());
+                ctx.claims_to_advance.extend(entry.claim());
             }
             self.set_due_now(ctx, *seq);
         }
@@ -74,7 +74,7 @@ impl Queue {
             entry.exchange_over(not_after_us);
             match entry.state() {
                 State::Leaving => self.give_up(ctx, *seq),
-                State::Refused(_) | State::Passed(_) => self.retire(ctx, *seq),
+                State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, *seq),
                 State::Sent { .. } if retry => again.extend(self.rename(ctx, *seq)),
                 // It was woken before its answer came, and goes on checking its grant while the store may be fine.
                 State::Checking { .. } if retry => {}
@@ -109,7 +109,7 @@ impl Queue {
         entry.exchange_over(not_after_us);
         match entry.state() {
             State::Leaving => self.give_up(ctx, seq),
-            State::Refused(_) | State::Passed(_) => self.retire(ctx, seq),
+            State::Refused(_) | State::Bypassed(_) => self.release_in_store(ctx, seq),
             State::Sent { .. } if availability == Availability::Refused => {
                 self.refuse(ctx, seq, AcquireErrorKind::Misconfigured);
             }
@@ -215,7 +215,7 @@ impl Queue {
         lost
     }
 
-    /// Logs how many permits were lost since there were so many.
+    /// Logs how many permits were lost beyond those `before`.
     pub(super) fn log_losses(&self, ctx: &mut Context, before: u64) {
         let count = ctx.counts.lost - before;
         if count > 0 {

@@ -61,9 +61,9 @@ impl Queue {
             }
             // Only the store's answer is missing, and that has a time limit of its own.
             State::Unsent { .. } | State::Sent { .. } | State::Checking { .. } => {}
-            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Parked => {
+            State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Parked => {
                 ctx.effects.wake(entry.waker.take());
-                ctx.moved.extend(entry.claim());
+                ctx.claims_to_advance.extend(entry.claim());
             }
             State::Leaving => {}
         }
@@ -134,7 +134,7 @@ impl Queue {
     pub(super) fn refused(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         let passes = self.entries.get(&seq).is_some_and(Entry::is_shadow);
         match passes {
-            true => self.set(ctx, seq, State::Passed(kind)),
+            true => self.set(ctx, seq, State::Bypassed(kind)),
             false => self.set(ctx, seq, State::Refused(kind)),
         }
     }
@@ -221,7 +221,7 @@ impl Queue {
     }
 
     fn ask_anew(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
-        self.retire(ctx, seq);
+        self.release_in_store(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_name(weight_of(seq));
         entry.lease.rename(new);
@@ -257,14 +257,14 @@ impl Queue {
     /// Refuses a request, and releases what any ledger may have of it.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         self.refused(ctx, seq, kind);
-        self.retire(ctx, seq);
+        self.release_in_store(ctx, seq);
         self.release_here(ctx, seq);
     }
 
     /// Lets a request go on without a slot, since its limit is not enforced any more.
-    pub(super) fn pass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        self.set(ctx, seq, State::Passed(kind));
-        self.retire(ctx, seq);
+    pub(super) fn bypass(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
+        self.set(ctx, seq, State::Bypassed(kind));
+        self.release_in_store(ctx, seq);
         self.release_here(ctx, seq);
     }
 
@@ -295,7 +295,7 @@ impl Queue {
         if entry.in_store.entering {
             self.set(ctx, seq, State::Leaving);
         } else {
-            self.retire(ctx, seq);
+            self.release_in_store(ctx, seq);
             self.remove(ctx, seq);
             if !ctx.confirmations.is_empty() && !self.is_releasing(seq) {
                 ctx.confirm(seq);
@@ -419,7 +419,7 @@ impl Queue {
     }
 
     /// Releases a name if the store may know it, unless its exchange is in flight: its answer decides then.
-    pub(super) fn retire(&mut self, ctx: &Context, seq: Seq) {
+    pub(super) fn release_in_store(&mut self, ctx: &Context, seq: Seq) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
@@ -476,7 +476,7 @@ fn count(ctx: &mut Context, limit_id: LimitId, entry: &Entry, is_in: bool) {
         | State::Waiting { .. }
         | State::WaitingHere
         | State::Checking { .. } => (&mut ctx.counts.waiting, Measure::Waiting),
-        State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => return,
+        State::Parked | State::Refused(_) | State::Bypassed(_) | State::Leaving => return,
     };
     match is_in {
         true => *count += 1,

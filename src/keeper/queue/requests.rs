@@ -148,11 +148,11 @@ impl Queue {
                 self.give_up(ctx, seq);
                 Some(Err(error))
             }
-            State::Passed(kind) => {
-                ctx.note_pass(self.limit_id, kind);
+            State::Bypassed(kind) => {
+                ctx.note_bypass(self.limit_id, kind);
                 self.give_up(ctx, seq);
                 let notes = Notes {
-                    passed: vec![(self.limit.clone(), kind)],
+                    bypassed: vec![(self.limit.clone(), kind)],
                     ..Notes::default()
                 };
                 Some(Ok(Taken {
@@ -298,15 +298,18 @@ impl Queue {
         self.grow(ctx);
         if self.limit.current_mode() != Mode::Enforce {
             for seq in self.those(Entry::is_undecided) {
-                self.pass(ctx, seq, AcquireErrorKind::Full);
+                self.bypass(ctx, seq, AcquireErrorKind::Full);
             }
         }
     }
 
     /// The fallback may have changed during an outage: it decides on the requests that wait here.
     fn follow_fallback(&mut self, ctx: &mut Context) {
-        let keeps = matches!(self.limit.current_fallback(), Fallback::Local(_));
-        if keeps || !ctx.shared || self.ledger_here.take().is_none() {
+        let keeps_waiters = match self.limit.current_fallback() {
+            Fallback::Local(_) => true,
+            Fallback::Allow | Fallback::Reject => false,
+        };
+        if keeps_waiters || !ctx.shared || self.ledger_here.take().is_none() {
             return;
         }
         for seq in self.those(|entry| matches!(entry.state(), State::WaitingHere)) {
@@ -348,7 +351,7 @@ impl Queue {
             },
             State::Parked => LegState::Parked,
             State::Refused(kind) => LegState::Refused(kind),
-            State::Passed(kind) => LegState::Passed(kind),
+            State::Bypassed(kind) => LegState::Bypassed(kind),
             State::Unsent { .. }
             | State::Sent { .. }
             | State::Waiting { .. }

@@ -30,7 +30,7 @@ impl Queue {
         }
     }
 
-    /// An idle slot, for a request that has just come and may wait for so long if it is lost.
+    /// An idle slot, for a request that has just come. `wait`: how long it may wait if the slot is lost.
     pub fn take_idle(&mut self, ctx: &mut Context, wait: Duration) -> Option<Arc<Lease>> {
         let lease = self.pool()?.take(ctx.now)?;
         ctx.measure(self.limit_id, Measure::Held(1.0));

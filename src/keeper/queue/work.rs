@@ -1,5 +1,5 @@
-//! The work of a queue: what is to be asked again (roll calls, introductions to a store) or released once more; whether
-//! anything is left to be sent; and the timers after which there is more. The outbox is filled by the methods under
+//! The work of a queue: roll calls, introductions to a store, releases until they are confirmed; whether anything is left to be
+//! sent; and the timers after which there is more. The outbox is filled by the methods under
 //! "Filling the outbox" in `permit.rs`, and directly by `exchange.rs`, `outage.rs` and `requests.rs` (`inquire`).
 
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Queue {
             let at = waiters.roll_call_at.map_or(soon, |at| at.min(soon));
             waiters.roll_call_at = Some(at);
             waiters.poll_at = waiters.poll_at.map(|poll| poll.max(at));
-            waiters.handover_at = waiters.handover_at.map(|handover| handover.max(at));
+            waiters.next_expiry_at = waiters.next_expiry_at.map(|expiry| expiry.max(at));
         }
         self.renew_all(|entry| matches!(entry.state(), State::Checking { .. }));
     }
@@ -184,7 +184,11 @@ impl Queue {
             due = earliest(due, outbox.later_at);
         }
         if let Some(waiters) = &self.waiters {
-            let timers = [waiters.poll_at, waiters.handover_at, waiters.roll_call_at];
+            let timers = [
+                waiters.poll_at,
+                waiters.next_expiry_at,
+                waiters.roll_call_at,
+            ];
             due = timers.into_iter().fold(due, earliest);
         }
         due
@@ -199,7 +203,7 @@ impl Queue {
         }
         if let Some(waiters) = &mut self.waiters {
             self.wants_batch |= due(&mut waiters.poll_at);
-            self.wants_batch |= due(&mut waiters.handover_at);
+            self.wants_batch |= due(&mut waiters.next_expiry_at);
             if due(&mut waiters.roll_call_at) {
                 self.call_roll();
             }

@@ -23,7 +23,7 @@ enum Presence {
 
 /// An offer of a ledger to a newcomer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ledger) enum Prospect {
+pub(in crate::ledger) enum Offer {
     Slot,
     Place,
     Refusal(Standing),
@@ -116,10 +116,10 @@ impl Ledger {
         if call.is_stale() {
             return Standing::Stale;
         }
-        match self.prospect(call, batch, ask, swept) {
-            Prospect::Slot => self.hold(id, call.lease_end_ms()),
-            Prospect::Place => self.enqueue(call, id),
-            Prospect::Refusal(refusal) => refusal,
+        match self.admit(call, batch, ask, swept) {
+            Offer::Slot => self.hold(id, call.lease_end_ms()),
+            Offer::Place => self.enqueue(call, id),
+            Offer::Refusal(refusal) => refusal,
         }
     }
 
@@ -132,19 +132,19 @@ impl Ledger {
     }
 
     /// The offer to a newcomer. A queue that is full is swept, once.
-    pub(in crate::ledger) fn prospect(
+    pub(in crate::ledger) fn admit(
         &mut self,
         call: &mut Call,
         batch: &Batch,
         ask: Ask,
         swept: &mut bool,
-    ) -> Prospect {
+    ) -> Offer {
         if self.queue.len() == self.passed && self.fits(batch, call.own(ask.seq)) {
-            return Prospect::Slot;
+            return Offer::Slot;
         }
         if !ask.wait {
             self.refused = true;
-            return Prospect::Refusal(Standing::Full);
+            return Offer::Refusal(Standing::Full);
         }
         let room = batch.max_waiters as usize;
         if self.queue.len() >= room && !*swept {
@@ -153,9 +153,9 @@ impl Ledger {
         }
         if self.queue.len() >= room {
             self.refused = true;
-            return Prospect::Refusal(Standing::QueueFull);
+            return Offer::Refusal(Standing::QueueFull);
         }
-        Prospect::Place
+        Offer::Place
     }
 
     /// Evicts dead waiters from a full queue, if a heartbeat that has ended suggests that there are some. A queue

@@ -3,14 +3,14 @@
 //!
 //! | state | how an entry gets there | how it leaves |
 //! | --- | --- | --- |
-//! | [`Parked`](State::Parked) | a leg of a claim is submitted, its exchange failed or did not ask for it, or its slot cannot be kept | sent, begun here, refused, passed |
+//! | [`Parked`](State::Parked) | a leg of a claim is submitted, its exchange failed or did not ask for it, or its slot cannot be kept | sent, begun here, refused, bypassed |
 //! | [`Unsent`](State::Unsent) | submitted; its exchange came too late; renamed after a failure, a loss or an outage | sent, or decided here |
 //! | [`Sent`](State::Sent) | its exchange is sent | answered, failed, woken by another replica |
 //! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
 //! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
 //! | [`Held`](State::Held) | granted by the store, this process or the fallback | released, lost |
-//! | [`Refused`](State::Refused), [`Passed`](State::Passed) | decided | collected by its request |
+//! | [`Refused`](State::Refused), [`Bypassed`](State::Bypassed) | decided | collected by its request |
 //! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over |
 //!
 //! An entry in any state may be given up; then it goes, or is `Leaving`.
@@ -66,7 +66,7 @@ pub(in crate::keeper::queue) enum State {
     Held(HeldSlot),
     Refused(AcquireErrorKind),
     /// It would have been refused, and goes on without a slot.
-    Passed(AcquireErrorKind),
+    Bypassed(AcquireErrorKind),
     /// Given up while an exchange is in flight that may put it into the store's ledger.
     Leaving,
 }
@@ -193,7 +193,7 @@ impl Entry {
             | State::Waiting { .. }
             | State::WaitingHere
             | State::Checking { .. } => true,
-            State::Held(_) | State::Refused(_) | State::Passed(_) | State::Leaving => false,
+            State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Leaving => false,
         }
     }
 
@@ -245,7 +245,7 @@ impl Entry {
             | State::Waiting { .. }
             | State::WaitingHere
             | State::Checking { .. } => Some((true, self.asked)),
-            State::Parked | State::Refused(_) | State::Passed(_) | State::Leaving => None,
+            State::Parked | State::Refused(_) | State::Bypassed(_) | State::Leaving => None,
         }
     }
 }

@@ -1,0 +1,157 @@
+//! Which files lead to which: by imports, and in a folder by calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::source::{Module, Source, sources};
+
+/// Methods of the standard library that types of ours have too.
+const OF_STD: [&str; 21] = [
+    "clone", "collect", "contains", "count", "default", "drop", "end", "find", "first", "get",
+    "insert", "is_empty", "is_none", "len", "new", "next", "poll", "push", "remove", "sleep",
+    "take",
+];
+
+/// The crate, with what leads to what.
+pub(crate) struct Crate {
+    pub(crate) sources: Vec<Source>,
+    by_module: BTreeMap<Module, usize>,
+}
+
+/// What leads to what, by the numbers of files.
+pub(crate) type Graph = BTreeMap<usize, BTreeSet<usize>>;
+
+impl Crate {
+    pub(crate) fn read() -> Self {
+        let sources = sources();
+        let by_module = sources.iter().enumerate();
+        let by_module = by_module
+            .map(|(number, source)| (source.module.clone(), number))
+            .collect();
+        Self { sources, by_module }
+    }
+
+    /// The file that defines what a path leads to, as seen from a module.
+    fn resolve(&self, from: &Module, path: &[String], depth: usize) -> Option<usize> {
+        let (first, rest) = path.split_first()?;
+        let parent = || from[..from.len().saturating_sub(1)].to_vec();
+        let (module, rest) = match &**first {
+            "crate" => (Module::new(), rest),
+            "self" => (from.clone(), rest),
+            "super" => (parent(), rest),
+            _ => (from.clone(), path),
+        };
+        if let Some((next, _)) = rest.split_first()
+            && next == "super"
+        {
+            return self.resolve(&module, rest, depth);
+        }
+        self.resolve_in(&module, rest, depth)
+    }
+
+    /// As [`resolve`](Self::resolve), from this module downward.
+    fn resolve_in(&self, module: &Module, path: &[String], depth: usize) -> Option<usize> {
+        let number = *self.by_module.get(module)?;
+        let source = &self.sources[number];
+        let Some((first, rest)) = path.split_first() else {
+            return Some(number);
+        };
+        let inner: Module = module.iter().cloned().chain([first.clone()]).collect();
+        if self.by_module.contains_key(&inner) {
+            return self.resolve_in(&inner, rest, depth);
+        }
+        if source.defines.contains(first) {
+            return Some(number);
+        }
+        let passed_on = source.imports.get(first)?;
+        // An external crate, or a circle of names.
+        if depth > 8 {
+            return None;
+        }
+        let whole: Vec<_> = passed_on.iter().chain(rest).cloned().collect();
+        self.resolve(module, &whole, depth + 1)
+    }
+
+    /// What each file imports, or names by a path.
+    pub(crate) fn imports(&self) -> Graph {
+        let of = |(number, source): (usize, &Source)| {
+            let paths = source.imports.values().chain(&source.paths);
+            let others = paths.filter_map(|path| self.resolve(&source.module, path, 0));
+            (number, others.filter(|other| *other != number).collect())
+        };
+        self.sources.iter().enumerate().map(of).collect()
+    }
+
+    /// Which files of a folder call functions of which, by their names. A file can call only what is beside it, or below
+    /// what it imports: so one method is not taken for another of its name.
+    pub(crate) fn calls(&self, folder: &str, imports: &Graph) -> Graph {
+        let within = |source: &Source| source.name.starts_with(folder);
+        let parent = |number: usize| {
+            let name = &self.sources[number].name;
+            name.rsplit_once('/').map_or("", |(parent, _)| parent)
+        };
+        let mut homes: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        let mut graph = Graph::new();
+        for (number, source) in self.sources.iter().enumerate() {
+            if within(source) {
+                graph.insert(number, BTreeSet::new());
+                for function in &source.functions {
+                    homes.entry(function).or_default().insert(number);
+                }
+            }
+        }
+        for (&number, called) in &mut graph {
+            let source = &self.sources[number];
+            let reachable: BTreeSet<&str> = reach(imports, number)
+                .into_iter()
+                .chain([number])
+                .map(parent)
+                .collect();
+            for name in source
+                .calls
+                .iter()
+                .filter(|name| !OF_STD.contains(&&***name))
+            {
+                let homes = homes.get(&**name).into_iter().flatten();
+                let homes: Vec<_> = homes
+                    .filter(|home| reachable.contains(parent(**home)))
+                    .collect();
+                if let [&home] = homes[..]
+                    && home != number
+                {
+                    called.insert(home);
+                }
+            }
+        }
+        graph
+    }
+
+    pub(crate) fn name(&self, number: usize) -> &str {
+        &self.sources[number].name
+    }
+}
+
+/// What a file leads to.
+fn reach(graph: &Graph, from: usize) -> BTreeSet<usize> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+    while let Some(next) = open.pop() {
+        let new = graph.get(&next).into_iter().flatten();
+        open.extend(new.filter(|next| seen.insert(**next)));
+    }
+    seen
+}
+
+/// The sets of files that lead to each other.
+pub(crate) fn circles(graph: &Graph) -> Vec<Vec<usize>> {
+    let reached: BTreeMap<usize, BTreeSet<usize>> = graph
+        .keys()
+        .map(|&from| (from, reach(graph, from)))
+        .collect();
+    let mut circles: BTreeSet<Vec<usize>> = BTreeSet::new();
+    for (&one, seen) in &reached {
+        if seen.contains(&one) {
+            let circle = seen.iter().filter(|other| reached[other].contains(&one));
+            circles.insert(circle.copied().collect());
+        }
+    }
+    circles.into_iter().collect()
+}

@@ -1,0 +1,39 @@
+//! The map, ARCHITECTURE.md, against the source.
+
+use std::{fs, path::Path};
+
+/// ARCHITECTURE.md names only files, folders, functions and types that there are: `keeper/core/exchange.rs` (`send`).
+#[test]
+fn the_map_names_what_there_is() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    // Without the picture.
+    let map: String = map.split("```").step_by(2).collect();
+    let (mut file, mut text, mut names) = ("", String::new(), 0);
+    let mut is_within = false;
+    for (index, part) in map.split('`').enumerate() {
+        if index % 2 == 0 {
+            // Between two names: a parenthesis begins after a file, and ends somewhere.
+            is_within = match part.trim_start().chars().next() {
+                Some('(') if part.trim() == "(" => true,
+                _ => is_within && !part.contains(')'),
+            };
+        } else if part.contains('/') || part.ends_with(".rs") {
+            let found = [root.join("src").join(part), root.join(part)];
+            let found = found.iter().find(|path| path.exists());
+            let path = found.unwrap_or_else(|| panic!("there is no `{part}`"));
+            file = part;
+            text = if path.is_file() {
+                fs::read_to_string(path).unwrap()
+            } else {
+                String::new()
+            };
+        } else if is_within && !text.is_empty() {
+            let name = part.rsplit("::").next().unwrap();
+            let mut words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+            assert!(words.any(|word| word == name), "`{file}` has no `{part}`");
+            names += 1;
+        }
+    }
+    assert!(names > 40, "only {names} names were found");
+}
