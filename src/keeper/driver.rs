@@ -66,7 +66,7 @@ impl Keeper {
             Some(runtime) => Ok(runtime.clone()),
             None => Handle::try_current().map_err(|_| AcquireErrorKind::NoRuntime),
         };
-        let start = self.driver_step(|core, driver, now| driver.start(core, runtime, now));
+        let start = self.with_driver(|core, driver, now| driver.start(core, runtime, now));
         let Some(Start {
             runtime,
             generation,
@@ -254,7 +254,7 @@ struct Gone {
 impl Drop for Gone {
     fn drop(&mut self) {
         self.keeper
-            .driver_step(|core, driver, now| driver.on_gone(core, self.generation, now));
+            .with_driver(|core, driver, now| driver.on_gone(core, self.generation, now));
     }
 }
 
@@ -277,7 +277,7 @@ async fn check_until_idle(keeper: &Arc<Keeper>) {
             // The whole process stood still: the driver has had no chance to run either.
             continue;
         }
-        idle = match keeper.driver_step(|core, driver, now| driver.check_driver(core, now)) {
+        idle = match keeper.with_driver(|core, driver, now| driver.check_driver(core, now)) {
             WatchdogFinding::Idle => idle + 1,
             WatchdogFinding::Well => 0,
             WatchdogFinding::Probed(work) => {

@@ -4,13 +4,7 @@
 //! limiter. So the state machine has none of them at hand. It holds [`StoredWaker`]s, [`Inquiry`]s and
 //! [`Confirmation`]s, which it can only pass on, and returns effects; [`Effects::run`] is called without the lock.
 
-use std::{
-    mem,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -19,7 +13,7 @@ use crate::{
     leases::Lease,
     limit::Limit,
     status::Usage,
-    sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked},
+    sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked, shielded},
     telemetry::{History, LimitMeter, Measure, StoreMeter, StoreState},
 };
 
@@ -132,7 +126,8 @@ impl Effects {
         }
     }
 
-    /// Does all of it, also when some of it panics; the first panic goes on afterwards. Not to be called with a lock held.
+    /// Does all of it. A panic of a waker, subscriber or recorder ends with its effect, once the panic hook has reported it:
+    /// a drop must not panic, and what a step returns must reach its caller. Not to be called with a lock held.
     #[inline]
     pub fn run(self, namespace: &str, store: &StoreMeter) {
         if !self.0.is_empty() {
@@ -143,16 +138,8 @@ impl Effects {
     fn run_all(mut self, namespace: &str, store: &StoreMeter) {
         assert_unlocked();
         self.0.sort_by_key(Effect::rank);
-        let mut first_panic = None;
         for effect in self.0 {
-            let run = AssertUnwindSafe(|| effect.run(namespace, store));
-            if let Err(panic) = catch_unwind(run) {
-                first_panic.get_or_insert(panic);
-            }
-        }
-        // During a panic a second one would abort the process.
-        if let Some(panic) = first_panic.filter(|_| !thread::panicking()) {
-            resume_unwind(panic);
+            shielded(|| effect.run(namespace, store));
         }
     }
 }
@@ -316,8 +303,7 @@ mod tests {
         for waker in &wakers {
             effects.wake(Some(StoredWaker::of(&waker.clone().into())));
         }
-        let run = || effects.run("test", &StoreMeter::noop());
-        assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "it goes on");
+        effects.run("test", &StoreMeter::noop());
         let wakes = wakers
             .each_ref()
             .map(|waker| waker.wakes.load(Ordering::Relaxed));
@@ -329,6 +315,6 @@ mod tests {
     fn foreign_code_under_a_lock_is_noticed() {
         let _locked = crate::sync::LockMarker::new();
         let clone = || drop(StoredWaker::of(std::task::Waker::noop()));
-        assert!(catch_unwind(clone).is_err());
+        assert!(std::panic::catch_unwind(clone).is_err());
     }
 }

@@ -6,7 +6,6 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -126,19 +125,16 @@ impl Keeper {
         result
     }
 
-    /// A step of the driver, or one that sees to it that there is one. A waker or subscriber that panics is reported by the
-    /// panic hook, and stops neither.
+    /// A step of the driver, which finds out whether there is a subscriber for the history.
     pub(super) fn driver_step<R>(
         &self,
         step: impl FnOnce(&mut Core, &mut DriverState, Instant) -> R,
     ) -> R {
         let wanted = History::is_wanted();
-        let (result, afterwards) = self.step(|core, driver, now| {
+        self.with_driver(|core, driver, now| {
             core.set_history_wanted(wanted);
             step(core, driver, now)
-        });
-        let _ = catch_unwind(AssertUnwindSafe(|| afterwards.run()));
-        result
+        })
     }
 
     /// Runs one step of the core, and returns what is left to be done when no lock is held any more.

@@ -99,6 +99,7 @@ impl<B: Body + Send + 'static> ResponseBody<B> {
             _ if body.is_end_stream() => Source::Plain { body, share: None },
             SlotGuard::Plain(share) => Source::Plain { body, share },
             SlotGuard::Revocable(tie) => {
+                tie.begin_unread();
                 let body = Revocable::new(body, tie);
                 body.watch();
                 Source::Revocable { body }

@@ -6,6 +6,8 @@
 use std::time::Duration;
 use std::{future::Future, pin::Pin, sync::Arc};
 
+use tokio::time::Instant;
+
 use super::options::OnLost;
 use crate::{error::LostErrorKind, leases::Bounds, permit::Share, telemetry::LimitMeter};
 
@@ -46,6 +48,15 @@ impl SlotGuard {
         match self {
             Self::Plain(share) => share.as_ref(),
             Self::Revocable(tie) => Some(&tie.share),
+        }
+    }
+}
+
+impl Tie {
+    /// The head of the response is there, and no frame of its body is asked for yet.
+    pub(super) fn begin_unread(&self) {
+        if self.terms.bounds.idle.is_some() {
+            self.share.set_unread(Some(Instant::now()));
         }
     }
 }

@@ -157,8 +157,11 @@ impl<T> Revocable<T> {
         }
     }
 
-    /// `None`: it has been revoked.
+    /// `None`: it has been revoked, or another thread is looking at it.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&T) -> R) -> Option<R> {
+        if let CellState::Live { held: None, .. } = &*self.cell.lock() {
+            return None;
+        }
         self.cell.lend(|held| peek(&held.work)).ok()
     }
 
@@ -167,7 +170,8 @@ impl<T> Revocable<T> {
         self.close().map(|(held, _)| held.work)
     }
 
-    /// Drops the work, and keeps the slot. An error: that is over.
+    /// Drops the work, and keeps the slot. An error: that is over. A [`Hold`](super::Hold) may keep the slot too, and go on
+    /// without a response that could lie unread.
     pub(super) fn end(&self) -> Result<Tie, LostErrorKind> {
         if let Some(kind) = self.cell.lend(|held| self.cell.over(&held.share))? {
             self.cell.revoke(kind);
@@ -176,6 +180,7 @@ impl<T> Revocable<T> {
         let live = self.cell.leave(CellState::Closed);
         let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
         let Held { share, .. } = held.expect("not used after a panic");
+        share.set_unread(None);
         Ok(Tie {
             share,
             terms: self.cell.terms.clone(),
@@ -353,6 +358,15 @@ mod tests {
         revocable.watch();
         assert_eq!(dropped.strong_count(), 0);
         assert!(revocable.end().is_err());
+    }
+
+    /// As when two threads look at one body.
+    #[test]
+    fn a_look_during_another_sees_nothing() {
+        let revocable = revocable(7, |_| Poll::Pending);
+        let looks = revocable.peek(|work| (*work, revocable.peek(|work| *work)));
+        assert_eq!(looks, Some((7, None)));
+        assert_eq!(revocable.peek(|work| *work), Some(7));
     }
 
     #[test]

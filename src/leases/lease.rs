@@ -322,13 +322,15 @@ impl Lease {
     /// the lease.
     pub(crate) fn end_tenure(&self, now: Instant) -> Duration {
         self.set_unread(None);
-        self.owners.next();
         let lasted = self.tenure_lasts(now);
+        // In this order: see `Owners`.
         self.tenure_us.store(NO_TENURE, Ordering::Relaxed);
+        self.owners.next();
         lasted
     }
 
-    /// When the permit that has it now got it. `None`: it is idle in the pool, or its request has not collected it.
+    /// When the permit that has it now got it. `None`: it is idle in the pool, or its request has not collected it. Asked
+    /// for after the number of the tenure, it is that of this tenure or of a later one.
     #[cfg(feature = "operate")]
     pub(crate) fn tenure_since(&self) -> Option<Instant> {
         match self.tenure_us.load(Ordering::Relaxed) {
@@ -342,9 +344,10 @@ impl Lease {
         self.label.set(self.owners.tenure(), label);
     }
 
+    /// The label of the permit of this tenure.
     #[cfg(feature = "operate")]
-    pub(crate) fn label(&self) -> Option<Label> {
-        self.label.get(self.owners.tenure())
+    pub(crate) fn label(&self, tenure: u64) -> Option<Label> {
+        self.label.get(tenure)
     }
 
     pub(crate) fn tenure_lasts(&self, now: Instant) -> Duration {

@@ -12,7 +12,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// - Both fields are in one word, so that `join` cannot pass between the last `leave` and the next tenure: it fails at
 ///   zero owners, and from then on at the number.
 /// - `next` needs no read-modify-write: at zero owners nobody else writes (`join` fails, and nobody is left to `leave`).
-///   It may be relaxed. A thread that has seen the *next* permit in any way (it took the lease out of the pool, whose lock
+///   It releases and `tenure` acquires, so that an operator who sees the next number sees too that the time of the earlier
+///   permit is over ([`Lease::tenure_since`](crate::leases::Lease)): an order for the one is never for the other.
+/// - For all others it might be relaxed. A thread that has seen the *next* permit in any way (it took the lease out of the pool, whose lock
 ///   `next` was called under, or it has acquired what a thread that did so has released) sees its number too. A watcher of
 ///   the earlier permit that sees the lease end has acquired that from [`crate::leases::Lease::end`].
 pub(crate) struct Owners(AtomicU64);
@@ -28,7 +30,7 @@ impl Owners {
 
     /// The number of the current tenure.
     pub(crate) fn tenure(&self) -> u64 {
-        self.0.load(Ordering::Relaxed) / TENURE
+        self.0.load(Ordering::Acquire) / TENURE
     }
 
     /// Adds an owner, if this tenure is the current one and has an owner.
@@ -53,6 +55,6 @@ impl Owners {
     pub(crate) fn next(&self) {
         // At some million a second it comes round in days: no watcher is that old.
         let next = self.tenure().wrapping_add(1).wrapping_mul(TENURE) | 1;
-        self.0.store(next, Ordering::Relaxed);
+        self.0.store(next, Ordering::Release);
     }
 }

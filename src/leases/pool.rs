@@ -21,7 +21,7 @@ use super::lease::{Lease, Recycle};
 use crate::ledger::Seq;
 use crate::{
     ledger::RIGHT_MS,
-    sync::{Mutex, MutexGuard, thread_number},
+    sync::{Mutex, MutexGuard, shielded, thread_number},
     telemetry::{LimitMeter, Measure},
 };
 
@@ -101,11 +101,15 @@ impl Pool {
         self.take_if(Instant::now(), |slots| slots.own_max == own_max)
     }
 
-    /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner that would give it back: recorders
-    /// of metrics are foreign code, and may panic.
+    /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner.
     pub(crate) fn record_take(&self) {
-        self.meter.note(Measure::Held(1.0));
-        self.meter.note(Measure::Admitted(Duration::ZERO));
+        self.note(Measure::Held(1.0));
+        self.note(Measure::Admitted(Duration::ZERO));
+    }
+
+    /// A recorder is foreign code: without the keeper, it has to be shielded here.
+    fn note(&self, measure: Measure) {
+        shielded(|| self.meter.note(measure));
     }
 
     fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
@@ -269,8 +273,8 @@ impl Recycle for Pool {
         let Some(held) = self.put_if(lease, Instant::now(), may) else {
             return false;
         };
-        self.meter.note(Measure::Hold(held));
-        self.meter.note(Measure::Held(-1.0));
+        self.note(Measure::Hold(held));
+        self.note(Measure::Held(-1.0));
         true
     }
 }

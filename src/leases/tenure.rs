@@ -113,8 +113,11 @@ impl Leases {
     pub(crate) fn first(&self) -> Option<(&Lease, u64)> {
         match self {
             Self::One(tenure) => Some((&tenure.lease, tenure.number)),
-            // They come from no pool.
-            Self::Many(together) => together.leases.first().map(|lease| (&**lease, 0)),
+            // While the permit has it, no other tenure begins.
+            Self::Many(together) => {
+                let first = together.leases.first();
+                first.map(|lease| (&**lease, lease.owners().tenure()))
+            }
         }
     }
 

@@ -46,6 +46,8 @@ pub(crate) struct LimitLook {
 /// A permit or a request, as it is under the keeper's lock.
 pub(crate) struct EntryLook<'a> {
     pub lease: &'a Arc<Lease>,
+    /// The number of its permit.
+    pub tenure: u64,
     pub waits: bool,
     /// Since when it is held, or waits for this limit.
     pub since: Instant,

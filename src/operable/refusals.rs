@@ -46,7 +46,7 @@ impl Refusals {
             at,
             kind: error.kind(),
             key: key.cloned(),
-            label: lease.and_then(Lease::label),
+            label: lease.and_then(|lease| lease.label(lease.owners().tenure())),
             max: error.max(),
             in_use: error.in_use(),
             waiting: error.waiting(),

@@ -206,7 +206,7 @@ impl Desk {
                 weight: id.member().weight(),
                 age_ms: age_ms(held.since, now),
                 place: 0,
-                label: text_of(held.lease.label()),
+                label: text_of(held.lease.label(id.tenure())),
                 replica: String::new(),
                 replica_label: String::new(),
             }

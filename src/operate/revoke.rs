@@ -112,8 +112,7 @@ impl Visitor for Holders {
 
     fn entry(&mut self, entry: EntryLook<'_>) {
         let (replica, seq) = (self.replica, entry.lease.seq());
-        let tenure = entry.lease.owners().tenure();
-        let id = PermitId::new(MemberId { replica, seq }, tenure);
+        let id = PermitId::new(MemberId { replica, seq }, entry.tenure);
         let is_meant = !matches!(&self.selector, PermitSelector::Among(ids) if !ids.contains(&id));
         if entry.waits || !is_meant {
             return;

@@ -168,9 +168,9 @@ impl Visitor for Permits {
         self.seen.rows.push(SeenPermit {
             since: entry.since,
             member: MemberId { replica, seq },
-            tenure: entry.lease.owners().tenure(),
+            tenure: entry.tenure,
             key: self.key.clone(),
-            label: entry.lease.label(),
+            label: entry.lease.label(entry.tenure),
             waits: entry.waits,
             place: entry.place,
         });

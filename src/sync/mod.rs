@@ -2,6 +2,8 @@
 //! responses of the layer): those of std, futures and Tokio, or stand-ins while loom explores interleavings of them
 //! (`.ci/loom`).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 #[cfg(turnstile_loom)]
 pub(crate) mod loom;
 mod marker;
@@ -15,6 +17,11 @@ pub(crate) use self::{
     marker::{LockMarker, assert_unlocked},
     tasks::{Confirmation, Confirmations, Inquiry, StoredWaker},
 };
+
+/// Runs foreign code whose panic ends here, once the panic hook has reported it.
+pub(crate) fn shielded(run: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(run));
+}
 
 #[cfg(not(turnstile_loom))]
 mod real {

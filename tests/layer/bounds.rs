@@ -225,14 +225,15 @@ async fn max_hold_before_the_head_refuses() {
     assert_eq!((body.as_ref(), held(&limiter)), (&b"/slow"[..], 0));
 }
 
-/// A service that leaves a hold on its slot in the response.
-fn holds()
--> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
+/// A service that leaves a hold on its slot in the response, which has this body.
+fn holds(
+    text: &'static str,
+) -> impl Service<Request<()>, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone
 {
-    service_fn(|request: Request<()>| {
+    service_fn(move |request: Request<()>| {
         let slot = request.extensions().get::<Slot>().expect("a slot");
         let hold = Arc::new(slot.hold().expect("in progress"));
-        let mut response = Response::new(Full::from("all"));
+        let mut response = Response::new(Full::from(text));
         response.extensions_mut().insert(hold);
         std::future::ready(Ok(response))
     })
@@ -241,7 +242,7 @@ fn holds()
 #[tokio::test(start_paused = true)]
 async fn max_hold_ends_a_hold() {
     let limiter = Limiter::in_memory();
-    let service = limiter.layer(ONE).max_hold(MAX).layer(holds());
+    let service = limiter.layer(ONE).max_hold(MAX).layer(holds("all"));
     let (parts, body) = send(&service, get("/")).await.into_parts();
     drop(body);
     let hold = parts.extensions.get::<Arc<Hold>>();
@@ -253,20 +254,26 @@ async fn max_hold_ends_a_hold() {
     assert!(hold.is_lost());
 }
 
-/// Whether the body was read, dropped, or never there.
+/// G1: whether the body was read, dropped, never there (as after an upgrade), or has no part in the slot.
 #[tokio::test(start_paused = true)]
 async fn hold_without_a_response_is_not_idle() {
-    for read in [false, true] {
+    for (text, is_read, release_at) in [
+        ("all", false, ReleaseAt::BodyEnd),
+        ("all", true, ReleaseAt::BodyEnd),
+        ("", false, ReleaseAt::BodyEnd),
+        ("all", false, ReleaseAt::Head),
+    ] {
         let limiter = Limiter::in_memory();
-        let service = limiter.layer(ONE).idle(IDLE).layer(holds());
+        let layer = limiter.layer(ONE).idle(IDLE).release_at(release_at);
+        let service = layer.layer(holds(text));
         let (parts, mut body) = send(&service, get("/")).await.into_parts();
-        if read {
+        if is_read {
             body.frame().await.unwrap().unwrap();
-        } else {
+        } else if release_at == ReleaseAt::BodyEnd {
             drop(body);
         }
         sleep(20 * IDLE).await;
-        assert_eq!(held(&limiter), 1);
+        assert_eq!(held(&limiter), 1, "{text:?} {release_at:?}");
         drop(parts);
         assert_eq!(held(&limiter), 0);
     }

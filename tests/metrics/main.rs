@@ -8,6 +8,7 @@ mod support;
 use std::{
     collections::BTreeSet,
     convert::Infallible,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -467,8 +468,9 @@ impl OnHeld {
     fn run(&self) {
         let run = self.0.lock().unwrap().take();
         if let Some(run) = run {
-            run();
+            let ran = catch_unwind(AssertUnwindSafe(&run));
             self.0.lock().unwrap().get_or_insert(run);
+            ran.unwrap_or_else(|panic| resume_unwind(panic));
         }
     }
 }
@@ -508,12 +510,13 @@ impl Recorder for OnHeld {
     }
 }
 
-/// A limiter with a slot that is kept to be used again.
-fn with_idle_slot(on_held: &OnHeld) -> Semaphore {
-    let make = || Limiter::in_memory().semaphore(ONE.reuse(), "key");
-    let semaphore = metrics::with_local_recorder(on_held, make);
-    drop(acquire_now(&semaphore).expect("free"));
-    semaphore
+/// A semaphore whose metrics go to this recorder.
+fn recorded(on_held: &OnHeld, make: impl FnOnce(&Limiter) -> Semaphore) -> (Limiter, Semaphore) {
+    metrics::with_local_recorder(on_held, || {
+        let limiter = Limiter::in_memory();
+        let semaphore = make(&limiter);
+        (limiter, semaphore)
+    })
 }
 
 fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
@@ -525,7 +528,8 @@ fn acquire_now(semaphore: &Semaphore) -> Result<Permit, AcquireError> {
 #[test]
 fn a_recorder_may_use_reused_slots() {
     let on_held = OnHeld::default();
-    let semaphore = with_idle_slot(&on_held);
+    let (_limiter, semaphore) = recorded(&on_held, |limiter| limiter.semaphore(ONE.reuse(), "a"));
+    drop(acquire_now(&semaphore).expect("free"));
     let (tell, called) = mpsc::channel();
     let inner = semaphore.clone();
     on_held.set(move || tell.send(acquire_now(&inner).is_ok()).unwrap());
@@ -537,14 +541,42 @@ fn a_recorder_may_use_reused_slots() {
     }
 }
 
-/// It may panic as well, and strands no slot.
+/// G5: it may panic each time, and strands no slot: new, reused, or of several limits; nor during another panic, which a
+/// second one would turn into the end of the process.
 #[test]
-fn a_recorder_that_panics_strands_no_reused_slot() {
-    let on_held = OnHeld::default();
-    let semaphore = with_idle_slot(&on_held);
-    on_held.set(|| panic!("a recorder panics"));
-    let taking = semaphore.clone();
-    let taken = thread::spawn(move || acquire_now(&taking).map(drop)).join();
-    assert!(taken.is_err());
-    drop(acquire_now(&semaphore).expect("it is free again"));
+fn a_recorder_that_panics_strands_no_slot() {
+    type Make = fn(&Limiter) -> Semaphore;
+    let kinds: [Make; 3] = [
+        |limiter| limiter.semaphore(ONE, "a"),
+        |limiter| limiter.semaphore(ONE.reuse(), "a"),
+        |limiter| {
+            let other = Limit::concurrent("other", 1);
+            limiter.semaphore(ONE, "a").and(other, "a")
+        },
+    ];
+    for make in kinds {
+        let on_held = OnHeld::default();
+        let (limiter, semaphore) = recorded(&on_held, make);
+        drop(acquire_now(&semaphore).expect("free"));
+        on_held.set(|| panic!("a recorder panics"));
+        for round in 0..3 {
+            let permit = acquire_now(&semaphore).expect("it is free again");
+            assert_eq!(limiter.status().held, 1, "round {round}");
+            match round {
+                0 => drop(permit),
+                1 => {
+                    let panics = move || {
+                        let _permit = permit;
+                        panic!("a handler panics");
+                    };
+                    assert!(thread::spawn(panics).join().is_err());
+                }
+                _ => {
+                    let released = permit.release().now_or_never();
+                    assert!(released.is_some(), "it is in memory");
+                }
+            }
+            assert_eq!(limiter.status().held, 0, "round {round}");
+        }
+    }
 }

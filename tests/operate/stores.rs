@@ -63,6 +63,34 @@ async fn in_a_cluster_each_process_answers_once_for_all_its_parts() {
     assert_eq!(cluster.nodes().filter_map(heard).sum::<usize>(), 2);
 }
 
+/// A slot that served a permit alone serves one of several limits: its id is that of operators.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_cluster_a_permit_with_a_reused_slot_has_the_id_that_operators_see() {
+    let cluster = RedisCluster::shared();
+    let namespace = "operate-reuse";
+    let limiter = builder("web").namespace(namespace);
+    let limiter = limiter.connect(&cluster.url()).await.expect("it is up");
+    let limits = ["one", "other"].map(|name| Limit::concurrent(name, 1).reuse());
+    let alone = limits.each_ref().map(|limit| limiter.semaphore(limit, "a"));
+    let [one, other] = &limits;
+    let both = limiter.semaphore(one, "a").and(other, "a");
+    let mut is_reused = false;
+    while !is_reused {
+        for semaphore in &alone {
+            drop(semaphore.acquire().await.expect("a slot"));
+        }
+        let permit = both.acquire().await.expect("both slots");
+        let id = permit.id().expect("it has slots");
+        let mut ids = Vec::new();
+        for limit in ["one", "other"] {
+            let permits = limiter.operator().permits(limit, None).await.unwrap();
+            ids.extend(permits.rows.iter().map(|row| row.id));
+        }
+        assert!(ids.contains(&id), "{id} is none of {ids:?}");
+        is_reused = ids.iter().any(|id| id.to_string().contains('.'));
+    }
+}
+
 /// Each part of a process decides on its own keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_cluster_the_delays_and_refusals_of_all_parts_are_seen() {

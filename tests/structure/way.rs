@@ -88,10 +88,11 @@ const WAY: [(&str, &str); 8] = [
     (
         "7",
         "keeper/lock.rs Keeper::driver_step
-           keeper/lock.rs Afterwards::run
-             keeper/effects.rs Effects::run
-               keeper/effects.rs Effects::run_all
-                 keeper/effects.rs Effect::run",
+           keeper/lock.rs Keeper::with_driver
+             keeper/lock.rs Afterwards::run
+               keeper/effects.rs Effects::run
+                 keeper/effects.rs Effects::run_all
+                   keeper/effects.rs Effect::run",
     ),
     (
         "8",

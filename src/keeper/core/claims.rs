@@ -424,7 +424,7 @@ impl Core {
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
             match self.charge_here(fee) {
                 Ok((how, rest_us)) => paid.push((number, how, rest_us)),
-                Err(error) if fee.charge.shadow => bypassed.push((number, error.kind())),
+                Err(error) if self.is_bypassed(fee) => bypassed.push((number, error.kind())),
                 Err(error) => refusal = Some(harsher(refusal, error)),
             }
         }
@@ -438,6 +438,11 @@ impl Core {
             self.pay(id, number, how, rest_us);
         }
         self.sleep(id);
+    }
+
+    /// Whether a refusal by this rate lets the request pass: by its mode when the request came, or now.
+    pub(super) fn is_bypassed(&self, fee: &Fee) -> bool {
+        fee.charge.shadow || self.ctx.limits[fee.limit_id().0].current_mode() != Mode::Enforce
     }
 
     /// A fee was charged, and the rate lets the claim go on this much later.
@@ -468,7 +473,25 @@ impl Core {
     pub(super) fn settle_fees(&mut self, id: ClaimId, refusal: Option<AcquireError>) {
         match refusal {
             Some(error) => self.refuse_claim(id, error),
-            None => self.sleep(id),
+            None => {
+                self.sleep(id);
+                self.wake_bypassed(id);
+            }
+        }
+    }
+
+    /// A rate that a claim sleeps for may not be enforced any more since the claim was sent.
+    fn wake_bypassed(&mut self, id: ClaimId) {
+        let Some(claim) = self.claims.get(&id) else {
+            return;
+        };
+        if let ClaimStage::Sleeping(_) = claim.stage {
+            let ahead = claim.fees.iter().filter(|fee| fee.begins > self.ctx.now);
+            let bypassed = ahead.filter(|fee| self.is_bypassed(fee));
+            let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
+            for limit in limits {
+                self.release_sleepers(limit);
+            }
         }
     }
 
@@ -478,7 +501,9 @@ impl Core {
         let unpaid = |fee: &Fee| fee.paid == Paid::Not;
         let claim = self.claims.get(&id).into_iter();
         let fees = claim.flat_map(|claim| &claim.fees);
-        let enforced = fees.clone().find(|fee| unpaid(fee) && !fee.charge.shadow);
+        let enforced = fees
+            .clone()
+            .find(|fee| unpaid(fee) && !self.is_bypassed(fee));
         if let Some(fee) = enforced {
             let error = self.refusal(fee.limit_id(), kind);
             return self.refuse_claim(id, error);
@@ -511,8 +536,10 @@ impl Core {
     /// A rate does not make requests wait any more: those that do go on, and are refunded. Later spending counts.
     pub(super) fn release_sleepers(&mut self, limit: LimitId) {
         let now = self.ctx.now;
-        for (at, id) in self.sleepers.keys().copied().collect::<Vec<_>>() {
-            let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
+        let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
+        let mut released = Vec::new();
+        // The last one first: a rate can take back only its last start.
+        for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;
             };
@@ -528,6 +555,9 @@ impl Core {
             claim.stage = ClaimStage::Open;
             self.end_sleep(at, id);
             self.refund(&charged);
+            released.push(id);
+        }
+        for id in released.into_iter().rev() {
             self.sleep(id);
             self.advance(id);
         }

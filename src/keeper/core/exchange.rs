@@ -356,8 +356,8 @@ impl Draft {
                 let want = if wait { Want::Wait } else { Want::Now };
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
-                let asked = queues[self.pending[batch].queue].asked(seq);
-                let order = (asked.unwrap_or(self.deadline), number_of(seq));
+                let since = queues[self.pending[batch].queue].asking_since(seq);
+                let order = (since.unwrap_or(self.deadline), number_of(seq));
                 self.claims
                     .insert(order, (Asker::Slot, Claim { charges, asks }));
             }

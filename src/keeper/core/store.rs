@@ -139,7 +139,7 @@ impl Core {
             again.entry(id).or_default().extend(retried);
         }
         for (id, seqs) in again {
-            self.queues.without_listing(id).ask_once_more(seqs);
+            self.queues.without_listing(id).requeue(seqs);
         }
         for pending in &pending {
             self.queues
@@ -382,33 +382,36 @@ impl Core {
         at: StoreMoment,
     ) -> Option<StoreError> {
         self.uncount_legs(exchange, pending, &answers);
-        let (mut stale, mut outage) = (BTreeMap::<_, Vec<_>>::new(), None);
+        let (mut again, mut outage) = (BTreeMap::<_, Vec<_>>::new(), None);
+        let refunds_before = self.refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
             let sent = SentClaim {
                 asker,
                 claim,
                 pending,
             };
-            match result {
-                Ok(answer) => {
-                    if let Some((queue, seq)) = self.claim_answered(&sent, &answer, at) {
-                        stale.entry(queue).or_default().push(seq);
-                    }
-                }
+            let retried = match result {
+                Ok(answer) => self.claim_answered(&sent, &answer, at),
                 Err(error) => {
                     let error = StoreError::from(&error);
                     if let Some(limit) = self.limit_of(&sent) {
                         self.complain(&limit, &error);
                     }
-                    self.claim_unusable(&sent, availability_of(&error));
+                    let retried = self.claim_unusable(&sent, availability_of(&error));
                     outage = outage.or(error.is_outage().then_some(error));
+                    retried
                 }
+            };
+            if let Some((queue, seq)) = retried {
+                again.entry(queue).or_default().push(seq);
             }
         }
-        for (id, seqs) in stale {
+        for (id, seqs) in again {
             let queue = self.queues.without_listing(id);
             queue.resend(&mut self.ctx, seqs);
         }
+        // A rate can take back only its last start.
+        self.refunds[refunds_before..].reverse();
         outage
     }
 
@@ -450,8 +453,13 @@ impl Core {
         stale
     }
 
-    /// One of its ledgers cannot be used, or the state of a rate.
-    fn claim_unusable(&mut self, sent: &SentClaim<'_>, availability: Availability) {
+    /// One of its ledgers cannot be used, or the state of a rate. Returns a request for a single slot that is retried.
+    fn claim_unusable(
+        &mut self,
+        sent: &SentClaim<'_>,
+        availability: Availability,
+    ) -> Option<(QueueId, Seq)> {
+        let mut retried = None;
         let mut is_rate = true;
         for ask in &sent.claim.asks {
             let pending = &sent.pending[ask.batch];
@@ -464,7 +472,8 @@ impl Core {
                 Availability::Up
             };
             let queue = self.queues.without_listing(pending.queue);
-            queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
+            let again = queue.on_leg_failure(&mut self.ctx, ask.seq, 0, availability);
+            retried = retried.or(again.map(|seq| (pending.queue, seq)));
         }
         match sent.asker {
             Asker::Account(id) => self.on_report(id, ReportOutcome::Refused),
@@ -473,6 +482,7 @@ impl Core {
             }
             _ => {}
         }
+        retried
     }
 
     /// The first of its limits.
@@ -512,7 +522,7 @@ impl Core {
                 }
                 Charged::TooSoon { start_us } => {
                     let fee = &self.claims[&id].fees[number];
-                    if fee.charge.shadow {
+                    if self.is_bypassed(fee) {
                         self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {
                         let rest_us = start_us.saturating_sub(now_us);

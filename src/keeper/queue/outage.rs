@@ -84,7 +84,7 @@ impl Queue {
                 _ => self.set_due_now(ctx, *seq),
             }
         }
-        self.ask_once_more(again);
+        self.requeue(again);
         if availability == Availability::Refused {
             self.leave_store(ctx, availability);
         }
@@ -96,7 +96,8 @@ impl Queue {
     }
 
     /// A leg of a claim, or a request that was sent as one, has no answer. A request that goes on under another name is
-    /// returned, to be [retried](Self::ask_once_more) with others.
+    /// returned, to be [retried](Self::requeue) with others.
+    #[must_use]
     pub fn on_leg_failure(
         &mut self,
         ctx: &mut Context,
@@ -160,7 +161,7 @@ impl Queue {
     /// Retries requests that reached the store too late: they keep their names.
     pub fn resend(&mut self, ctx: &mut Context, seqs: Vec<Seq>) {
         match ctx.availability {
-            Availability::Up => self.ask_once_more(seqs),
+            Availability::Up => self.requeue(seqs),
             down => {
                 for seq in seqs {
                     self.fall_back(ctx, seq, down);

@@ -5,7 +5,7 @@
 
 pub(super) mod entry;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -377,22 +377,25 @@ impl Queue {
         self.outbox().acquire.push_back(seq);
     }
 
-    /// Retries requests that were sent together, in this order: behind others that are retried and came before, and before
-    /// all that came later.
-    pub fn ask_once_more(&mut self, seqs: Vec<Seq>) {
-        let asking = |seq: &Seq| match self.entries.get(seq)?.state {
+    /// Puts requests that were sent back into the outbox, in this order: behind others that are retried and came before, and
+    /// before all that came later.
+    pub fn requeue(&mut self, seqs: Vec<Seq>) {
+        if seqs.is_empty() {
+            return;
+        }
+        let began = |seq: &Seq| match self.entries.get(seq)?.state {
             State::Unsent { since, was_sent } => Some((since, !was_sent)),
             _ => None,
         };
-        let Some(came) = seqs.first().and_then(asking) else {
-            return;
-        };
         let acquire = &mut self.outbox.get_or_insert_default().acquire;
-        let later = |seq: &Seq| asking(seq).is_some_and(|other| other > came);
-        let place = acquire.iter().position(later).unwrap_or(acquire.len());
-        let rest = acquire.split_off(place);
-        acquire.extend(seqs);
-        acquire.extend(rest);
+        let mut rest = mem::take(acquire);
+        for seq in seqs {
+            while rest.front().is_some_and(|next| began(next) <= began(&seq)) {
+                acquire.extend(rest.pop_front());
+            }
+            acquire.push_back(seq);
+        }
+        acquire.append(&mut rest);
     }
 
     /// Asks the store for an entry: one that is held is renewed, and one that waits gets its ticket.

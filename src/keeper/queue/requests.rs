@@ -450,9 +450,12 @@ impl Queue {
                 return Some(*seq);
             }
             *left -= 1;
+            // First: a slot may go to the next permit without the keeper's lock.
+            let tenure = entry.lease.owners().tenure();
             if let Some((waits, since)) = entry.waits_since() {
                 visit(EntryLook {
                     lease: &entry.lease,
+                    tenure,
                     waits,
                     since,
                     place: entry.place,

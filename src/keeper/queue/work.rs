@@ -141,9 +141,12 @@ impl Queue {
         !outbox.acquire.is_empty() && !self.is_introducing()
     }
 
-    /// When a request came.
-    pub fn asked(&self, seq: Seq) -> Option<Instant> {
-        Some(self.entries.get(&seq)?.asked)
+    /// Since when a request that was sent has been asking.
+    pub fn asking_since(&self, seq: Seq) -> Option<Instant> {
+        match self.entries.get(&seq)?.state() {
+            State::Sent { since, .. } => Some(*since),
+            _ => None,
+        }
     }
 
     /// Since when the first request that is to be sent has been asking.

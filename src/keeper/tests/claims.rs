@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    ledger::{Exchange, Seq},
+    ledger::{Exchange, LedgerError, Seq},
+    limit::Mode,
     store::Event,
 };
 
@@ -35,6 +36,13 @@ impl World {
     /// A slot of each limit and a time at the rate.
     fn claim_all(&mut self, wait: Duration) -> Submission {
         self.claim(0, [1, 2, 0].map(|limit| leg(limit, wait)).into())
+    }
+
+    /// A slot of the wide limit.
+    fn ask_wide(&mut self) -> Submission {
+        let now = self.local();
+        let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
+        asked.expect("open")
     }
 
     fn hold(&mut self, limit: usize) -> Arc<Lease> {
@@ -251,8 +259,7 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
         world.keepers[0].next_exchange(now).is_none(),
         "it is held back"
     );
-    let later = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
-    let later = later.expect("open");
+    let later = world.ask_wide();
     // Now nobody is to be confirmed any more, and the answer is not there yet.
     world.release(0, &holder);
     world.settle();
@@ -501,9 +508,7 @@ fn what_may_have_to_be_given_back_to_a_rate_keeps_the_driver_alive() {
 fn requests_beside_a_claim_are_retried_in_their_order() {
     let mut world = world(1);
     let single = |world: &mut World| {
-        let now = world.local();
-        let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg(1, PATIENT)), now);
-        let Ok(Submission::Slot(lease)) = asked else {
+        let Submission::Slot(lease) = world.ask_wide() else {
             panic!("it is for one slot");
         };
         world.now += Duration::from_millis(1);
@@ -531,6 +536,95 @@ fn requests_beside_a_claim_are_retried_in_their_order() {
     assert_eq!(of_one, [first, second, None, third, fourth]);
     world.complete(0, &retried);
     assert!(world.look(&claim).is_none());
+}
+
+/// G4, G8: without memory every claim of an exchange fails, and its batches do not.
+#[test]
+fn a_request_beside_a_claim_that_cannot_be_written_is_decided_on() {
+    let oom = || LedgerError {
+        message: "OOM command not allowed when used memory > 'maxmemory'.".to_owned(),
+    };
+    for fallback in [Fallback::Local(1), Fallback::Allow, Fallback::Reject] {
+        let (narrow, wide) = (NARROW.fallback(fallback), WIDE.fallback(fallback));
+        let mut world = World::under(1, &[&narrow, &wide, &RATE]);
+        let claim = world.claim(0, [1, 0].map(|limit| leg(limit, PATIENT)).into());
+        let single = world.ask_wide();
+        let sent = world.send(0);
+        assert_eq!(sent.exchange.claims.len(), 2);
+        let mut reply = world.run(&sent);
+        reply.claims.fill_with(|| Err(oom()));
+        world.ledgers.clear();
+        world.answer(0, &sent, reply);
+        world.keepers[0].audit().expect("its books agree");
+        assert!(!world.keepers[0].store_is_up());
+        let (claim, single) = (world.look(&claim), world.look(&single));
+        match fallback {
+            Fallback::Allow => assert!(held(claim) && held(single)),
+            Fallback::Reject => {
+                let unavailable = Some(AcquireErrorKind::Unavailable);
+                assert_eq!(
+                    (refused(claim), refused(single)),
+                    (unavailable, unavailable)
+                );
+            }
+            // One of them waits for the other.
+            Fallback::Local(_) => assert!(held(claim) != held(single)),
+        }
+    }
+}
+
+/// The limit of a rate is switched off while a request that it would delay, or refuse, is in flight.
+#[test]
+fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
+    for (mode, wait) in [
+        (Mode::Off, PATIENT),
+        (Mode::Shadow, PATIENT),
+        (Mode::Off, Duration::ZERO),
+        (Mode::Shadow, Duration::ZERO),
+    ] {
+        let mut world = world(1);
+        let first = world.claim(0, vec![leg(2, PATIENT)]);
+        world.settle();
+        assert!(held(world.look(&first)));
+        let before = world.ledgers.content();
+        let asked = world.claim(0, vec![leg(2, wait)]);
+        let sent = world.send(0);
+        let now = world.local();
+        world.keepers[0].revise(&[&RATE.mode(mode)], now).unwrap();
+        world.complete(0, &sent);
+        assert!(held(world.look(&asked)), "{mode:?} {wait:?}");
+        world.settle();
+        assert_eq!(world.ledgers.content(), before, "it was refunded");
+    }
+}
+
+/// A rate takes back only its last start: so the last one is given back first.
+#[test]
+fn all_times_that_were_reserved_are_given_back_in_any_case() {
+    for in_flight in [false, true] {
+        let mut world = world(1);
+        let first = world.claim(0, vec![leg(2, PATIENT)]);
+        world.settle();
+        assert!(held(world.look(&first)));
+        let before = world.ledgers.content();
+        for _ in 0..3 {
+            world.claim(0, vec![leg(2, Duration::from_secs(3_600))]);
+        }
+        if in_flight {
+            let sent = world.send(0);
+            assert_eq!(sent.exchange.claims.len(), 3);
+            assert_eq!(world.close(), 3);
+            world.complete(0, &sent);
+        } else {
+            world.settle();
+            assert_ne!(world.ledgers.content(), before);
+            let now = world.local();
+            let shadow = RATE.mode(Mode::Shadow);
+            world.keepers[0].revise(&[&shadow], now).unwrap();
+        }
+        world.settle();
+        assert_eq!(world.ledgers.content(), before, "in flight: {in_flight}");
+    }
 }
 
 #[test]

@@ -264,3 +264,26 @@ fn a_revocation_is_of_one_permit() {
         assert!(next.is_revoked());
     });
 }
+
+/// An operator means the permit that has the slot, which comes free meanwhile: the permit that takes it later is not meant.
+#[cfg(feature = "operate")]
+#[test]
+fn an_order_is_for_the_permit_that_was_seen() {
+    explore("pool: a look, and a revocation of what it saw", |clock| {
+        let (pool, clock) = (open(), *clock);
+        let first = Tenure::of(clock.lease(0, Some(&pool), 10));
+        first.lease().begin_tenure(clock.at(0));
+        let owner = first.clone();
+        let other = spawn(0, move || {
+            assert!(owner.leave() && owner.end(), "the pool is open");
+        });
+        let lease = first.lease();
+        let tenure = lease.owners().tenure();
+        if lease.tenure_since().is_some() {
+            lease.revoke(tenure);
+        }
+        join(other);
+        let next = pool.take(clock.at(1)).expect("it is idle");
+        assert!(!next.is_revoked());
+    });
+}
