@@ -352,22 +352,10 @@ impl Core {
         }
     }
 
-    /// The refusal of a limit that an operator has paused until then.
-    pub(super) fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
-        let mut error = self.refusal(limit, AcquireErrorKind::Paused);
-        error.details.retry_after = Some(until.saturating_duration_since(self.ctx.now));
-        error
-    }
-
     /// The place of the leg that waits, when it joined its queue.
     pub(super) fn place_of_claim(&self, id: ClaimId) -> Option<u32> {
         let claim = self.claims.get(&id)?;
         claim.legs.iter().find_map(|lease| self.place_of(lease))
-    }
-
-    pub(super) fn place_of(&self, lease: &Lease) -> Option<u32> {
-        let queue = self.queues.get(lease.queue)?;
-        queue.waiting_place(lease.seq())
     }
 
     /// How its limits stand, as far as that is known.
@@ -412,11 +400,6 @@ impl Core {
 
 /// Charges at rates.
 impl Core {
-    fn owes(&self, id: ClaimId) -> bool {
-        let owed = |claim: &ClaimState| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
-        self.claims.get(&id).is_some_and(owed)
-    }
-
     /// Charges a claim in this process, as the limits' fallbacks say; all that it owes, or nothing.
     fn pay_here(&mut self, id: ClaimId) {
         let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
@@ -438,35 +421,6 @@ impl Core {
             self.pay(id, number, how, rest_us);
         }
         self.sleep(id);
-    }
-
-    /// Whether a refusal by this rate lets the request pass: by its mode when the request came, or now.
-    pub(super) fn is_bypassed(&self, fee: &Fee) -> bool {
-        fee.charge.shadow || self.ctx.limits[fee.limit_id().0].current_mode() != Mode::Enforce
-    }
-
-    /// A fee was charged, and the rate lets the claim go on this much later.
-    pub(super) fn pay(&mut self, id: ClaimId, number: usize, paid: Paid, rest_us: u64) {
-        let Some(claim) = self.claims.get_mut(&id) else {
-            return;
-        };
-        let fee = &mut claim.fees[number];
-        fee.paid = paid;
-        fee.begins = self.ctx.now + Duration::from_micros(rest_us);
-        if let Paid::Here(_, tat) = paid {
-            let (limit, key) = (fee.limit_id(), fee.key.clone());
-            self.keep_rate(limit, key, tat);
-        }
-    }
-
-    /// The rate is in shadow mode: the claim goes on.
-    pub(super) fn bypass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
-        if let Some(claim) = self.claims.get_mut(&id) {
-            let fee = &mut claim.fees[number];
-            fee.paid = Paid::Free;
-            claim.bypassed.push((fee.limit.clone(), kind));
-            self.ctx.note_bypass(fee.limit_id(), kind);
-        }
     }
 
     /// The rates have refused a claim, or have charged it.

@@ -329,6 +329,19 @@ impl Core {
         self.ctx.limits[limit.0].acquire_error(kind)
     }
 
+    /// The refusal of a limit that an operator has paused until then.
+    fn paused_error(&self, limit: LimitId, until: Instant) -> AcquireError {
+        let mut error = self.refusal(limit, AcquireErrorKind::Paused);
+        error.details.retry_after = Some(until.saturating_duration_since(self.ctx.now));
+        error
+    }
+
+    /// The place of a request that waits, when it joined its queue.
+    fn place_of(&self, lease: &Lease) -> Option<u32> {
+        let queue = self.queues.get(lease.queue)?;
+        queue.waiting_place(lease.seq())
+    }
+
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {
         for id in self.queues.ids() {
             // It may have been dropped for another one.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Core, Rates};
+use super::{ClaimState, Core, Rates};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
@@ -14,7 +14,7 @@ use crate::{
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, Refund, Tat, WAIT_FOREVER_US},
-    limit::{Fallback, Limit, LimitId, MAX_LIMIT},
+    limit::{Fallback, Limit, LimitId, MAX_LIMIT, Mode},
     status::Quota,
     telemetry::{Cost, Measure},
 };
@@ -201,14 +201,61 @@ impl Core {
         }
     }
 
+    /// Refunds the charges of a claim that no request waits for any more.
+    pub(super) fn refund_unclaimed(&mut self, charges: &[Charge], charged: &[Charged]) {
+        for (charge, charged) in charges.iter().zip(charged) {
+            if let Charged::Until { tat, .. } = *charged {
+                self.push_refund(charge.key.clone(), charge.cost, tat);
+            }
+        }
+    }
+
     /// Has the store refund what it has charged.
-    pub(super) fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
+    fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
         self.refunds.push(Refund {
             key,
             rate: charged.rate,
             cost,
             charged,
         });
+    }
+}
+
+/// What a claim owes to rates, and is charged.
+impl Core {
+    /// Whether a claim has charges to come.
+    pub(super) fn owes(&self, id: ClaimId) -> bool {
+        let owed = |claim: &ClaimState| claim.fees.iter().any(|fee| fee.paid == Paid::Not);
+        self.claims.get(&id).is_some_and(owed)
+    }
+
+    /// Whether a refusal by this rate lets the request pass: by its mode when the request came, or now.
+    pub(super) fn is_bypassed(&self, fee: &Fee) -> bool {
+        fee.charge.shadow || self.ctx.limits[fee.limit_id().0].current_mode() != Mode::Enforce
+    }
+
+    /// A fee was charged, and the rate lets the claim go on this much later.
+    pub(super) fn pay(&mut self, id: ClaimId, number: usize, paid: Paid, rest_us: u64) {
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        let fee = &mut claim.fees[number];
+        fee.paid = paid;
+        fee.begins = self.ctx.now + Duration::from_micros(rest_us);
+        if let Paid::Here(_, tat) = paid {
+            let (limit, key) = (fee.limit_id(), fee.key.clone());
+            self.keep_rate(limit, key, tat);
+        }
+    }
+
+    /// The rate is in shadow mode: the claim goes on.
+    pub(super) fn bypass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
+        if let Some(claim) = self.claims.get_mut(&id) {
+            let fee = &mut claim.fees[number];
+            fee.paid = Paid::Free;
+            claim.bypassed.push((fee.limit.clone(), kind));
+            self.ctx.note_bypass(fee.limit_id(), kind);
+        }
     }
 }
 

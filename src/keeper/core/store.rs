@@ -204,7 +204,7 @@ impl Core {
         let change = self
             .breaker
             .failed(failure, sent, self.ctx.now, &mut self.ctx.rng);
-        self.follow(change, was_well);
+        self.follow_breaker(change, was_well);
         match change {
             Transition::Opened { .. } => {
                 self.reach.reported = Some(self.ctx.now);
@@ -234,7 +234,7 @@ impl Core {
     fn note_stall(&mut self) {
         let was_well = self.breaker.is_well();
         let change = self.breaker.given_up(self.ctx.now, &mut self.ctx.rng);
-        self.follow(change, was_well);
+        self.follow_breaker(change, was_well);
         self.ctx.log(LogEvent::DriverStalled);
     }
 
@@ -244,7 +244,7 @@ impl Core {
         let change = self
             .breaker
             .refused_to_write(self.ctx.now, &mut self.ctx.rng);
-        self.follow(change, was_well);
+        self.follow_breaker(change, was_well);
         if let Transition::Opened { is_news: true } = change {
             let error = why.to_owned();
             self.ctx.log(LogEvent::StoreFull { error });
@@ -266,14 +266,14 @@ impl Core {
         self.reach.reached = true;
         let was_well = self.breaker.is_well();
         let change = self.breaker.answered(work);
-        self.follow(change, was_well);
+        self.follow_breaker(change, was_well);
         if let Transition::Closed { is_news: true } | Transition::Recovered = change {
             self.ctx.log(LogEvent::StoreBack);
         }
     }
 
     /// Acts on a change of the breaker.
-    fn follow(&mut self, change: Transition, was_well: bool) {
+    fn follow_breaker(&mut self, change: Transition, was_well: bool) {
         let availability = self.breaker.availability();
         self.ctx.availability = availability;
         let is_well = self.breaker.is_well();
@@ -508,7 +508,7 @@ impl Core {
             return self.on_report(id, ReportOutcome::of(charged));
         }
         let Some(id) = sent.asker.claim().filter(is_sent) else {
-            return self.refund_unclaimed(sent, charged);
+            return self.refund_unclaimed(&sent.claim.charges, charged);
         };
         let mut refusal = None;
         let numbers = 0..self.claims[&id].fees.len();
@@ -533,15 +533,6 @@ impl Core {
             }
         }
         self.settle_fees(id, refusal);
-    }
-
-    /// No request waits for the claim any more.
-    fn refund_unclaimed(&mut self, sent: &SentClaim<'_>, charged: &[Charged]) {
-        for (charge, charged) in sent.claim.charges.iter().zip(charged) {
-            if let Charged::Until { tat, .. } = *charged {
-                self.push_refund(charge.key.clone(), charge.cost, tat);
-            }
-        }
     }
 }
 

@@ -347,10 +347,10 @@ impl Queue {
                 entry.begin(ctx.now);
                 self.wait_in_store(ctx, seq, ticket, at);
             }
-            Standing::Full => self.refused(ctx, seq, AcquireErrorKind::Full),
-            Standing::QueueFull => self.refused(ctx, seq, AcquireErrorKind::QueueFull),
+            Standing::Full => self.mark_refused(ctx, seq, AcquireErrorKind::Full),
+            Standing::QueueFull => self.mark_refused(ctx, seq, AcquireErrorKind::QueueFull),
             // It is not its turn, or its claim came too late.
-            _ if entry.claim().is_some() => self.unsend_leg(ctx, seq),
+            _ if entry.claim().is_some() => self.park_unasked(ctx, seq),
             Standing::Stale | Standing::Absent | Standing::Adopted { .. } => {
                 entry.unsend();
                 return true;

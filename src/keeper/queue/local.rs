@@ -55,10 +55,10 @@ impl Queue {
                 self.wait_here(ctx, seq);
             }
             Some(Standing::QueueFull) => {
-                self.refused(ctx, seq, AcquireErrorKind::QueueFull);
+                self.mark_refused(ctx, seq, AcquireErrorKind::QueueFull);
             }
-            _ if has_waited => self.refused(ctx, seq, AcquireErrorKind::TimedOut),
-            _ => self.refused(ctx, seq, AcquireErrorKind::Full),
+            _ if has_waited => self.mark_refused(ctx, seq, AcquireErrorKind::TimedOut),
+            _ => self.mark_refused(ctx, seq, AcquireErrorKind::Full),
         }
     }
 

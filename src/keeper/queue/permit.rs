@@ -1,7 +1,7 @@
 //! Changes of a permit: entered, queued, granted, refused, given up; and steps of the ledger in this process, which grant
 //! permits (`run_here`). A state is changed in this file only. Counts and lists by state change with it: in
 //! [`Queue::set`], for a second slot of a permit in `set_companion`, and for an entry that comes, goes or is renamed in
-//! `enter`, `remove` and `ask_anew`. Names are put into the outbox here too.
+//! `enter`, `remove` and `give_new_name`. Names are put into the outbox here too.
 
 pub(super) mod entry;
 
@@ -131,7 +131,7 @@ impl Queue {
     }
 
     /// A ledger has refused it.
-    pub(super) fn refused(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
+    pub(super) fn mark_refused(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
         let passes = self.entries.get(&seq).is_some_and(Entry::is_shadow);
         match passes {
             true => self.set(ctx, seq, State::Bypassed(kind)),
@@ -140,7 +140,7 @@ impl Queue {
     }
 
     /// It is not the turn of a leg: the store has not asked for its slot.
-    pub(super) fn unsend_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn park_unasked(&mut self, ctx: &mut Context, seq: Seq) {
         self.set(ctx, seq, State::Parked);
     }
 
@@ -212,15 +212,15 @@ impl Queue {
 
     /// Gives a request a new name, to ask with from the start, in the time that it has left.
     pub(super) fn rename(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.ask_anew(ctx, seq, false)
+        self.give_new_name(ctx, seq, false)
     }
 
     /// The same, with all the time that a request has.
     pub(super) fn start_over(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
-        self.ask_anew(ctx, seq, true)
+        self.give_new_name(ctx, seq, true)
     }
 
-    fn ask_anew(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
+    fn give_new_name(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
         self.release_in_store(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
         let new = ctx.next_name(weight_of(seq));
@@ -256,7 +256,7 @@ impl Queue {
 
     /// Refuses a request, and releases what any ledger may have of it.
     pub fn refuse(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        self.refused(ctx, seq, kind);
+        self.mark_refused(ctx, seq, kind);
         self.release_in_store(ctx, seq);
         self.release_here(ctx, seq);
     }

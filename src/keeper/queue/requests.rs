@@ -40,7 +40,7 @@ impl Queue {
         let seq = lease.seq();
         match ctx.availability {
             _ if self.is_too_heavy(weight) => {
-                self.refused(ctx, seq, AcquireErrorKind::InvalidWeight);
+                self.mark_refused(ctx, seq, AcquireErrorKind::InvalidWeight);
             }
             _ if self.ledger_here.is_some() => self.acquire_here(ctx, seq),
             Availability::Up => self.ask_for(seq),
@@ -59,7 +59,7 @@ impl Queue {
     ) -> Arc<Lease> {
         let lease = self.enter(ctx, wait, weight, Some((claim, shadow)));
         if self.is_too_heavy(weight) {
-            self.refused(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
+            self.mark_refused(ctx, lease.seq(), AcquireErrorKind::InvalidWeight);
         }
         lease
     }

@@ -546,7 +546,13 @@ fn the_late_end_of_an_old_connection_costs_one_hello() {
 /// failed.
 #[test]
 fn requests_of_several_exchanges_are_retried_in_their_order() {
-    for (order, takes_over) in [([0, 1], false), ([1, 0], false), ([0, 1], true)] {
+    let moment = Duration::from_millis(1);
+    for (order, takes_over, pause) in [
+        ([0, 1], false, moment),
+        ([1, 0], false, moment),
+        ([0, 1], true, moment),
+        ([0, 1], true, Duration::ZERO),
+    ] {
         let mut world = World::new(1, &Limit::concurrent("a", 4));
         let mut asked = Vec::new();
         let mut sent = Vec::new();
@@ -554,7 +560,7 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
             asked.push(world.ask(0, PATIENT));
             asked.push(world.ask(0, PATIENT));
             sent.push(world.send(0));
-            world.pass(Duration::from_millis(1));
+            world.pass(pause);
         }
         asked.push(world.ask(0, PATIENT));
         let now = world.local();
