@@ -38,6 +38,7 @@ use crate::{
     ledger::Reply,
     repoll::Repoll,
     store::{Event, ExchangeError, Failure, KeptSession, Session, StoreError},
+    sync::shielded,
     telemetry::StoreMeter,
 };
 
@@ -143,6 +144,8 @@ impl Keeper {
         let (id, outcome) = loop {
             match in_flight.next(None).await {
                 News::Over(id, outcome) => break (id, outcome),
+                // The hello fails with its connection.
+                News::Event(Event::Disconnected) => {}
                 News::Event(event) => self.with(|core, now| core.on_event(&event, now)),
                 News::Due => {}
             }
@@ -326,7 +329,7 @@ enum News {
     Event(Event),
     /// An exchange is over.
     Over(ExchangeId, Result<Reply, ExchangeError>),
-    /// The time has come.
+    /// The time has come, or an exchange was given more.
     Due,
 }
 
@@ -473,7 +476,8 @@ impl InFlight {
     fn over(&mut self, index: usize, outcome: Result<Reply, ExchangeError>) -> News {
         let sent = self.exchanges.remove(index);
         let failure = outcome.as_ref().err().map(|error| error.failure);
-        self.meter.exchanged(failure, sent.at.elapsed());
+        // A recorder is foreign code.
+        shielded(|| self.meter.exchanged(failure, sent.at.elapsed()));
         News::Over(sent.id, outcome)
     }
 }

@@ -326,8 +326,7 @@ impl DriverState {
             DriverStage::Woken(at) => Some(at),
             DriverStage::Parked { since, until } => {
                 // An exchange that was due before has been given more time.
-                let answer_due = core.answer_due().filter(|due| *due > since);
-                earliest(until, answer_due)
+                earliest(until, core.answer_due(since))
             }
         };
         due.map_or(Duration::ZERO, |due| now.saturating_duration_since(due))

@@ -44,6 +44,9 @@ use crate::{
     sync::{AtomicBool, AtomicWaker, Mutex, MutexGuard, Ordering},
 };
 
+/// Its owner polls and ends it; others only look.
+const ONE_USER: &str = "not used after a panic";
+
 /// Owns the work of a response. The work ends with its owner, or with its slot.
 pub(super) struct Revocable<T> {
     cell: Arc<Cell<T>>,
@@ -142,7 +145,7 @@ impl<T> Revocable<T> {
             }
             Ok(polled)
         });
-        match polled {
+        match polled.map(|polled| polled.expect(ONE_USER)) {
             Ok(Ok(Poll::Ready(output))) => Poll::Ready(Ok(output)),
             Ok(Ok(Poll::Pending)) => {
                 // If it has been revoked by now, the reader has been woken.
@@ -159,10 +162,7 @@ impl<T> Revocable<T> {
 
     /// `None`: it has been revoked, or another thread is looking at it.
     pub(super) fn peek<R>(&self, peek: impl FnOnce(&T) -> R) -> Option<R> {
-        if let CellState::Live { held: None, .. } = &*self.cell.lock() {
-            return None;
-        }
-        self.cell.lend(|held| peek(&held.work)).ok()
+        self.cell.lend(|held| peek(&held.work)).ok().flatten()
     }
 
     /// Gives the slot back, and the work to its owner alone. `None`: it has been revoked.
@@ -173,13 +173,14 @@ impl<T> Revocable<T> {
     /// Drops the work, and keeps the slot. An error: that is over. A [`Hold`](super::Hold) may keep the slot too, and go on
     /// without a response that could lie unread.
     pub(super) fn end(&self) -> Result<Tie, LostErrorKind> {
-        if let Some(kind) = self.cell.lend(|held| self.cell.over(&held.share))? {
+        let over = self.cell.lend(|held| self.cell.over(&held.share))?;
+        if let Some(kind) = over.expect(ONE_USER) {
             self.cell.revoke(kind);
             return Err(kind);
         }
         let live = self.cell.leave(CellState::Closed);
         let (held, ended) = live.map_err(|kind| kind.expect("its owner is here"))?;
-        let Held { share, .. } = held.expect("not used after a panic");
+        let Held { share, .. } = held.expect(ONE_USER);
         share.set_unread(None);
         Ok(Tie {
             share,
@@ -204,10 +205,14 @@ impl<T> Drop for Revocable<T> {
 }
 
 impl<T> Cell<T> {
-    /// Lends the work, without the lock. If it is revoked meanwhile, it is dropped here.
-    fn lend<R>(&self, lend: impl FnOnce(&mut Held<T>) -> R) -> Result<R, LostErrorKind> {
+    /// Lends the work, without the lock. If it is revoked meanwhile, it is dropped here. `None`: it is lent already, or was
+    /// when something panicked.
+    fn lend<R>(&self, lend: impl FnOnce(&mut Held<T>) -> R) -> Result<Option<R>, LostErrorKind> {
         let mut lent = match &mut *self.lock() {
-            CellState::Live { held, .. } => held.take().expect("not used after a panic"),
+            CellState::Live { held, .. } => match held.take() {
+                Some(held) => held,
+                None => return Ok(None),
+            },
             CellState::Revoked(kind) => return Err(*kind),
             CellState::Closed => unreachable!("its owner is here"),
         };
@@ -215,7 +220,7 @@ impl<T> Cell<T> {
         if let CellState::Live { held, .. } = &mut *self.lock() {
             *held = Some(lent);
         }
-        Ok(result)
+        Ok(Some(result))
     }
 
     /// Why the slot is over, if that ends the response. This asks the clock, so it is right even when nothing in this

@@ -11,7 +11,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -23,7 +23,8 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use metrics::{
-    Counter, Gauge, GaugeFn, Histogram, KeyName, Metadata, Recorder, SharedString, Unit,
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, KeyName, Metadata, Recorder,
+    SharedString, Unit,
 };
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::redis_server::RedisServer;
@@ -578,5 +579,81 @@ fn a_recorder_that_panics_strands_no_slot() {
             }
             assert_eq!(limiter.status().held, 0, "round {round}");
         }
+    }
+}
+
+/// Every counter, gauge and histogram panics, once it is told to.
+#[derive(Clone, Default)]
+struct Panics(Arc<AtomicBool>);
+
+impl Panics {
+    fn panic(&self) {
+        assert!(!self.0.load(Ordering::Relaxed), "a recorder panics");
+    }
+}
+
+impl CounterFn for Panics {
+    fn increment(&self, _: u64) {
+        self.panic();
+    }
+
+    fn absolute(&self, _: u64) {
+        self.panic();
+    }
+}
+
+impl GaugeFn for Panics {
+    fn increment(&self, _: f64) {
+        self.panic();
+    }
+
+    fn decrement(&self, _: f64) {
+        self.panic();
+    }
+
+    fn set(&self, _: f64) {
+        self.panic();
+    }
+}
+
+impl HistogramFn for Panics {
+    fn record(&self, _: f64) {
+        self.panic();
+    }
+}
+
+impl Recorder for Panics {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(self.clone()))
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(self.clone()))
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(self.clone()))
+    }
+}
+
+/// G5, G8: nor does it cost the driver.
+#[tokio::test]
+async fn a_recorder_that_always_panics_costs_no_request() {
+    let recorder = Panics::default();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let redis = RedisServer::start();
+    let limiter = Limiter::connect(&redis.url()).await.expect("no error");
+    let semaphore = limiter.semaphore(&ONE, "key");
+    recorder.0.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        let permit = semaphore.acquire().await.expect("free");
+        assert_eq!(semaphore.usage().await.expect("up").in_use, 1);
+        assert!(permit.release().await.is_ok(), "the store has confirmed it");
     }
 }

@@ -407,7 +407,7 @@ impl Core {
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
             match self.charge_here(fee) {
                 Ok((how, rest_us)) => paid.push((number, how, rest_us)),
-                Err(error) if self.is_bypassed(fee) => bypassed.push((number, error.kind())),
+                Err(error) if !self.is_enforced(fee) => bypassed.push((number, error.kind())),
                 Err(error) => refusal = Some(harsher(refusal, error)),
             }
         }
@@ -420,7 +420,7 @@ impl Core {
         for (number, how, rest_us) in paid {
             self.pay(id, number, how, rest_us);
         }
-        self.sleep(id);
+        self.settle_fees(id, None);
     }
 
     /// The rates have refused a claim, or have charged it.
@@ -441,7 +441,7 @@ impl Core {
         };
         if let ClaimStage::Sleeping(_) = claim.stage {
             let ahead = claim.fees.iter().filter(|fee| fee.begins > self.ctx.now);
-            let bypassed = ahead.filter(|fee| self.is_bypassed(fee));
+            let bypassed = ahead.filter(|fee| !self.is_enforced(fee));
             let limits: Vec<_> = bypassed.map(Fee::limit_id).collect();
             for limit in limits {
                 self.release_sleepers(limit);
@@ -457,7 +457,7 @@ impl Core {
         let fees = claim.flat_map(|claim| &claim.fees);
         let enforced = fees
             .clone()
-            .find(|fee| unpaid(fee) && !self.is_bypassed(fee));
+            .find(|fee| unpaid(fee) && self.is_enforced(fee));
         if let Some(fee) = enforced {
             let error = self.refusal(fee.limit_id(), kind);
             return self.refuse_claim(id, error);
@@ -507,6 +507,7 @@ impl Core {
                 .bypassed
                 .push((self.ctx.limits[limit.0].clone(), kind));
             claim.stage = ClaimStage::Open;
+            self.ctx.note_bypass(limit, kind);
             self.end_sleep(at, id);
             self.refund(&charged);
             released.push(id);

@@ -42,7 +42,7 @@ const MAX_BATCHES: usize = 64;
 struct Draft {
     batches: Vec<Batch>,
     pending: Vec<PendingBatch>,
-    /// By the order in which they came: when that was, and their numbers.
+    /// By the order in which they began to ask: since when, and their numbers.
     claims: BTreeMap<(Instant, u64), (Asker, Claim)>,
     refunds: Vec<Refund>,
     /// Units that there is room for.
@@ -73,9 +73,10 @@ impl Core {
         }
     }
 
-    /// When the next of the exchanges in flight must have been answered.
-    pub fn answer_due(&self) -> Option<Instant> {
-        self.in_flight.iter().map(|sent| sent.deadline).min()
+    /// When the next of the exchanges in flight must have been answered, of those that were not due by then.
+    pub fn answer_due(&self, then: Instant) -> Option<Instant> {
+        let due = self.in_flight.iter().map(|sent| sent.deadline);
+        due.filter(|due| *due > then).min()
     }
 
     /// Whether an exchange in flight was sent then, or before that.
@@ -225,8 +226,8 @@ impl Core {
                 continue;
             }
             claim.stage = ClaimStage::Sent;
-            let order = (claim.asked, id.0);
             let since = claim.asking_since.unwrap_or(self.ctx.now);
+            let order = (since, id.0);
             draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
@@ -357,7 +358,7 @@ impl Draft {
                 let asks = vec![ClaimAsk { batch, seq, want }];
                 let charges = Vec::new();
                 let since = queues[self.pending[batch].queue].asking_since(seq);
-                let order = (since.unwrap_or(self.deadline), number_of(seq));
+                let order = (since.expect("it is sent"), number_of(seq));
                 self.claims
                     .insert(order, (Asker::Slot, Claim { charges, asks }));
             }

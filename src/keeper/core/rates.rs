@@ -229,9 +229,9 @@ impl Core {
         self.claims.get(&id).is_some_and(owed)
     }
 
-    /// Whether a refusal by this rate lets the request pass: by its mode when the request came, or now.
-    pub(super) fn is_bypassed(&self, fee: &Fee) -> bool {
-        fee.charge.shadow || self.ctx.limits[fee.limit_id().0].current_mode() != Mode::Enforce
+    /// Whether the rate was enforced when the request came, and is now.
+    pub(super) fn is_enforced(&self, fee: &Fee) -> bool {
+        !fee.charge.shadow && self.ctx.limits[fee.limit_id().0].current_mode() == Mode::Enforce
     }
 
     /// A fee was charged, and the rate lets the claim go on this much later.
@@ -248,7 +248,7 @@ impl Core {
         }
     }
 
-    /// The rate is in shadow mode: the claim goes on.
+    /// The rate is not enforced: the claim goes on.
     pub(super) fn bypass_fee(&mut self, id: ClaimId, number: usize, kind: AcquireErrorKind) {
         if let Some(claim) = self.claims.get_mut(&id) {
             let fee = &mut claim.fees[number];

@@ -54,12 +54,14 @@ impl Core {
             Failure::TimedOut if !is_in_use => Failure::Cut,
             failure => failure,
         };
-        self.note_failure(failure, sent.at, &error.error.message);
         // Whatever was wrong with the connection, it is not used again. Not every session reports its end.
         if is_in_use {
             self.leave_connection();
         }
+        // First: if the store is left now, these requests go before those that came later.
+        let at = sent.at;
         self.unanswered(sent);
+        self.note_failure(failure, at, &error.error.message);
         self.advance_claims();
         is_in_use
     }
@@ -390,6 +392,7 @@ impl Core {
                 claim,
                 pending,
             };
+            let refunds_then = self.refunds.len();
             let retried = match result {
                 Ok(answer) => self.claim_answered(&sent, &answer, at),
                 Err(error) => {
@@ -405,12 +408,13 @@ impl Core {
             if let Some((queue, seq)) = retried {
                 again.entry(queue).or_default().push(seq);
             }
+            self.refunds[refunds_then..].reverse();
         }
         for (id, seqs) in again {
             let queue = self.queues.without_listing(id);
             queue.resend(&mut self.ctx, seqs);
         }
-        // A rate can take back only its last start.
+        // Those of the last claim first, in their own order: a rate can take back only its last start.
         self.refunds[refunds_before..].reverse();
         outage
     }
@@ -522,7 +526,7 @@ impl Core {
                 }
                 Charged::TooSoon { start_us } => {
                     let fee = &self.claims[&id].fees[number];
-                    if self.is_bypassed(fee) {
+                    if !self.is_enforced(fee) {
                         self.bypass_fee(id, number, AcquireErrorKind::TooSoon);
                     } else {
                         let rest_us = start_us.saturating_sub(now_us);

@@ -23,8 +23,8 @@
 //!              \__________________________/
 //! ```
 //!
-//! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode has
-//! *bypassed*: it goes on without a slot.
+//! A leg of a claim is *parked* until it is its turn. One that would have been refused by a limit in shadow mode is
+//! *bypassed*: its claim goes on without this slot.
 //!
 //! An entry only moves forward, with three exceptions. One whose exchange came too late goes back to `Unsent` or `Parked`
 //! under its name. One that is being checked waits again if a newer answer says that it does. One that the store has lost, that

@@ -132,8 +132,7 @@ impl Queue {
 
     /// A ledger has refused it.
     pub(super) fn mark_refused(&mut self, ctx: &mut Context, seq: Seq, kind: AcquireErrorKind) {
-        let passes = self.entries.get(&seq).is_some_and(Entry::is_shadow);
-        match passes {
+        match self.entries.get(&seq).is_some_and(Entry::is_shadow) {
             true => self.set(ctx, seq, State::Bypassed(kind)),
             false => self.set(ctx, seq, State::Refused(kind)),
         }

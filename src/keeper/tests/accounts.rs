@@ -313,3 +313,16 @@ fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
     world.settle_at(&fee, 21);
     assert_eq!(world.remaining(&fee), 30);
 }
+
+/// What was reported last is given back first, and what the door has charged after it.
+#[test]
+fn a_settlement_below_a_report_in_flight_returns_all_the_rest() {
+    let mut world = World::new(1, &TOKENS);
+    let fee = world.charge(50);
+    world.spend(&fee, 25);
+    let sent = world.report();
+    world.settle_at(&fee, 10);
+    world.complete(0, &sent);
+    world.end(&fee);
+    assert_eq!(world.charged(), 10);
+}

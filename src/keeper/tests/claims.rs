@@ -598,6 +598,21 @@ fn a_rate_that_is_switched_off_delays_no_request_in_flight() {
     }
 }
 
+/// The same, if the store is left at that moment.
+#[test]
+fn a_rate_that_is_switched_off_delays_no_request_that_an_outage_moves() {
+    let rate = RATE.fallback(Fallback::Local(1));
+    let mut world = World::under(1, &[&NARROW, &WIDE, &rate]);
+    let asked = [(); 2].map(|()| world.claim(0, vec![leg(2, Duration::from_secs(3_600))]));
+    let sent = world.send(0);
+    let now = world.local();
+    let off = rate.mode(Mode::Off);
+    world.keepers[0].revise(&[&off], now).unwrap();
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(asked.iter().all(|asked| held(world.look(asked))));
+}
+
 /// A rate takes back only its last start: so the last one is given back first.
 #[test]
 fn all_times_that_were_reserved_are_given_back_in_any_case() {

@@ -1,6 +1,7 @@
 //! Drivers that come late, and those that take their place.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -314,6 +315,39 @@ fn a_silent_exchange_does_not_end_the_next_connection() {
         }
     });
     assert_eq!(store.0.lock().unwrap().disconnects_before, [0, 0]);
+}
+
+/// The store accepts a connection, and ends it at the first exchange.
+#[derive(Clone, Default)]
+struct Closing(Arc<Mutex<VecDeque<Event>>>);
+
+impl Store for Closing {
+    fn open(&self) -> Box<dyn Session> {
+        Box::new(self.clone())
+    }
+}
+
+impl Session for Closing {
+    fn exchange(&mut self, _: Arc<Exchange>) -> BoxFuture<'static, Result<Reply, StoreError>> {
+        let events = [Event::Connected, Event::Disconnected];
+        self.0.lock().unwrap().extend(events);
+        ready(Err(StoreError::outage("closed"))).boxed()
+    }
+
+    fn poll_event(&mut self, _: &mut Context<'_>) -> Poll<Event> {
+        let event = self.0.lock().unwrap().pop_front();
+        event.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn disconnect(&mut self) {}
+}
+
+/// G8: the first request does not wait for a store that has not answered the greeting.
+#[test]
+fn a_connection_that_ends_at_the_greeting_is_an_outage() {
+    let keeper = keeper_of(Arc::new(Closing::default()));
+    assert!(matches!(runtime().block_on(keeper.greet()), Ok(Some(_))));
+    assert!(!keeper.peek(Core::store_is_up));
 }
 
 /// G3, G8: an exchange is given its time once more if the process stood still. Others see that the driver runs.

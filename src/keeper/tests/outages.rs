@@ -579,6 +579,20 @@ fn requests_of_several_exchanges_are_retried_in_their_order() {
     }
 }
 
+/// G3: when the store is left, requests of the exchange that failed go before those that were not sent yet.
+#[test]
+fn requests_that_were_sent_fall_back_before_later_ones() {
+    let mut world = World::new(1, &ONE);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.pass(Duration::from_millis(1));
+    let second = world.ask(0, Duration::ZERO);
+    world.pass(STORE_TIMEOUT);
+    world.fail(0, &sent, Failure::TimedOut);
+    assert!(held(world.collect(0, &first)));
+    assert_eq!(world.refusal(0, &second), Some(AcquireErrorKind::Full));
+}
+
 /// G3, G8: the silence of a connection that is over says nothing about the next one, which goes on.
 #[test]
 fn an_exchange_on_an_old_connection_that_times_out_is_no_outage() {

@@ -10,7 +10,7 @@ use std::sync::{
 use redis::{Client, RedisResult, aio::MultiplexedConnection, cmd};
 
 use super::{events::Events, socket::Io};
-use crate::store::Event;
+use crate::{ledger::Exchange, store::Event};
 
 /// Bytes of a probe: more than those of two replies.
 const ENOUGH: usize = 128 * 1_024;
@@ -35,6 +35,8 @@ pub(super) struct LinkState {
     pub(super) in_use: AtomicBool,
     ended: AtomicBool,
     script_was_sent: AtomicBool,
+    /// A hello was sent on it.
+    was_greeted: AtomicBool,
 }
 
 impl LinkState {
@@ -45,6 +47,7 @@ impl LinkState {
             in_use: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             script_was_sent: AtomicBool::new(false),
+            was_greeted: AtomicBool::new(false),
         }
     }
 
@@ -71,6 +74,14 @@ impl Link {
 
     pub(super) fn is_alive(&self) -> bool {
         !self.state.ended.load(Relaxed)
+    }
+
+    /// Whether this exchange may use it: a hello, or one that comes after it.
+    pub(super) fn admits(&self, exchange: &Exchange) -> bool {
+        if exchange.is_hello() {
+            self.state.was_greeted.store(true, Relaxed);
+        }
+        self.state.was_greeted.load(Relaxed)
     }
 
     pub(super) fn is(&self, other: &Self) -> bool {

@@ -233,16 +233,18 @@ impl Exchanger {
         locked(&self.current).clone().filter(Link::is_alive)
     }
 
-    /// The connection for an exchange. A hello makes it, if need be.
+    /// The connection for an exchange. A hello makes it, if need be, and is the first on it.
     async fn link(&self, exchange: &Exchange) -> Result<Link, StoreError> {
         let _connecting = self.connecting.lock().await;
-        if let Some(link) = self.current().filter(|link| self.is_usable(link)) {
+        let current = self.current().filter(|link| self.is_usable(link));
+        if let Some(link) = current.filter(|link| link.admits(exchange)) {
             return Ok(link);
         }
         if !exchange.is_hello() {
             return Err(StoreError::outage("the connection has ended"));
         }
         let link = self.connect().await.map_err(|error| store_error(&error))?;
+        link.admits(exchange);
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
@@ -406,13 +408,66 @@ impl Exchanger {
 
 #[cfg(test)]
 mod tests {
-    use std::{future, sync::atomic::Ordering::Relaxed, task::Waker};
+    use std::{
+        future::{self, poll_fn},
+        pin::pin,
+        sync::atomic::Ordering::Relaxed,
+        task::Waker,
+    };
 
     use super::*;
     use crate::{
-        ledger::ReplicaId,
+        ledger::{Batch, ReplicaId},
+        redis_server::RedisServer,
         store::redis::{RedisStore, StoreTarget, link::LinkState},
     };
+
+    fn exchange(batches: Vec<Batch>) -> Arc<Exchange> {
+        Arc::new(Exchange {
+            replica: ReplicaId::from_bits(1),
+            lease_ms: 1_000,
+            promote_ms: 1_000,
+            heartbeat_ms: 1_000,
+            not_after_us: u64::MAX,
+            batches,
+            claims: Vec::new(),
+            refunds: Vec::new(),
+        })
+    }
+
+    async fn drive<T>(session: &mut RedisSession, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        let step = |cx: &mut Context<'_>| {
+            while session.poll_event(cx).is_ready() {}
+            future.as_mut().poll(cx)
+        };
+        poll_fn(step).await
+    }
+
+    /// G1: a name may lead to another server by then.
+    #[tokio::test]
+    async fn a_connection_that_a_probe_has_made_begins_with_a_hello() {
+        let server = RedisServer::start();
+        let target = StoreTarget::open(&server.url()).unwrap();
+        let mut session = RedisStore::new(target, "test", ReplicaId::from_bits(1)).session();
+        let key = Arc::from("test:{a}");
+        let batch = [Batch {
+            key,
+            ..Batch::default()
+        }];
+        let run = async |session: &mut RedisSession, batches: &[Batch]| {
+            let reply = session.exchange(exchange(batches.to_vec()));
+            drive(session, reply).await.is_ok()
+        };
+        assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
+        let exchanger = session.exchanger.clone();
+        let old = exchanger.current().unwrap();
+        let opened = exchanger.open(old.client().clone(), true);
+        let new = drive(&mut session, opened).await.unwrap();
+        exchanger.replace(&old, new);
+        assert!(!run(&mut session, &batch).await);
+        assert!(run(&mut session, &[]).await && run(&mut session, &batch).await);
+    }
 
     /// The `redis` crate does not report every end: after some errors of the network there is just nothing left to do.
     #[test]
