@@ -99,8 +99,14 @@ impl Charges {
         let place = charges.iter().rposition(stands);
         let rest = self.made.get_mut(&(key, refund.charged));
         let rest = rest.filter(|rest| **rest >= refund.cost);
+        let same = charges.iter().filter(|one| one.tat == refund.charged);
+        let known: u32 = same.map(|one| one.cost).sum();
+        let is_part = place.is_some_and(|place| charges[place].cost > refund.cost);
+        let may_be_lost = |rest: &u32| *rest >= known + refund.cost;
         match place {
             _ if repeated => charges.clear(),
+            // Either a part of a charge that stands, or one that the store has lost.
+            Some(_) if is_part && rest.as_deref().is_some_and(may_be_lost) => charges.clear(),
             Some(place) => {
                 let charge = &mut charges[place];
                 charge.cost -= refund.cost;
