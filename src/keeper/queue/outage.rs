@@ -158,7 +158,7 @@ impl Queue {
         }
     }
 
-    /// Retries requests that reached the store too late: they keep their names.
+    /// Retries requests that the store has not run: they came too late, or it had no memory for them.
     pub fn resend(&mut self, ctx: &mut Context, seqs: Vec<Seq>) {
         match ctx.availability {
             Availability::Up => self.requeue(seqs),
