@@ -127,10 +127,13 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
         driven.block_on(async {
             submit(&keeper);
             assert_eq!(keeper.start_driver(), Ok(()));
-            let sent_a_request = || store.0.lock().unwrap().iter().flatten().any(|hello| !hello);
-            while !sent_a_request() {
-                yield_now().await;
-            }
+            let is_sent = async {
+                while store.0.lock().unwrap().iter().flatten().all(|hello| *hello) {
+                    yield_now().await;
+                }
+            };
+            let is_sent = tokio::time::timeout(PATIENT, is_sent);
+            is_sent.await.expect("the request is sent");
         });
         let expected = match is_kept {
             true => vec![vec![true, false]],
@@ -249,9 +252,13 @@ fn a_silent_connection_is_left() {
     runtime().block_on(async {
         assert_eq!(keeper.start_driver(), Ok(()));
         submit(&keeper);
-        while store.disconnected.load(Relaxed) == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let is_left = async {
+            while store.disconnected.load(Relaxed) == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let is_left = tokio::time::timeout(PATIENT, is_left);
+        is_left.await.expect("it is used again and again");
     });
 }
 
@@ -309,10 +316,13 @@ fn a_silent_exchange_does_not_end_the_next_connection() {
     runtime().block_on(async {
         submit(&keeper);
         assert_eq!(keeper.start_driver(), Ok(()));
-        let retried = || store.0.lock().unwrap().disconnects_before.len() == 2;
-        while !retried() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let is_retried = async {
+            while store.0.lock().unwrap().disconnects_before.len() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let is_retried = tokio::time::timeout(PATIENT, is_retried);
+        is_retried.await.expect("the store is up");
     });
     assert_eq!(store.0.lock().unwrap().disconnects_before, [0, 0]);
 }
