@@ -21,7 +21,7 @@ use super::lease::{Lease, Recycle};
 use crate::ledger::Seq;
 use crate::{
     ledger::RIGHT_MS,
-    sync::{Mutex, MutexGuard, shielded, thread_number},
+    sync::{Mutex, MutexGuard, thread_number},
     telemetry::{LimitMeter, Measure},
 };
 
@@ -103,13 +103,8 @@ impl Pool {
 
     /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner.
     pub(crate) fn record_take(&self) {
-        self.note(Measure::Held(1.0));
-        self.note(Measure::Admitted(Duration::ZERO));
-    }
-
-    /// A recorder is foreign code: without the keeper, it has to be shielded here.
-    fn note(&self, measure: Measure) {
-        shielded(|| self.meter.note(measure));
+        self.meter.note(Measure::Held(1.0));
+        self.meter.note(Measure::Admitted(Duration::ZERO));
     }
 
     fn take_if(&self, now: Instant, may: impl Fn(&Slots) -> bool) -> Option<Arc<Lease>> {
@@ -273,8 +268,8 @@ impl Recycle for Pool {
         let Some(held) = self.put_if(lease, Instant::now(), may) else {
             return false;
         };
-        self.note(Measure::Hold(held));
-        self.note(Measure::Held(-1.0));
+        self.meter.note(Measure::Hold(held));
+        self.meter.note(Measure::Held(-1.0));
         true
     }
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Limit, Mode},
-    sync::assert_unlocked,
+    sync::{assert_unlocked, shielded},
 };
 
 /// Something that is measured of a limit. Recorders are foreign code, so the keeper notes it under its lock and records it later.
@@ -238,10 +238,11 @@ impl LimitMeter {
         self.wait.of(&self.labels).record(waited);
     }
 
+    /// A recorder is foreign code: a panic of it ends here, since a slot that is taken or given back must get where it goes.
     #[inline]
     pub(crate) fn note(&self, measure: Measure) {
         if cfg!(feature = "metrics") {
-            self.record(measure);
+            shielded(|| self.record(measure));
         }
     }
 
