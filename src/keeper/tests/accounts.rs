@@ -314,7 +314,7 @@ fn without_the_store_sums_are_reported_by_the_rate_that_holds_then() {
     assert_eq!(world.remaining(&fee), 30);
 }
 
-/// What was reported last is given back first, and what the door has charged after it.
+/// The latest report is given back first, and the charge of the door after it.
 #[test]
 fn a_settlement_below_a_report_in_flight_returns_all_the_rest() {
     let mut world = World::new(1, &TOKENS);
