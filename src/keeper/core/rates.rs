@@ -221,7 +221,7 @@ impl Core {
     }
 }
 
-/// What a claim owes to rates, and is charged.
+/// Charges of a claim: those to come, and those made.
 impl Core {
     /// Whether a claim has charges to come.
     pub(super) fn owes(&self, id: ClaimId) -> bool {
