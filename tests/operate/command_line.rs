@@ -106,6 +106,28 @@ async fn each_command_says_what_the_clients_know() {
     drop((held, waiter));
 }
 
+/// One of 64 ids does, and any key may.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_and_keys_may_begin_with_a_hyphen() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let _held = limiters[0]
+        .semaphore(CHAT, "-acme")
+        .acquire()
+        .await
+        .unwrap();
+    let permits = says(&server, &["permits", "chat", "--key", "-acme"]).await;
+    assert_eq!(permits.lines().count(), 2, "{permits}");
+    let reason = ["--reason", "a test", "--author", "ada"];
+    let (permit, replica) = ("-7fz9CtE08Ngqc0_---------0", "-7fz9CtE08Ngqc0_");
+    for whose in [&[permit][..], &["--replica", replica]] {
+        let revoke = [&["revoke"], whose, &reason].concat();
+        let output = turnstile(&server.url(), &revoke).await;
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "not found: {errors}");
+    }
+}
+
 /// Nothing that a caller has chosen moves a cursor, or turns text round.
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_texts_are_escaped() {

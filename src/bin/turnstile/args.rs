@@ -146,12 +146,13 @@ pub(crate) enum ChangeCommand {
 #[group(required = true, multiple = false)]
 pub(crate) struct Whose {
     /// Id of the permit.
+    #[arg(allow_hyphen_values = true)]
     permit: Option<PermitId>,
     /// Name of the limit under which one caller's permits are meant.
     #[arg(long)]
     limit: Option<String>,
     /// Id of the replica.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     replica: Option<String>,
 }
 
@@ -215,10 +216,10 @@ pub(crate) struct Signature {
 #[group(required = true, multiple = false)]
 pub(crate) struct Caller {
     /// The caller's key. Empty for the key that all callers share.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     key: Option<String>,
     /// The digest of the caller's key.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     digest: Option<KeyDigest>,
 }
 
@@ -227,10 +228,10 @@ pub(crate) struct Caller {
 #[group(required = false, multiple = false)]
 pub(crate) struct MaybeCaller {
     /// The caller's key. Empty for the key that all callers share.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     key: Option<String>,
     /// The digest of the caller's key.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     digest: Option<KeyDigest>,
 }
 
