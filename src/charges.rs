@@ -6,18 +6,22 @@
 use std::{
     fmt,
     future::Future,
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
+use tokio::time::Instant;
+
 use crate::{
-    error::AcquireError,
+    error::{AcquireError, AcquireErrorKind},
     keeper::{Demand, Leg, Request, Taken},
     key::Key,
     leases::{Account, Fee, Settled},
+    limit::Limit,
     permit::{Permit, Share, WeakShare},
-    status::Quota,
-    telemetry::Cost,
+    status::{Quota, QuotaReader},
+    telemetry::{Cost, RateCall},
 };
 
 /// Charges at a rate.
@@ -26,7 +30,18 @@ use crate::{
 /// tokens of a language model, these charge what is known before it begins, add up what it spends, and settle the
 /// difference to the true cost in the end: see [Token budgets](crate::guide::tokens).
 ///
-/// The limit is named by itself or by its name. If it is not among the rates of the permit, nothing happens.
+/// The limit is named by itself or by its name.
+///
+/// # A rate that the permit does not have
+///
+/// A typo must not turn a budget off. If the name is not that of a rate of the permit, [`charge`](Permit::charge) ends with
+/// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate), and the other calls do nothing. Each such call is counted
+/// (`turnstile_unknown_rate_total`), and logged: the first of each name at warn level, later ones at debug level.
+///
+/// A rate that the semaphore or the layer has, but that does not apply to this permit, is not unknown: nothing is charged,
+/// and nothing is logged. Its [mode](crate::Mode) is off, or the request has no key for it
+/// ([`Scope::require_key`](crate::Scope::require_key) refuses those at the door). In a layer of a configuration these are all
+/// rates of the file, whether the request's route has them or not.
 impl Permit {
     /// Charges the rate once more, and waits or is refused like a newcomer.
     ///
@@ -52,15 +67,20 @@ impl Permit {
     ///
     /// # Errors
     ///
-    /// Those of [`Semaphore::acquire`](crate::Semaphore::acquire), and
-    /// [`InvalidCost`](crate::AcquireErrorKind::InvalidCost) if the cost is above the rate's burst. The permit stays as it
-    /// is.
+    /// Those of [`Semaphore::acquire`](crate::Semaphore::acquire),
+    /// [`InvalidCost`](crate::AcquireErrorKind::InvalidCost) if the cost is above the rate's burst, and
+    /// [`UnknownRate`](crate::AcquireErrorKind::UnknownRate) if the permit does not have the rate. The permit stays as it is.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future refunds the charge, if it was made.
     pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
-        self.share().downgrade().charge(limit.as_ref(), cost)
+        let limit = limit.as_ref();
+        match self.share().rate(limit, RateCall::Charge) {
+            Ok(Some(_)) => self.share().downgrade().charge(limit, cost),
+            Ok(None) => Charging::NONE,
+            Err(unknown) => Charging::refused(unknown),
+        }
     }
 
     /// Adds to what the permit has cost. Never waits, and is never refused.
@@ -111,13 +131,30 @@ impl Share {
         self.keepers.change_account(fee, change);
     }
 
-    /// Whether the limit is among the rates of the permit.
-    pub(crate) fn is_charged_by(&self, limit: &str) -> bool {
-        self.leases.fee(limit).is_some()
+    /// The charge at the door of the rate of this name. `None`: the rate is off. An error, which is noted: it is unknown.
+    fn rate(&self, limit: &str, call: RateCall) -> Result<Option<&Fee>, AcquireError> {
+        let fee = self.leases.fee(limit);
+        if fee.is_some() || self.leases.is_exempt_from(limit) {
+            return Ok(fee);
+        }
+        let error = Limit::unknown_rate(limit);
+        self.keepers.unknown_rates.note(call, error.limit_name());
+        Err(error)
+    }
+
+    /// A rate has refused to charge this permit.
+    fn note_refusal(&self, fee: &Fee, error: &AcquireError) {
+        if let (AcquireErrorKind::TooSoon, Some(rest)) = (error.kind(), error.retry_after()) {
+            let until = Instant::now() + rest;
+            self.change(fee, |account| {
+                account.refuse(until);
+                None
+            });
+        }
     }
 
     pub(crate) fn spend(&self, limit: &str, cost: u32) {
-        if let Some(fee) = self.leases.fee(limit) {
+        if let Ok(Some(fee)) = self.rate(limit, RateCall::Spend) {
             let spend = |account: &mut Account| {
                 let counts = account.spend(cost);
                 counts.then_some((Cost::Spent, cost.into()))
@@ -127,7 +164,7 @@ impl Share {
     }
 
     pub(crate) fn settle(&self, limit: &str, actual: u32) {
-        if let Some(fee) = self.leases.fee(limit) {
+        if let Ok(Some(fee)) = self.rate(limit, RateCall::Settle) {
             let settle = |account: &mut Account| match account.settle(actual)? {
                 Settled::Up(more) => Some((Cost::SettledUp, more)),
                 Settled::Down(less) => Some((Cost::SettledDown, less)),
@@ -137,22 +174,25 @@ impl Share {
     }
 
     pub(crate) fn remaining(&self, limit: &str) -> Option<u32> {
-        let quota = self.keepers.quota_of(self.leases.fee(limit)?);
+        let fee = self.rate(limit, RateCall::Remaining).ok()??;
+        let quota = self.keepers.quota_of(fee, QuotaReader::Handler);
         quota.map(|quota| quota.remaining)
     }
 
     /// How its rates stand, of which it knows more than when it was admitted.
     pub(crate) fn quotas(&self) -> impl Iterator<Item = Quota> {
         let fees = self.leases.open_accounts().iter();
-        fees.filter_map(|fee| self.keepers.quota_of(fee))
+        fees.filter_map(|fee| self.keepers.quota_of(fee, QuotaReader::Client))
     }
 }
 
 impl WeakShare {
+    /// Whether the limit is among the rates of the permit.
     pub(crate) fn is_charged_by(&self, limit: &str) -> bool {
         self.leases.fee(limit).is_some()
     }
 
+    /// Charges a rate of the permit. Nothing happens once it is released.
     pub(crate) fn charge(&self, limit: &str, cost: u32) -> Charging {
         let fee = self.leases.fee(limit).cloned();
         let asked = self.upgrade().zip(fee).map(|(share, fee)| {
@@ -160,7 +200,10 @@ impl WeakShare {
             let request = Request::new(share.keepers.clone(), demand);
             (request, fee, self.clone())
         });
-        Charging(asked.map(Box::new))
+        Charging(match asked {
+            Some(asked) => Stage::Asked(Box::new(asked)),
+            None => Stage::Done(Ok(())),
+        })
     }
 }
 
@@ -168,19 +211,30 @@ impl WeakShare {
 ///
 /// It does nothing until it is polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct Charging(Option<Box<(Request, Fee, WeakShare)>>);
+pub struct Charging(Stage);
+
+enum Stage {
+    Asked(Box<(Request, Fee, WeakShare)>),
+    /// Without asking.
+    Done(Result<(), AcquireError>),
+}
 
 impl Charging {
-    /// Under no rate.
-    pub(crate) const NONE: Self = Self(None);
+    /// By a rate that does not apply.
+    pub(crate) const NONE: Self = Self(Stage::Done(Ok(())));
+
+    pub(crate) fn refused(error: AcquireError) -> Self {
+        Self(Stage::Done(Err(error)))
+    }
 }
 
 impl Future for Charging {
     type Output = Result<(), AcquireError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some((request, fee, permit)) = self.0.as_deref_mut() else {
-            return Poll::Ready(Ok(()));
+        let (request, fee, permit) = match &mut self.0 {
+            Stage::Asked(asked) => &mut **asked,
+            Stage::Done(done) => return Poll::Ready(mem::replace(done, Ok(()))),
         };
         let charged = match ready!(request.poll(cx)) {
             Ok(granted) => {
@@ -193,10 +247,13 @@ impl Future for Charging {
             }
             Err(mut error) => {
                 error.details.is_shared = fee.key == Key::SHARED;
+                if let Some(share) = permit.upgrade() {
+                    share.note_refusal(fee, &error);
+                }
                 Err(error)
             }
         };
-        self.0 = None;
+        self.0 = Stage::Done(Ok(()));
         Poll::Ready(charged)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
-use crate::{ranges::MAX_WEIGHT, status::Quota};
+use crate::{ranges::MAX_WEIGHT, status::Quota, unit::Unit};
 
 /// Error of a service or a body: any error that can be sent between threads.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -78,6 +78,8 @@ pub(crate) struct AcquireErrorDetails {
     pub(crate) limit_name: Cow<'static, str>,
     /// Of a rate.
     pub(crate) period: Option<Duration>,
+    /// What the limit counts.
+    pub(crate) unit: Unit,
     /// All callers share the limit: it is not the caller's own.
     pub(crate) is_shared: bool,
     pub(crate) max: u32,
@@ -108,6 +110,10 @@ pub enum AcquireErrorKind {
     InvalidWeight,
     /// The request costs more than the burst of the rate: the same request would be refused again.
     InvalidCost,
+    /// A charge names a limit that is not among the rates of its permit: a typo, or a limit that the request does not have.
+    ///
+    /// See [`Permit::charge`](crate::Permit::charge).
+    UnknownRate,
     /// The store is down or too slow, and the limit's fallback is to reject.
     Unavailable,
     /// The store refuses: credentials, permissions, or a key of another type. The log has the details.
@@ -139,6 +145,7 @@ impl AcquireErrorKind {
             Self::TooSoon => "too_soon",
             Self::InvalidWeight => "invalid_weight",
             Self::InvalidCost => "invalid_cost",
+            Self::UnknownRate => "unknown_rate",
             Self::Unavailable => "unavailable",
             Self::Misconfigured => "misconfigured",
             Self::ShutDown => "shut_down",
@@ -214,8 +221,8 @@ impl AcquireError {
         self.kind
     }
 
-    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
-    /// weight or the cost is invalid.
+    /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, the
+    /// weight or the cost is invalid, or the rate is unknown.
     pub fn is_limited(&self) -> bool {
         matches!(
             self.kind,
@@ -293,7 +300,10 @@ impl fmt::Debug for AcquireError {
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AcquireErrorDetails {
-            limit_name, max, ..
+            limit_name,
+            max,
+            unit,
+            ..
         } = &*self.details;
         match self.kind {
             AcquireErrorKind::Full => {
@@ -313,7 +323,7 @@ impl fmt::Display for AcquireError {
                 self.write_use(f)
             }
             AcquireErrorKind::TooSoon => {
-                write!(f, "rate `{limit_name}` of {max} is used up")?;
+                write!(f, "rate `{limit_name}` of {max} {unit} is used up")?;
                 match self.details.retry_after {
                     Some(time) => write!(f, ": it has more in {time:?}"),
                     None => Ok(()),
@@ -336,9 +346,13 @@ impl fmt::Display for AcquireError {
                 let cost = self.details.cost;
                 write!(
                     f,
-                    "a cost of {cost} is above the burst of {max} of rate `{limit_name}`"
+                    "a cost of {cost} {unit} is above the burst of {max} of rate `{limit_name}`"
                 )
             }
+            AcquireErrorKind::UnknownRate => write!(
+                f,
+                "`{limit_name}` is not among the rates of the permit: check the name, and the limits of the request"
+            ),
             AcquireErrorKind::Unavailable => {
                 write!(f, "the store of limit `{limit_name}` is unavailable")
             }

@@ -132,6 +132,7 @@
 //! | [`concurrent`](Limit::concurrent) | limit | none: required | 1 to 1,000,000 |
 //! | [`rate`](Limit::rate) | limit | none: required | 1 to 1,000,000 in 1 ms to 24 h |
 //! | [`burst`](Limit::burst) | limit, of a rate | the count | 1 to 1,000,000; less with a long period |
+//! | [`unit`](Limit::unit) | limit, of a rate | `requests` | 1 to 32 characters |
 //! | [`mode`](Limit::mode) | limit | `Enforce` | |
 //! | [`class`](Limit::class) | limit | `Caller`; `Global` for [`Key::SHARED`] | the same for all replicas |
 //! | [`wait_up_to`](Limit::wait_up_to) | limit | zero: refuse at once | at most 24 h |
@@ -218,6 +219,7 @@ mod sync;
 mod telemetry;
 #[cfg(feature = "test-util")]
 pub mod test_util;
+mod unit;
 
 // To begin with.
 pub use builder::LimiterBuilder;

@@ -52,7 +52,7 @@ impl Permit {
             mut notes,
         } = taken;
         if let Some(notes) = &mut notes {
-            leases.set_fees(mem::take(&mut notes.fees));
+            leases.set_fees(mem::take(&mut notes.fees), mem::take(&mut notes.exempt));
         }
         Self {
             share: Share { keepers, leases },

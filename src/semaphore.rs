@@ -412,6 +412,9 @@ impl Inner {
 impl Bound {
     fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let (number, _) = keepers.register(limit)?;
+        if limit.period().is_some() {
+            keepers.unknown_rates.expect();
+        }
         Ok(Self {
             limit: limit.clone(),
             number,

@@ -4,6 +4,8 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use crate::unit::Unit;
+
 /// Permits and queued requests of this process. See [`Limiter::status`](crate::Limiter::status).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -42,17 +44,28 @@ pub struct ShutdownReport {
     pub lost: usize,
 }
 
+/// Whom a quota is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuotaReader {
+    /// The handler, which knows itself what it was refused.
+    Handler,
+    /// The client: a rate that has refused a charge of the handler is used up until then.
+    Client,
+}
+
 /// State of one limit when a request was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) limit_name: Cow<'static, str>,
     /// Of a rate.
     pub(crate) period: Option<Duration>,
+    /// What the limit counts.
+    pub(crate) unit: Unit,
     /// Whether the limit slows anybody down.
     pub(crate) is_enforced: bool,
-    /// The limit's value for this key: slots, or requests in a period.
+    /// The limit's value for this key: slots, or units in a period.
     pub(crate) max: u32,
-    /// Free slots, or requests that may start at once.
+    /// Free slots, or units that a rate has at once.
     pub(crate) remaining: u32,
     /// Time until `remaining` grows, if it is known.
     pub(crate) reset: Option<Duration>,

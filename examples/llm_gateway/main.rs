@@ -59,12 +59,12 @@ use tokio::{
 use tower::ServiceBuilder;
 use tower_turnstile::{
     PeerAddress,
-    config::{Config, ConfigFileError, LiveConfig},
+    config::{Config, ConfigFileError, LimitConfig, LiveConfig},
     layer::ReadAheadLayer,
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::proxy::Proxy;
+use crate::{meter::LIMIT, proxy::Proxy};
 
 /// How long connections may take to close once their streams have ended.
 const CLOSE: Duration = Duration::from_secs(1);
@@ -169,9 +169,17 @@ async fn run(options: Options) -> Result<(), String> {
     Ok(())
 }
 
+/// A file without the limit that is charged would turn the budget off. A budget that is not wanted has `mode = "off"`.
 async fn read(path: &Path) -> Result<Config, String> {
     let config = Config::from_file(path).await;
-    config.map_err(|error| in_one_line(&error))
+    let config = config.map_err(|error| in_one_line(&error))?;
+    let is_rate = |limit: &LimitConfig| limit.rate.is_some();
+    match config.limits.get(LIMIT).is_some_and(is_rate) {
+        true => Ok(config),
+        false => Err(format!(
+            "limits.{LIMIT}: is missing, or no rate: the gateway charges it"
+        )),
+    }
 }
 
 async fn reload(live: &LiveConfig, path: &Path) -> Result<(), String> {

@@ -13,7 +13,7 @@ use tower_turnstile::{AcquireError, Hold};
 use crate::{sse::EventReader, usage::Count};
 
 /// Name of the limit that is charged, in the file.
-const LIMIT: &str = "tokens";
+pub(crate) const LIMIT: &str = "tokens";
 /// Bytes of an answer that are copied, to be read when it is whole. Longer ones are charged by their length.
 const MAX_ANSWER: usize = 1024 * 1024;
 

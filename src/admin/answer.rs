@@ -11,8 +11,8 @@ use super::{
     views::{Details, Overview, Subject},
 };
 use crate::operate::{
-    Answers, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind, Override,
-    PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
+    Answers, BudgetRow, Explanation, KeyDigest, KeyRow, LimitRow, LogEntry, OperateErrorKind,
+    Override, PermitRow, PermitState, RefusalRow, ReplicaRow, UnclaimedRow, Verdict,
 };
 
 /// Most rows of a list.
@@ -188,6 +188,11 @@ struct ExplanationAnswer<'a> {
     verdict: Option<&'static str>,
     /// The place in the queue.
     place: Option<u32>,
+    /// How long it would be delayed or refused by a rate.
+    wait_ms: Option<u64>,
+    /// What a rate counts.
+    unit: Option<&'a str>,
+    budget: Option<BudgetRow>,
     permits: List<'a, PermitRow>,
     unclaimed: &'a [UnclaimedRow],
     refusals: List<'a, RefusalRow>,
@@ -196,13 +201,15 @@ struct ExplanationAnswer<'a> {
 /// At most so many permits, refusals, and slots that no replica has answered for.
 pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
     let why = &*latest.data;
-    let (verdict, place) = match why.verdict {
-        Some(Verdict::Paused) => (Some("paused"), None),
-        Some(Verdict::Admitted) => (Some("admitted"), None),
-        Some(Verdict::Queued(place)) => (Some("queued"), Some(place)),
-        Some(Verdict::Full) => (Some("full"), None),
-        Some(Verdict::QueueFull) => (Some("queue-full"), None),
-        None => (None, None),
+    let (verdict, place, wait_ms) = match why.verdict {
+        Some(Verdict::Paused) => (Some("paused"), None, None),
+        Some(Verdict::Admitted) => (Some("admitted"), None, None),
+        Some(Verdict::Delayed(ms)) => (Some("delayed"), None, Some(ms)),
+        Some(Verdict::TooSoon(ms)) => (Some("too-soon"), None, Some(ms)),
+        Some(Verdict::Queued(place)) => (Some("queued"), Some(place), None),
+        Some(Verdict::Full) => (Some("full"), None, None),
+        Some(Verdict::QueueFull) => (Some("queue-full"), None, None),
+        None => (None, None, None),
     };
     to_json(&ExplanationAnswer {
         age: Age::of(latest),
@@ -214,6 +221,9 @@ pub(super) fn explanation(latest: &Latest<Explanation>, count: usize) -> Bytes {
         waiting: why.waiting,
         verdict,
         place,
+        wait_ms,
+        unit: why.limit.unit.as_deref(),
+        budget: why.budget,
         permits: List::first(&why.permits, count),
         unclaimed: &why.unclaimed[..why.unclaimed.len().min(count)],
         refusals: List::first(&why.refusals, count),

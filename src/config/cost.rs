@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use http::{HeaderName, request::Parts};
+use http::HeaderName;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -19,7 +19,8 @@ use crate::layer::Scope;
 pub enum CostConfig {
     /// The same for all requests.
     Fixed(u32),
-    /// The number in this request header; 1 if there is none.
+    /// The number in this request header; 1 without the header. A value that is no number counts as the largest cost: see
+    /// [`Scope::cost_by_header`](crate::Scope::cost_by_header).
     ///
     /// It has to be written by something in front of the limiter that is trusted, or a caller chooses its own cost.
     Header(String),
@@ -45,18 +46,9 @@ impl CostConfig {
     pub(super) fn apply(&self, scope: Scope) -> Scope {
         match self {
             &Self::Fixed(cost) => scope.cost_by(move |_| cost),
-            Self::Header(name) => scope.cost_by(cost_in(name)),
+            // `check` has refused names that are none.
+            Self::Header(name) => scope.cost_by_header(name.as_str()),
         }
-    }
-}
-
-fn cost_in(header: &str) -> impl Fn(&Parts) -> u32 + Send + Sync + 'static {
-    // No request has a header with a name that is none: `check` refuses it.
-    let name = HeaderName::try_from(header).ok();
-    move |head| {
-        let value = name.as_ref().and_then(|name| head.headers.get(name));
-        let cost = value.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        cost.unwrap_or(1)
     }
 }
 
@@ -64,7 +56,7 @@ fn cost_in(header: &str) -> impl Fn(&Parts) -> u32 + Send + Sync + 'static {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub(super) struct CostTable {
-    /// The number in this request header; 1 if there is none.
+    /// The number in this request header; 1 without the header, and the largest cost if it has no number.
     #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")))]
     header: String,
 }

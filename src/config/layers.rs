@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::ConfigError,
     key::Key,
-    layer::{GateEdit, Gates, LimitLayer, Scope},
+    layer::{DeclaredRates, GateEdit, Gates, LimitLayer, Scope},
     limit::{Fallback, Limit},
     limiter::Limiter,
 };
@@ -44,6 +44,8 @@ impl RouteLayers {
         edits: Vec<GateEdit>,
     ) -> Result<Self, ConfigFileError> {
         let mut faults = Faults::default();
+        let limits = checked.limits.values().map(|checked| &checked.limit);
+        let rates = DeclaredRates::new(limiter.keepers(), limits);
         let mut layers = Vec::new();
         for (index, route) in config.routes.iter().enumerate() {
             let scopes: Vec<_> = route
@@ -53,9 +55,9 @@ impl RouteLayers {
                 .collect();
             let layer = (!scopes.is_empty()).then(|| limiter.try_layer(scopes));
             let layer = layer.and_then(|layer| faults.take(&format!("routes[{index}]"), layer));
-            layers.push(layer.map(|layer| route.set(layer)));
+            layers.push(layer.map(|layer| route.set(layer).declaring(&rates)));
         }
-        let open = LimitLayer::open(limiter);
+        let open = LimitLayer::open(limiter).declaring(&rates);
         // Without routes no path is looked up, and a limit that never applies has no metrics.
         let has_routes = !config.routes.is_empty();
         let closed = has_routes.then(|| closed(limiter));

@@ -51,6 +51,9 @@ pub struct LimitConfig {
     /// Requests that may start at once after a pause. See [`Limit::burst`]. Default: the rate.
     #[cfg_attr(test, schemars(range(min = 1, max = MAX_LIMIT)))]
     pub burst: Option<u32>,
+    /// Unit of a rate: what it counts. See [`Limit::unit`]. Default: `"requests"`.
+    #[cfg_attr(test, schemars(regex(pattern = r"^[A-Za-z][A-Za-z0-9._-]{0,31}$")))]
+    pub unit: Option<String>,
     /// Cost of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`. See [`Scope::cost_by`](crate::Scope::cost_by).
     ///
     /// Default: 1.
@@ -127,7 +130,7 @@ impl LimitConfig {
         });
         // The other settings are checked even if the amount has a fault.
         let is_valid = valid.is_some();
-        let bare = valid.unwrap_or(plain);
+        let bare = self.in_unit(&path, valid.unwrap_or(plain), faults);
 
         let mut limit = bare.clone().mode(self.mode);
         let by_key = (self.key == KeyConfig::Route).then_some(Class::Route);
@@ -167,6 +170,20 @@ impl LimitConfig {
         is_valid.then_some(limit)
     }
 
+    /// The limit with its unit, if it has one.
+    fn in_unit(&self, path: &str, limit: Limit, faults: &mut Faults) -> Limit {
+        // Without a rate that is a fault already.
+        match self.unit.as_deref().filter(|_| limit.period().is_some()) {
+            Some(unit) => {
+                let counted = limit.clone().try_unit(unit);
+                faults
+                    .take(&format!("{path}.unit"), counted)
+                    .unwrap_or(limit)
+            }
+            None => limit,
+        }
+    }
+
     /// The field of a rate that is at fault, if it is not its count.
     fn faulty(&self, name: &str, count: u32) -> Option<&'static str> {
         let name = name.to_owned();
@@ -182,7 +199,11 @@ impl LimitConfig {
     /// The value, and its field.
     fn amount(&self, path: &str, faults: &mut Faults) -> Option<(&'static str, u32)> {
         if self.rate.is_none() {
-            for (field, is_set) in [("per", self.per.is_some()), ("burst", self.burst.is_some())] {
+            for (field, is_set) in [
+                ("per", self.per.is_some()),
+                ("burst", self.burst.is_some()),
+                ("unit", self.unit.is_some()),
+            ] {
                 if is_set {
                     faults.add(
                         format!("{path}.{field}"),

@@ -44,7 +44,8 @@
 //! | `[plans.<name>]` | `keys`: the callers' keys | none; a key is in one plan at most |
 //! | `[limits.<name>]` | `concurrent`, or `rate` and `per` | none: one of them is required |
 //! | | `burst` of a rate | the rate |
-//! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`; what is spent later is for code: see [Token budgets](crate::guide::tokens) | 1 |
+//! | | `unit` of a rate, such as `"tokens"`: what refusals, fields and operators say that it counts | `"requests"` |
+//! | | `cost` of a request at a rate: a number, or `{ header = "x-prompt-tokens" }`, where a value that is no number is refused with 400 (see [`Scope::cost_by_header`](crate::Scope::cost_by_header)); what is spent later is for code: see [Token budgets](crate::guide::tokens) | 1 |
 //! | | `clamp_cost`: a cost above the burst counts as the burst | `false`: it is refused with 400 |
 //! | | `key`: `"shared"`, `"route"`, `{ header = "<name>" }`, `"client-address"`, `{ client-address = { proxies = 1, header = "x-forwarded-for", ipv6_prefix = 64 } }` with that header or `"forwarded"` | `"shared"` |
 //! | | `require_key`: requests without a key are refused with 400 | `false`: they share one |

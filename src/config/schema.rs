@@ -82,7 +82,7 @@ pub(super) fn limit_rules() -> Json {
     let of_a_rate = json!({ "additionalProperties": { "minimum": 1 } });
     json!([
         { "oneOf": [
-            { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "cost"]), "properties": {
+            { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "unit", "cost"]), "properties": {
                 "clamp_cost": { "const": false },
             } },
             { "required": ["rate", "per"], "not": any(&["concurrent"]), "properties": {

@@ -208,8 +208,11 @@ impl Context {
 
     /// This process's own clock, for rates without a store.
     pub fn local_us(&self) -> u64 {
-        let elapsed = self.now.saturating_duration_since(self.epoch);
-        elapsed.as_micros() as u64
+        self.local_us_at(self.now)
+    }
+
+    pub fn local_us_at(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.epoch).as_micros() as u64
     }
 
     pub fn jittered(&mut self, length: Duration) -> Duration {

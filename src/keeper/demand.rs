@@ -74,6 +74,8 @@ pub(crate) struct Notes {
     pub bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     /// Its charges at rates.
     pub fees: Vec<Fee>,
+    /// Rates that it is not charged by, since their mode is off.
+    pub exempt: Vec<Arc<Limit>>,
     /// How its limits stand, if the request asked for that.
     pub quotas: Vec<Quota>,
 }
@@ -89,6 +91,7 @@ impl Taken {
             let notes = self.notes.get_or_insert_default();
             notes.bypassed.append(&mut next.bypassed);
             notes.fees.append(&mut next.fees);
+            notes.exempt.append(&mut next.exempt);
             notes.quotas.append(&mut next.quotas);
         }
         self

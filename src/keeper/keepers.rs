@@ -27,10 +27,10 @@ use crate::{
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
-    status::{Quota, ShutdownReport, Status, Usage},
+    status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
     sync::LockMarker,
     sync::{Confirmation, Inquiry},
-    telemetry::{Cost, LimitMeter},
+    telemetry::{Cost, LimitMeter, UnknownRates},
 };
 #[cfg(feature = "operate")]
 use crate::{
@@ -44,6 +44,7 @@ pub(crate) struct Keepers {
     all: Box<[Arc<Keeper>]>,
     /// Held while limits are registered or changed: the numbers depend on the order.
     changing: Mutex<()>,
+    pub unknown_rates: Arc<UnknownRates>,
     /// The overrides of operators, if there is no store for them.
     #[cfg(feature = "operate")]
     record: Option<LocalRecord>,
@@ -61,6 +62,7 @@ impl Keepers {
         Arc::new(Self {
             #[cfg(feature = "operate")]
             record: all[0].store.is_none().then(LocalRecord::new),
+            unknown_rates: Arc::new(UnknownRates::new(&all[0].namespace)),
             all: all.into(),
             changing: Mutex::default(),
         })
@@ -176,8 +178,8 @@ impl Keepers {
     }
 
     /// How a rate stands, as this permit knows it.
-    pub fn quota_of(&self, fee: &Fee) -> Option<Quota> {
-        self.all[fee.keeper.index()].with(|core, now| core.account_quota(fee, now))
+    pub fn quota_of(&self, fee: &Fee, reader: QuotaReader) -> Option<Quota> {
+        self.all[fee.keeper.index()].with(|core, now| core.account_quota(fee, reader, now))
     }
 
     fn close_accounts(&self, leases: &Leases) {

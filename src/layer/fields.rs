@@ -61,12 +61,12 @@ fn enforced(quotas: &[Quota]) -> impl Iterator<Item = &Quota> {
 }
 
 fn policy_item(quota: &Quota) -> String {
-    let name = quoted_name(&quota.limit_name);
+    let (name, unit) = (quoted_name(&quota.limit_name), quota.unit);
     let Some(period) = quota.period else {
-        return format!(r#"{name};q={};qu="concurrent-requests""#, quota.max);
+        return format!(r#"{name};q={};qu="{unit}""#, quota.max);
     };
     let (window, count) = (whole_seconds(period), quota_in_window(quota));
-    format!(r#"{name};q={count};w={window};qu="requests""#)
+    format!(r#"{name};q={count};w={window};qu="{unit}""#)
 }
 
 /// A window has whole seconds: the count of another period is scaled to the next longer window.
@@ -177,6 +177,14 @@ mod tests {
         let policy = r#""chat";q=5;qu="concurrent-requests", "opens";q=60;w=60;qu="requests""#;
         assert_eq!(headers["ratelimit-policy"], policy);
         assert_eq!(headers["ratelimit"], r#""chat";r=2, "opens";r=12;t=1"#);
+    }
+
+    #[test]
+    fn a_rate_has_its_unit() {
+        let tokens = Limit::rate("tokens", 60_000, Duration::from_secs(60)).unit("tokens");
+        let headers = fields(&[quota(&tokens, 1, None)]);
+        let policy = r#""tokens";q=60000;w=60;qu="tokens""#;
+        assert_eq!(headers["ratelimit-policy"], policy);
     }
 
     #[test]

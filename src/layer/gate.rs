@@ -24,7 +24,7 @@ use super::{
     refusal::{Refusal, RefusalKind},
     refusal_body::RefusalBody,
     scope::Scope,
-    slot::Slot,
+    slot::{DeclaredRates, Slot},
     values::Lookup,
 };
 use crate::{
@@ -51,6 +51,8 @@ pub(crate) struct Gate {
     pub(super) refuse: Option<Arc<Refuse>>,
     pub(super) rate_limit_fields: bool,
     pub(super) labels: Labels,
+    /// The rates that handlers may charge.
+    pub(super) rates: Arc<DeclaredRates>,
 }
 
 /// A scope, and what the limiter has of its limit.
@@ -232,7 +234,7 @@ impl Gate {
         head: &mut Parts,
     ) -> (SlotGuard, Vec<Quota>) {
         let Some(permit) = permit else {
-            Slot::show_none(&mut head.extensions);
+            Slot::show(None, &self.rates, &mut head.extensions);
             return (SlotGuard::Plain(None), Vec::new());
         };
         tracing::debug!(
@@ -249,7 +251,7 @@ impl Gate {
             );
         }
         let (share, quotas) = permit.into_share();
-        Slot::show(&share, &mut head.extensions);
+        Slot::show(Some(&share), &self.rates, &mut head.extensions);
         if !self.terms.bounds.is_none() {
             share.bound(self.terms.bounds);
         }

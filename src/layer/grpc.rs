@@ -22,6 +22,7 @@ const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 const CANCELLED: u8 = 1;
 const INVALID_ARGUMENT: u8 = 3;
+const INTERNAL: u8 = 13;
 
 /// Whether a request is a gRPC call: `application/grpc`, with or without a format as in `application/grpc+proto`.
 ///
@@ -49,6 +50,7 @@ impl Refusal {
     /// - `CANCELLED` (1) for [`RefusalKind::BodyFailed`];
     /// - `INVALID_ARGUMENT` (3) for [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and [`RefusalKind::InvalidCost`],
     ///   which are not worth a retry;
+    /// - `INTERNAL` (13) for [`RefusalKind::UnknownRate`];
     /// - `UNAVAILABLE` (14) otherwise: the store is unavailable, the limiter is shutting down, the slot was lost.
     ///
     /// Its details are a `google.rpc.RetryInfo` with [`retry_after`](Self::retry_after), and, if the limit was reached,
@@ -62,6 +64,8 @@ impl Refusal {
             (CANCELLED, problem::detail(self))
         } else if self.kind().is_invalid() {
             (INVALID_ARGUMENT, problem::detail(self))
+        } else if self.kind() == RefusalKind::UnknownRate {
+            (INTERNAL, problem::detail(self))
         } else {
             (UNAVAILABLE, problem::detail(self))
         };
@@ -88,7 +92,7 @@ fn status(refusal: &Refusal, code: u8, message: &str) -> Vec<u8> {
     let mut status = Proto::default();
     status.number(1, code.into());
     status.bytes(2, message.as_bytes());
-    if !refusal.kind().is_invalid() {
+    if refusal.kind().is_worth_a_retry() || refusal.kind() == RefusalKind::BodyFailed {
         status.bytes(3, &any("google.rpc.RetryInfo", retry_info(refusal)));
     }
     if refusal.kind().is_limited() {

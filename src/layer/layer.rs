@@ -19,6 +19,7 @@ use super::{
     refusal_body::RefusalResponse,
     scope::Scope,
     service::Limited,
+    slot::DeclaredRates,
 };
 #[cfg(feature = "config")]
 use crate::limit::MAX_SCOPES;
@@ -90,8 +91,10 @@ impl Limiter {
 
 impl LimitLayer {
     fn new(limiter: &Limiter, scopes: Vec<GateScope>) -> Self {
+        let limits = scopes.iter().map(|of| of.scope.limit());
         let mut gate = Gate {
             keepers: limiter.keepers().clone(),
+            rates: DeclaredRates::new(limiter.keepers(), limits),
             scopes,
             terms: Arc::default(),
             release_at: ReleaseAt::default(),
@@ -114,6 +117,13 @@ impl LimitLayer {
     #[cfg(feature = "config")]
     pub(crate) fn open(limiter: &Limiter) -> Self {
         Self::new(limiter, Vec::new())
+    }
+
+    /// Lets handlers name all these rates, though they do not apply to the layer's requests.
+    #[cfg(feature = "config")]
+    pub(crate) fn declaring(self, rates: &Arc<DeclaredRates>) -> Self {
+        let rates = rates.clone();
+        self.edit(move |gate| gate.rates = rates.clone())
     }
 
     /// One layer for the limits of all these, with the strictest of their settings, and the statuses of the first.
@@ -254,6 +264,7 @@ impl LimitLayer {
     ///
     /// - `q` is the limit, `r` the remainder as last reported by the store, and `t` the time in seconds until there is more,
     ///   rounded up, where that is known.
+    /// - `qu` is the [unit](crate::Limit::unit) of a rate.
     /// - A window `w` has whole seconds. A rate with another period is converted to a period rounded up: 10 in 100 ms is
     ///   `q=100;w=1`.
     /// - Names are strings of ASCII there. `%` and whatever is not printable ASCII are percent-encoded, here as in

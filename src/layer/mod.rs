@@ -78,6 +78,7 @@
 // | --- | --- |
 // | `policy`, `scope` | limits, and where the keys of a request come from |
 // | `values` | a limit's value for a single key |
+// | `number` | a cost or weight in a header |
 // | `address` | a client's address as a key |
 // | `layer`, `options` | settings |
 // | `read_ahead` | the layer that reads the bodies of those who wait |
@@ -114,6 +115,7 @@ mod label_by;
 mod labels;
 #[allow(clippy::module_inception)]
 mod layer;
+mod number;
 mod options;
 mod permit_body;
 mod policy;
@@ -151,6 +153,7 @@ pub use slot::{Hold, Slot};
 pub(crate) use {
     bounds::check_bound,
     gates::{GateEdit, Gates, Routing},
+    slot::DeclaredRates,
 };
 
 pub use crate::error::LostErrorKind;

@@ -23,7 +23,7 @@ impl Refusal {
     /// another. `Retry-After` has whole seconds, rounded up. [`RefusalKind::BodyFailed`] has only a status, because there is
     /// hardly ever a client left to read more. [`RefusalKind::NoKey`], [`RefusalKind::InvalidWeight`] and
     /// [`RefusalKind::InvalidCost`] have problem details of the type `about:blank`, with the status and a detail (the second
-    /// also `limit` and `weight`), and no `Retry-After`.
+    /// also `limit` and `weight`), and no `Retry-After`. So has [`RefusalKind::UnknownRate`].
     ///
     /// The problem's type is, as in draft-ietf-httpapi-ratelimit-headers,
     /// `https://iana.org/assignments/http-problem-types#quota-exceeded` if the limit is the caller's own, else
@@ -37,6 +37,7 @@ impl Refusal {
     /// | `weight` | [`weight`](Self::weight) | the limit was reached, and it is more than 1 |
     /// | `in_use`, `waiting` | slots and queued requests, across all replicas | the limit was reached, and is no rate |
     /// | `period` | in seconds | the limit was reached, and is a rate |
+    /// | `unit` | what the rate counts: [`Limit::unit`](crate::Limit::unit) | the limit was reached, and is a rate |
     /// | `position` | [`position`](Self::position) | the request queued |
     /// | `waited` | in seconds | the request waited |
     ///
@@ -50,7 +51,7 @@ impl Refusal {
         *response.body_mut() = Bytes::from(json(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        if self.is_worth_a_retry() {
+        if self.kind().is_worth_a_retry() {
             let seconds = whole_seconds(self.retry_after());
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
@@ -64,18 +65,13 @@ impl Refusal {
         let status = response.status();
         let is_error = status.is_client_error() || status.is_server_error();
         let is_known = response.headers().contains_key(header::RETRY_AFTER);
-        if is_error && !is_known && self.is_worth_a_retry() {
+        if is_error && !is_known && self.kind().is_worth_a_retry() {
             let seconds = whole_seconds(self.retry_after());
             response
                 .headers_mut()
                 .insert(header::RETRY_AFTER, seconds.into());
         }
         response
-    }
-
-    /// Whether the same request may be admitted later.
-    fn is_worth_a_retry(&self) -> bool {
-        !self.kind().is_invalid() && self.kind() != RefusalKind::BodyFailed
     }
 }
 
@@ -97,7 +93,7 @@ fn json(refusal: &Refusal) -> String {
 
 /// For people. Printable text without quotes or backslashes.
 pub(super) fn detail(refusal: &Refusal) -> String {
-    let max = refusal.max();
+    let (max, unit) = (refusal.max(), refusal.limit().counted());
     // While the store is down, or before it has answered, it is only known that there is no free slot.
     let slots = match refusal.weight() {
         1 => format!("{} of {max} slots in use", refusal.in_use().max(max)),
@@ -115,7 +111,7 @@ pub(super) fn detail(refusal: &Refusal) -> String {
         }
         RefusalKind::TooSoon => {
             let period = refusal.limit().period().unwrap_or_default();
-            format!("the rate of {max} requests in {period:?} is used up")
+            format!("the rate of {max} {unit} in {period:?} is used up")
         }
         RefusalKind::Lost => "the slot was lost before the response was ready".into(),
         RefusalKind::HeldTooLong => "the response was not ready in time".into(),
@@ -133,15 +129,17 @@ pub(super) fn detail(refusal: &Refusal) -> String {
             }
         }
         RefusalKind::InvalidCost => {
-            format!("the request costs more than the {max} that the rate has at once")
+            format!("the request costs more than the {max} {unit} that the rate has at once")
         }
+        // The name is for the log.
+        RefusalKind::UnknownRate => "the request cannot be charged".into(),
         RefusalKind::NoKey => "the request has no key to be counted by".into(),
         RefusalKind::BodyFailed => "the request's body failed".into(),
     }
 }
 
 fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
-    if refusal.kind().is_invalid() {
+    if refusal.kind().is_invalid() || refusal.kind() == RefusalKind::UnknownRate {
         return write_invalid(json, refusal);
     }
     let (problem, title) = if refusal.is_own() {
@@ -165,7 +163,7 @@ fn write(json: &mut String, refusal: &Refusal) -> fmt::Result {
     json.write_char('}')
 }
 
-/// Neither of the two types is about a request that is not complete, and it is not to be sent again as it is.
+/// Neither of the two types is about a fault of the request or its handler. It is not to be sent again as it is.
 fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
     let status = refusal.status();
     let title = status.canonical_reason().unwrap_or_default();
@@ -182,6 +180,8 @@ fn write_invalid(json: &mut String, refusal: &Refusal) -> fmt::Result {
 fn write_standing(json: &mut String, refusal: &Refusal) -> fmt::Result {
     if let Some(period) = refusal.limit().period() {
         member(json, "period", period.as_secs_f64())?;
+        let unit = refusal.limit().counted();
+        member(json, "unit", format_args!(r#""{unit}""#))?;
     } else {
         if refusal.weight() != 1 {
             member(json, "weight", refusal.weight())?;

@@ -73,6 +73,10 @@ pub enum RefusalKind {
     ///
     /// See [`Scope::cost_by`](super::Scope::cost_by).
     InvalidCost,
+    /// The handler charges a rate that the request does not have. The status is 500.
+    ///
+    /// Only of a [`Refusal`] made from the error of [`Slot::charge`](super::Slot::charge).
+    UnknownRate,
     /// The request has no key, and [`Scope::require_key`](super::Scope::require_key) is set. The status is 400.
     NoKey,
     /// The request's body failed while it waited. The status is 400.
@@ -191,7 +195,8 @@ impl Refusal {
 
     /// Returns when the client should retry. Never zero.
     ///
-    /// It means nothing where a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`].
+    /// It means nothing where a retry is pointless: [`RefusalKind::NoKey`], [`RefusalKind::BodyFailed`],
+    /// [`RefusalKind::UnknownRate`].
     ///
     /// For a rate it is exact: a request after this time is admitted, unless another one came first. For slots it is an
     /// estimate of at most 1 h, with jitter of up to a quarter, so that clients that were refused together do not come
@@ -213,6 +218,7 @@ impl RefusalKind {
             Self::TooSoon => AcquireErrorKind::TooSoon.as_str(),
             Self::InvalidWeight => AcquireErrorKind::InvalidWeight.as_str(),
             Self::InvalidCost => AcquireErrorKind::InvalidCost.as_str(),
+            Self::UnknownRate => AcquireErrorKind::UnknownRate.as_str(),
             Self::Lost => LostErrorKind::Lost.as_str(),
             Self::HeldTooLong => LostErrorKind::HeldTooLong.as_str(),
             Self::Revoked => LostErrorKind::Revoked.as_str(),
@@ -226,7 +232,7 @@ impl RefusalKind {
     }
 
     /// Returns whether a limit was reached. Otherwise the store or the limiter is unavailable, the limit is paused, or the
-    /// request is at fault.
+    /// request or its handler is at fault.
     pub fn is_limited(self) -> bool {
         matches!(
             self,
@@ -237,6 +243,11 @@ impl RefusalKind {
     /// Whether the same request would be refused again: the status is 400.
     pub(super) fn is_invalid(self) -> bool {
         matches!(self, Self::NoKey | Self::InvalidWeight | Self::InvalidCost)
+    }
+
+    /// Whether the same request may be admitted later.
+    pub(super) fn is_worth_a_retry(self) -> bool {
+        !self.is_invalid() && !matches!(self, Self::BodyFailed | Self::UnknownRate)
     }
 
     /// The status of a limit that was reached, unless it is set: whether all callers share it decides.
@@ -257,6 +268,7 @@ impl From<AcquireErrorKind> for RefusalKind {
             AcquireErrorKind::TooSoon => Self::TooSoon,
             AcquireErrorKind::InvalidWeight => Self::InvalidWeight,
             AcquireErrorKind::InvalidCost => Self::InvalidCost,
+            AcquireErrorKind::UnknownRate => Self::UnknownRate,
             AcquireErrorKind::Unavailable => Self::Unavailable,
             AcquireErrorKind::Misconfigured | AcquireErrorKind::NoRuntime => Self::Misconfigured,
             AcquireErrorKind::ShutDown => Self::ShutDown,
@@ -380,9 +392,31 @@ mod tests {
             "violated-policies": ["opens"],
             "limit": 60,
             "period": 90,
+            "unit": "requests",
             "retry_after": 3,
         });
         assert_eq!(problem(&refusal), expected);
+    }
+
+    #[test]
+    fn a_rate_is_of_its_unit() {
+        let tokens = OPENS.unit("tokens");
+        let used_up = refusal(&tokens, AcquireErrorKind::TooSoon, None);
+        let detail = "the rate of 60 tokens in 90s is used up";
+        assert_eq!(problem(&used_up)["detail"], detail);
+        assert_eq!(problem(&used_up)["unit"], "tokens");
+        let head = used_up.to_grpc_response().headers().clone();
+        let status = Status::from_header_map(&head).unwrap();
+        assert_eq!(status.message(), format!("opens: {detail}"));
+        let too_dear = refusal(&tokens, AcquireErrorKind::InvalidCost, None);
+        let detail = "the request costs more than the 60 tokens that the rate has at once";
+        assert_eq!(problem(&too_dear)["detail"], detail);
+        // Also that of a handler, which knows the limit by its error.
+        let details = tokens.error_details();
+        let error = AcquireError::new(AcquireErrorKind::TooSoon, details);
+        assert_eq!(error.to_string(), "rate `opens` of 60 tokens is used up");
+        let by_handler = Refusal::from(&error);
+        assert_eq!(problem(&by_handler)["unit"], "tokens");
     }
 
     #[test]

@@ -260,6 +260,9 @@ impl Scope {
 
     /// Sets the limit's value for a request, by a closure. `None`: the limit's own value.
     ///
+    /// Of a value that the request itself brings along, take whatever is no number for 0, not for `None`: else a caller whose
+    /// value is lower than the limit's own would do better with a wrong one.
+    ///
     /// An outer layer can pass the value in the request's extensions:
     ///
     /// ```

@@ -9,9 +9,12 @@ use http::Extensions;
 
 use crate::{
     charges::Charging,
-    error::LostErrorKind,
+    error::{AcquireError, LostErrorKind},
+    keeper::Keepers,
+    limit::Limit,
     permit::{Share, WeakShare},
     permit_id::PermitId,
+    telemetry::{RateCall, UnknownRates},
 };
 
 /// View of the slot of a request, in the request's extensions.
@@ -42,28 +45,54 @@ use crate::{
 pub struct Slot {
     /// `None`: no limit applies to the request.
     share: Option<WeakShare>,
+    /// What the layer declares, whether it applies to the request or not.
+    rates: Arc<DeclaredRates>,
     /// Of the layer around the one that made this slot.
     outer: Option<Arc<Slot>>,
 }
 
-impl Slot {
-    /// Shows the slot to the handler, together with those of outer layers.
-    pub(super) fn show(share: &Share, extensions: &mut Extensions) {
-        let outer = extensions.remove::<Self>();
-        extensions.insert(Self {
-            share: Some(share.downgrade()),
-            outer: outer.map(Arc::new),
-        });
+/// The rates of a layer.
+pub(crate) struct DeclaredRates {
+    names: Vec<String>,
+    unknown: Arc<UnknownRates>,
+}
+
+impl DeclaredRates {
+    pub(crate) fn new<'a>(
+        limiter: &Keepers,
+        limits: impl IntoIterator<Item = &'a Limit>,
+    ) -> Arc<Self> {
+        let rates = { limits.into_iter() }.filter(|limit| limit.period().is_some());
+        let names: Vec<_> = rates.map(|rate| rate.name().to_owned()).collect();
+        let unknown = limiter.unknown_rates.clone();
+        if !names.is_empty() {
+            unknown.expect();
+        }
+        Arc::new(Self { names, unknown })
     }
 
-    /// Shows the handler of an unlimited request the slot of the outer layers, or one that stands for none.
-    pub(super) fn show_none(extensions: &mut Extensions) {
-        if extensions.get::<Self>().is_none() {
-            extensions.insert(Self {
-                share: None,
-                outer: None,
-            });
+    fn has(&self, limit: &str) -> bool {
+        self.names.iter().any(|name| name == limit)
+    }
+}
+
+impl Slot {
+    /// Shows the slot to the handler, together with those of outer layers. `None`: no limit of this layer applies.
+    pub(super) fn show(
+        share: Option<&Share>,
+        rates: &Arc<DeclaredRates>,
+        extensions: &mut Extensions,
+    ) {
+        let adds_nothing = share.is_none() && rates.names.is_empty();
+        if adds_nothing && extensions.get::<Self>().is_some() {
+            return;
         }
+        let outer = extensions.remove::<Self>();
+        extensions.insert(Self {
+            share: share.map(Share::downgrade),
+            rates: rates.clone(),
+            outer: outer.map(Arc::new),
+        });
     }
 
     /// Keeps the slot for as long as the returned [`Hold`] lives. `None` if it was already released.
@@ -71,7 +100,9 @@ impl Slot {
     /// Any number of holds may be taken; the slot is released when the response and all holds are gone.
     pub fn hold(&self) -> Option<Hold> {
         let shares = self.shares().map(WeakShare::upgrade);
-        shares.collect::<Option<_>>().map(Hold)
+        let shares = shares.collect::<Option<_>>()?;
+        let slot = self.clone();
+        Some(Hold { shares, slot })
     }
 
     /// Returns the id of its permit, as operators see it; under several layers that of the innermost with a slot.
@@ -110,16 +141,23 @@ impl Slot {
     /// Charges a rate of the request once more, and waits or is refused like a newcomer.
     ///
     /// For a cost that is known before the work begins, such as that of a prompt in the request's body. See
-    /// [`Permit::charge`](crate::Permit::charge) for errors, and [Token budgets](crate::guide::tokens). It completes at
-    /// once if the limit is not among the rates of the request, or the slot is released.
+    /// [`Permit::charge`](crate::Permit::charge) for errors, and [Token budgets](crate::guide::tokens). Nothing is charged
+    /// once the slot is released.
+    ///
+    /// A rate that none of the request's layers has is an error, as a typo must not turn a budget off. One that a layer has
+    /// and that does not apply to the request, which has no key for it, charges nothing: see
+    /// [`Permit`](crate::Permit#a-rate-that-the-permit-does-not-have).
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropping the future refunds the charge, if it was made.
     pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
         let limit = limit.as_ref();
-        let charged = self.share_under(limit);
-        charged.map_or(Charging::NONE, |share| share.charge(limit, cost))
+        match self.share_under(limit, RateCall::Charge) {
+            Ok(Some(share)) => share.charge(limit, cost),
+            Ok(None) => Charging::NONE,
+            Err(unknown) => Charging::refused(unknown),
+        }
     }
 
     /// Adds to what the request has cost at a rate. Never waits, and is never refused. See
@@ -127,7 +165,7 @@ impl Slot {
     ///
     /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
     pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
-        if let Some(share) = self.owned_under(limit.as_ref()) {
+        if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Spend) {
             share.spend(limit.as_ref(), cost);
         }
     }
@@ -136,7 +174,7 @@ impl Slot {
     ///
     /// Nothing happens once the slot is released: a task that goes on after the response needs a [`Hold`].
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
-        if let Some(share) = self.owned_under(limit.as_ref()) {
+        if let Some(share) = self.owned_under(limit.as_ref(), RateCall::Settle) {
             share.settle(limit.as_ref(), actual);
         }
     }
@@ -144,22 +182,33 @@ impl Slot {
     /// Returns what a rate would admit at once, as the latest charge of this request has left it. See
     /// [`Permit::remaining`](crate::Permit::remaining).
     pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
-        self.owned_under(limit.as_ref())?.remaining(limit.as_ref())
+        let limit = limit.as_ref();
+        self.owned_under(limit, RateCall::Remaining)?
+            .remaining(limit)
     }
 
-    /// The innermost that this rate has charged.
-    fn share_under(&self, limit: &str) -> Option<&WeakShare> {
-        self.shares().find(|share| share.is_charged_by(limit))
+    /// The innermost that this rate has charged. `None`: the rate does not apply. An error, which is noted: no layer has it.
+    fn share_under(&self, limit: &str, call: RateCall) -> Result<Option<&WeakShare>, AcquireError> {
+        let charged = self.shares().find(|share| share.is_charged_by(limit));
+        if charged.is_some() || self.layers().any(|slot| slot.rates.has(limit)) {
+            return Ok(charged);
+        }
+        let error = Limit::unknown_rate(limit);
+        self.rates.unknown.note(call, error.limit_name());
+        Err(error)
     }
 
-    fn owned_under(&self, limit: &str) -> Option<Share> {
-        self.share_under(limit)?.upgrade()
+    fn owned_under(&self, limit: &str, call: RateCall) -> Option<Share> {
+        self.share_under(limit, call).ok()??.upgrade()
     }
 
     /// Of this layer and those around it.
+    fn layers(&self) -> impl Iterator<Item = &Self> {
+        iter::successors(Some(self), |slot| slot.outer.as_deref())
+    }
+
     fn shares(&self) -> impl Iterator<Item = &WeakShare> {
-        let slots = iter::successors(Some(self), |slot| slot.outer.as_deref());
-        slots.filter_map(|slot| slot.share.as_ref())
+        self.layers().filter_map(|slot| slot.share.as_ref())
     }
 }
 
@@ -207,17 +256,23 @@ impl fmt::Debug for Slot {
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::get(socket));
 /// ```
 #[must_use = "dropping a hold releases its slot"]
-pub struct Hold(Vec<Share>);
+pub struct Hold {
+    shares: Vec<Share>,
+    /// The slot that they keep.
+    slot: Slot,
+}
 
 impl Hold {
     /// Returns the id of its permit: see [`Slot::id`].
     pub fn id(&self) -> Option<PermitId> {
-        self.0.iter().find_map(Share::id)
+        self.shares.iter().find_map(Share::id)
     }
 
     /// Returns whether the slot was lost. See [`Slot::is_lost`].
     pub fn is_lost(&self) -> bool {
-        self.0.iter().any(|share| share.over(|_| true).is_some())
+        self.shares
+            .iter()
+            .any(|share| share.over(|_| true).is_some())
     }
 
     /// Charges a rate of the request once more. See [`Slot::charge`].
@@ -226,32 +281,22 @@ impl Hold {
     ///
     /// Cancel safe: dropping the future refunds the charge, if it was made.
     pub fn charge(&self, limit: impl AsRef<str>, cost: u32) -> Charging {
-        let limit = limit.as_ref();
-        let charged = self.under(limit).map(Share::downgrade);
-        charged.map_or(Charging::NONE, |share| share.charge(limit, cost))
+        self.slot.charge(limit, cost)
     }
 
     /// Adds to what the request has cost at a rate. See [`Permit::spend`](crate::Permit::spend).
     pub fn spend(&self, limit: impl AsRef<str>, cost: u32) {
-        if let Some(share) = self.under(limit.as_ref()) {
-            share.spend(limit.as_ref(), cost);
-        }
+        self.slot.spend(limit, cost);
     }
 
     /// Sets what the request has cost in all at a rate. See [`Permit::settle`](crate::Permit::settle).
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {
-        if let Some(share) = self.under(limit.as_ref()) {
-            share.settle(limit.as_ref(), actual);
-        }
+        self.slot.settle(limit, actual);
     }
 
     /// Returns what a rate would admit at once. See [`Permit::remaining`](crate::Permit::remaining).
     pub fn remaining(&self, limit: impl AsRef<str>) -> Option<u32> {
-        self.under(limit.as_ref())?.remaining(limit.as_ref())
-    }
-
-    fn under(&self, limit: &str) -> Option<&Share> {
-        self.0.iter().find(|share| share.is_charged_by(limit))
+        self.slot.remaining(limit)
     }
 
     /// Completes when the slot is lost, or an operator has revoked it, with the reason.
@@ -262,7 +307,7 @@ impl Hold {
     ///
     /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) -> LostErrorKind {
-        any(self.0.iter().map(|share| share.ended(|_| true))).await
+        any(self.shares.iter().map(|share| share.ended(|_| true))).await
     }
 }
 

@@ -95,6 +95,8 @@ pub(crate) struct Account {
     is_closed: bool,
     /// The latest sum was refused: the next one is not urgent.
     was_refused: bool,
+    /// When the rate would have admitted the latest charge, which it has refused.
+    refused_until: Option<Instant>,
 }
 
 /// A part of a charge that is to be refunded.
@@ -267,6 +269,7 @@ impl Account {
             is_settled: false,
             is_closed: false,
             was_refused: false,
+            refused_until: None,
         };
         account.add(fee.paid_cost(), fee.paid);
         account
@@ -283,10 +286,20 @@ impl Account {
 
     /// The permit was charged once more. Returns what of that is too much: after the settlement, all.
     pub(crate) fn charge(&mut self, cost: u32, paid: Paid) -> u64 {
+        self.refused_until = None;
         self.add(cost, paid);
         let excess = if self.is_settled { cost.into() } else { 0 };
         self.excess += excess;
         excess
+    }
+
+    /// The rate has refused a charge that it would admit then.
+    pub(crate) fn refuse(&mut self, until: Instant) {
+        self.refused_until = Some(until);
+    }
+
+    pub(crate) fn refused_until(&self) -> Option<Instant> {
+        self.refused_until
     }
 
     fn add(&mut self, cost: u32, paid: Paid) {

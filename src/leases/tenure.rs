@@ -9,6 +9,7 @@ use super::{account::Fee, lease::Lease, owners::Owners};
 use crate::{
     error::LostErrorKind,
     ledger::weight_of,
+    limit::Limit,
     sync::{AtomicBool, Ordering},
 };
 
@@ -65,6 +66,8 @@ pub(crate) struct Together {
     leases: Vec<Arc<Lease>>,
     /// The charges of rates when the permit was admitted.
     fees: Vec<Fee>,
+    /// Rates that the permit is not charged by, since their mode was off.
+    exempt: Vec<Arc<Limit>>,
     /// Whether one of these has an account. Set by an owner, and read by the last one that [leaves](Owners::leave), which
     /// sees all that owners did before.
     has_account: AtomicBool,
@@ -82,23 +85,32 @@ impl Leases {
         Self::Many(Arc::new(Together {
             leases,
             fees: Vec::new(),
+            exempt: Vec::new(),
             has_account: AtomicBool::new(false),
             owners: Owners::one(),
         }))
     }
 
-    /// Adds the charges of rates. To be called before it has a second owner.
-    pub(crate) fn set_fees(&mut self, fees: Vec<Fee>) {
+    /// Adds the charges of rates, and the rates that charge nothing. To be called before it has a second owner.
+    pub(crate) fn set_fees(&mut self, fees: Vec<Fee>, exempt: Vec<Arc<Limit>>) {
         if let Self::Many(together) = self
             && let Some(together) = Arc::get_mut(together)
         {
-            together.fees = fees;
+            (together.fees, together.exempt) = (fees, exempt);
         }
     }
 
     /// The charge of the rate of this name when the permit was admitted.
     pub(crate) fn fee(&self, limit: &str) -> Option<&Fee> {
         self.fees().iter().find(|fee| fee.limit.name() == limit)
+    }
+
+    /// Whether the rate of this name is off for the permit.
+    pub(crate) fn is_exempt_from(&self, limit: &str) -> bool {
+        match self {
+            Self::One(_) => false,
+            Self::Many(together) => together.exempt.iter().any(|of| of.name() == limit),
+        }
     }
 
     /// The charges of rates when the permit was admitted.

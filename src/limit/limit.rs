@@ -11,6 +11,7 @@ use crate::{
     ledger::Rate,
     ranges::{MAX_LIMIT, MAX_PERIOD},
     status::Quota,
+    unit::{MAX_UNIT_LEN, Unit},
 };
 
 const MAX_NAME_LEN: usize = 128;
@@ -58,6 +59,17 @@ pub(super) struct Refill {
     period: Duration,
     /// `None`: as much as in a period.
     burst: Option<u32>,
+    unit: Unit,
+}
+
+impl Refill {
+    const fn new(period: Duration) -> Self {
+        Self {
+            period,
+            burst: None,
+            unit: Unit::REQUESTS,
+        }
+    }
 }
 
 impl Limit {
@@ -137,10 +149,7 @@ impl Limit {
             "the period of a rate is at most 24 h"
         );
         let mut limit = Self::concurrent(name, count);
-        limit.refill = Some(Refill {
-            period,
-            burst: None,
-        });
+        limit.refill = Some(Refill::new(period));
         limit
     }
 
@@ -161,10 +170,7 @@ impl Limit {
                 "the period of rate `{name}` is {period:?}: it must be 1 ms to {MAX_PERIOD:?}"
             )));
         }
-        limit.refill = Some(Refill {
-            period,
-            burst: None,
-        });
+        limit.refill = Some(Refill::new(period));
         Ok(limit)
     }
 
@@ -196,6 +202,60 @@ impl Limit {
             None => panic!("only a rate has a burst"),
         }
         self
+    }
+
+    /// Sets what a rate counts. Default: `requests`.
+    ///
+    /// For refusals, the `RateLimit` fields and operators; it changes nothing else. A unit has 1 to 32 characters: a letter,
+    /// then letters, digits, `-`, `_` and `.`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_turnstile::Limit;
+    /// const TOKENS: Limit = Limit::rate("tokens", 60_000, Duration::from_secs(60)).unit("tokens");
+    /// ```
+    ///
+    /// For a unit that is a `String`, use [`Limit::try_unit`].
+    ///
+    /// # Panics
+    ///
+    /// If the limit is no rate, or the unit has other characters or more of them; in a `const` or `static` that is a compile
+    /// error.
+    #[must_use]
+    pub const fn unit(mut self, unit: &str) -> Self {
+        let unit = match Unit::new(unit) {
+            Some(unit) => unit,
+            None => panic!(
+                "a unit has 1 to 32 characters: a letter, then letters, digits, `-`, `_` and `.`"
+            ),
+        };
+        match &mut self.refill {
+            Some(refill) => refill.unit = unit,
+            None => panic!("only a rate has a unit"),
+        }
+        self
+    }
+
+    /// Fallible version of [`unit`](Self::unit), for units from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the limit is no rate, or the unit has other characters or more of them.
+    pub fn try_unit(self, unit: &str) -> Result<Self, ConfigError> {
+        let name = &self.name;
+        if self.refill.is_none() {
+            return Err(ConfigError::value(format!(
+                "limit `{name}` has a unit, and is no rate"
+            )));
+        }
+        if Unit::new(unit).is_none() {
+            // Whatever it is, it may be long.
+            return Err(ConfigError::value(format!(
+                "the unit of rate `{name}` must have 1 to {MAX_UNIT_LEN} characters: \
+                 a letter, then letters, digits, `-`, `_` and `.`"
+            )));
+        }
+        Ok(self.unit(unit))
     }
 
     /// Sets how many callers share a key, which orders acquisition under several limits.
@@ -316,6 +376,14 @@ impl Limit {
         self.refill.map(|refill| refill.period)
     }
 
+    /// What it counts.
+    pub(crate) fn counted(&self) -> Unit {
+        match &self.refill {
+            Some(refill) => refill.unit,
+            None => Unit::CONCURRENT_REQUESTS,
+        }
+    }
+
     /// The rate, with another count for a key that has one of its own; `None` if this is no rate.
     pub(crate) fn to_rate(&self, count: u32) -> Option<Rate> {
         let refill = self.refill?;
@@ -372,6 +440,28 @@ impl Limit {
         self.fallback == Fallback::Reject
     }
 
+    /// The error of a charge at a rate that its permit does not have. The name may be any text.
+    pub(crate) fn unknown_rate(name: &str) -> AcquireError {
+        let mut end = name.len().min(MAX_NAME_LEN);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        let unknown = Self::new(Cow::Owned(name[..end].to_owned()), 0);
+        unknown.acquire_error(AcquireErrorKind::UnknownRate)
+    }
+
+    /// The limit of an error, of which no other setting is known: with any name, as that of an unknown rate. A key may have
+    /// a value of 0, which a limit has not.
+    pub(crate) fn of_error(details: &AcquireErrorDetails) -> Self {
+        let max = details.max.clamp(1, MAX_LIMIT);
+        let mut limit = Self::new(details.limit_name.clone(), max);
+        limit.refill = details.period.map(|period| Refill {
+            unit: details.unit,
+            ..Refill::new(period)
+        });
+        limit
+    }
+
     /// An error of which only the limit is known.
     pub(crate) fn acquire_error(&self, kind: AcquireErrorKind) -> AcquireError {
         AcquireError::new(kind, self.error_details())
@@ -381,6 +471,7 @@ impl Limit {
         AcquireErrorDetails {
             limit_name: self.name.clone(),
             period: self.period(),
+            unit: self.counted(),
             is_shared: false,
             max: self.max,
             weight: 1,
@@ -399,6 +490,7 @@ impl Limit {
         Quota {
             limit_name: self.name.clone(),
             period: self.period(),
+            unit: self.counted(),
             is_enforced: self.mode == Mode::Enforce,
             max,
             remaining: 0,

@@ -20,6 +20,8 @@ pub(crate) const LOOK: usize = 256;
 pub(crate) struct Cursor {
     pub queue: u32,
     pub seq: Seq,
+    /// Of the keys of rates, which come after all queues.
+    pub standing: usize,
 }
 
 /// The receiver of all that a walk sees.
@@ -31,6 +33,29 @@ pub(crate) trait Visitor {
 
     /// An entry of the queue that was seen last.
     fn entry(&mut self, entry: EntryLook<'_>);
+
+    /// A key of a rate. `look`: how it stands at a time.
+    fn rate(&mut self, _: LimitId, _: &Key, _look: &dyn Fn(Instant) -> Option<RateLook>) {}
+}
+
+/// How a key of a rate stands.
+pub(crate) struct RateLook {
+    /// The rate's value for the key.
+    pub max: u32,
+    pub burst: u32,
+    /// Units that the rate has at once.
+    pub remaining: u32,
+    /// Microseconds until the rate admits a request of one unit.
+    pub next_us: u64,
+    /// When the key was last charged here.
+    pub at: Instant,
+}
+
+impl RateLook {
+    /// Whether less than the burst is left.
+    pub(crate) fn is_used(&self) -> bool {
+        self.remaining < self.burst
+    }
 }
 
 /// A limit, as it is under the keeper's lock.

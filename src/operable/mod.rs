@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `control` | the task that listens to operators |
 //! | `look` | a bounded look at queues and permits under the keeper's lock |
+//! | `standings` | how keys of rates stand; `no_standings` in its place without the feature `operate` |
 //! | `refusals` | the last refusals of each limit; `no_refusals` in its place without the feature `operate` |
 
 mod control;
@@ -14,11 +15,17 @@ mod refusals;
 #[cfg(not(feature = "operate"))]
 #[path = "no_refusals.rs"]
 mod refusals;
+#[cfg(feature = "operate")]
+mod standings;
+#[cfg(not(feature = "operate"))]
+#[path = "no_standings.rs"]
+mod standings;
 
-pub(crate) use self::{control::Control, refusals::Refusals};
+pub(crate) use self::{control::Control, refusals::Refusals, standings::Standings};
 #[cfg(feature = "operate")]
 pub(crate) use self::{
     control::ControlTask,
-    look::{Cursor, EntryLook, LOOK, LimitLook, Visitor},
+    look::{Cursor, EntryLook, LOOK, LimitLook, RateLook, Visitor},
     refusals::{MAX_REFUSALS, RefusalNote},
+    standings::Standing,
 };

@@ -84,6 +84,9 @@ pub struct LimitRow {
     pub paused: bool,
     /// Of a rate: the period that the value is for, in milliseconds.
     pub period_ms: Option<u64>,
+    /// Of a rate: what it counts. See [`Limit::unit`](crate::Limit::unit).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
     /// `enforce`, `shadow` or `off`.
     pub mode: String,
     /// How long a request may queue, in milliseconds.
@@ -94,7 +97,8 @@ pub struct LimitRow {
     pub held: usize,
     /// Requests that are queued or delayed, under all keys.
     pub waiting: usize,
-    /// Keys that a replica holds or waits for. One on several replicas counts on each.
+    /// Keys that a replica holds or waits for; of a rate, keys whose burst is not whole. One on several replicas counts on
+    /// each.
     pub keys: usize,
     /// Age of the oldest waiter, in milliseconds.
     pub oldest_wait_ms: Option<u64>,
@@ -172,9 +176,30 @@ pub struct KeyRow {
     /// Age of the oldest waiter, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_wait_ms: Option<u64>,
-    /// Replicas that hold or wait for it.
+    /// Replicas that hold or wait for it; of a rate, that have charged it lately.
     #[serde(default)]
     pub replicas: usize,
+    /// Of a rate: what the key has left, as the replica that has charged it last knows it.
+    #[serde(default, flatten)]
+    pub budget: Option<BudgetRow>,
+}
+
+/// What a key has left of a rate.
+///
+/// It is worked out from the latest charge that a replica knows of, and what has drained since. Charges of replicas that
+/// are gone, and spending that was not reported yet, are not in it. After the store has lost its data it is that of before
+/// until a replica charges the key again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BudgetRow {
+    /// Units that a request gets at once. 0 if the rate is in debt.
+    pub remaining: u32,
+    /// The most that there is at once.
+    pub burst: u32,
+    /// Time until a request of one unit is admitted, in milliseconds.
+    pub next_ms: u64,
+    /// Time since the latest charge, in milliseconds.
+    pub charged_ms: u64,
 }
 
 /// A refusal, with the numbers of the moment at which it was decided.
@@ -228,7 +253,9 @@ pub struct Explanation {
     pub in_use: u32,
     /// Requests that are queued, by the store.
     pub waiting: u32,
-    /// The outcome of a request now. `None` for a rate, whose state is not looked at.
+    /// Of a rate: what the caller has left. `None` if no replica has charged it lately.
+    pub budget: Option<BudgetRow>,
+    /// The outcome of a request now, at a rate of one unit. `None` for a rate that no replica has charged lately.
     pub verdict: Option<Verdict>,
     /// The caller's permits and queued requests.
     pub permits: Answers<PermitRow>,
@@ -245,8 +272,12 @@ pub struct Explanation {
 pub enum Verdict {
     /// An operator has paused the limit.
     Paused,
-    /// A slot is free, or the limit is not enforced.
+    /// A slot is free, the rate has a unit left, or the limit is not enforced.
     Admitted,
+    /// The rate is used up. It would wait for as many milliseconds.
+    Delayed(u64),
+    /// The rate is used up for as many milliseconds, which is longer than requests wait.
+    TooSoon(u64),
     /// It would queue, at this place.
     Queued(u32),
     /// All slots are in use, and requests do not queue.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{
-    answer::{KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
+    answer::{BudgetRow, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow},
     changes::Revocation,
     digest::KeyDigest,
     hook::Hook,
@@ -228,6 +228,12 @@ impl Desk {
             max: sum.max,
             oldest_wait_ms: sum.oldest.map(|oldest| age_ms(oldest, now)),
             replicas: 0,
+            budget: sum.budget.map(|budget| BudgetRow {
+                remaining: budget.remaining,
+                burst: budget.burst,
+                next_ms: budget.next_us.div_ceil(1_000),
+                charged_ms: age_ms(budget.at, now),
+            }),
         });
         (rows.collect(), left_out)
     }
@@ -276,6 +282,7 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
             declared_max: look.declared_max,
             paused: look.is_paused,
             period_ms: limit.period().map(|period| period.as_millis() as u64),
+            unit: limit.period().map(|_| limit.counted().to_string()),
             mode: mode_text(limit.current_mode()).to_owned(),
             wait_ms: limit.wait().as_millis() as u64,
             max_waiters: limit.waiters(),

@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use super::ledger::LedgerLook;
 use super::{
     answer::{
-        Answers, Explanation, LimitRow, PermitRow, PermitState, RefusalRow, UnclaimedRow, Verdict,
+        Answers, BudgetRow, Explanation, LimitRow, PermitRow, PermitState, RefusalRow,
+        UnclaimedRow, Verdict,
     },
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
@@ -39,12 +40,14 @@ impl Operator {
         }
         let row = limits.rows.into_iter().find(|row| row.limit == limit);
         let row = row.ok_or_else(|| unknown(limit))?;
-        let max = match keys.rows.pop() {
+        let own = keys.rows.pop();
+        let max = match &own {
             Some(own) => own.max,
             None => self.overridden(limit, key).await.unwrap_or(row.max),
         };
+        let budget = own.and_then(|own| own.budget);
         let usage = self.usage(key, &permits).await?;
-        Ok(explain(row, key, max, usage, permits, refusals))
+        Ok(explain(row, key, (max, budget), usage, permits, refusals))
     }
 
     /// The value that operators have set for a key, which replicas tell only if it is in use. `None` also if this operator may
@@ -116,7 +119,7 @@ impl KeyUsage {
 fn explain(
     limit: LimitRow,
     key: KeyDigest,
-    max: u32,
+    (max, budget): (u32, Option<BudgetRow>),
     usage: KeyUsage,
     permits: Answers<PermitRow>,
     refusals: Answers<RefusalRow>,
@@ -128,7 +131,7 @@ fn explain(
     } = usage;
     let verdict = match limit.period_ms {
         _ if limit.paused => Some(Verdict::Paused),
-        Some(_) => None,
+        Some(_) => budget.map(|budget| rate_verdict(&limit, &budget)),
         None => Some(verdict(&limit, max, in_use, waiting)),
     };
     Explanation {
@@ -137,10 +140,21 @@ fn explain(
         max,
         in_use,
         waiting,
+        budget,
         verdict,
         permits,
         unclaimed,
         refusals,
+    }
+}
+
+fn rate_verdict(limit: &LimitRow, budget: &BudgetRow) -> Verdict {
+    if budget.remaining > 0 || limit.mode != "enforce" {
+        Verdict::Admitted
+    } else if budget.next_ms <= limit.wait_ms {
+        Verdict::Delayed(budget.next_ms)
+    } else {
+        Verdict::TooSoon(budget.next_ms)
     }
 }
 

@@ -1,6 +1,9 @@
 //! The answers of several replicas as one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+};
 
 use super::{
     answer::{Answers, KeyRow, LimitRow, PermitRow, RefusalRow, ReplicaRow},
@@ -95,11 +98,11 @@ impl Collected {
             }));
         }
         all.rows
-            .sort_by_key(|row: &PermitRow| (row.state, std::cmp::Reverse(row.age_ms)));
+            .sort_by_key(|row: &PermitRow| (row.state, Reverse(row.age_ms)));
         all
     }
 
-    /// The longest queues first.
+    /// The longest queues first; of a rate, those with the least left.
     pub(super) fn keys(self, limit: &str) -> Answers<KeyRow> {
         let mut all = self.head();
         let mut keys: HashMap<KeyDigest, KeyRow> = HashMap::new();
@@ -117,17 +120,22 @@ impl Collected {
                     max: 0,
                     oldest_wait_ms: None,
                     replicas: 0,
+                    budget: None,
                 });
                 sum.held += row.held;
                 sum.waiting += row.waiting;
                 sum.max = sum.max.max(row.max);
                 sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
                 sum.replicas += 1;
+                // The replica that has charged it last knows what the others have charged before.
+                sum.budget = { sum.budget.into_iter().chain(row.budget) }
+                    .min_by_key(|budget| (budget.charged_ms, budget.remaining));
                 sum.key_text = sum.key_text.take().or(row.key_text);
             }
         }
         all.rows = keys.into_values().collect();
-        let order = |row: &KeyRow| (std::cmp::Reverse((row.waiting, row.held)), row.key);
+        let left = |row: &KeyRow| row.budget.map(|budget| budget.remaining);
+        let order = |row: &KeyRow| (Reverse((row.waiting, row.held)), left(row), row.key);
         all.rows.sort_by_key(order);
         all
     }

@@ -101,8 +101,8 @@ pub(crate) use self::identity::Identity;
 pub(crate) use self::listener::listen;
 pub use self::{
     answer::{
-        Answers, Explanation, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
-        UnclaimedRow, Verdict,
+        Answers, BudgetRow, Explanation, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow,
+        ReplicaRow, UnclaimedRow, Verdict,
     },
     changes::{By, Edited, LogEntry, Outcome, Overrides, Revocation},
     digest::{KeyDigest, ParseKeyDigestError},

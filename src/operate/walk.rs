@@ -16,7 +16,7 @@ use crate::{
     leases::Label,
     ledger::{MemberId, ReplicaId, Seq, weight_of},
     limit::LimitId,
-    operable::{Cursor, EntryLook, Visitor},
+    operable::{Cursor, EntryLook, RateLook, Visitor},
     status::Usage,
 };
 
@@ -97,6 +97,11 @@ impl Which {
             limit_name: of.limit.clone(),
             key: of.key.map(|key| (key, key.to_string())),
         }
+    }
+
+    /// Whether only one key counts.
+    fn is_one(&self) -> bool {
+        self.key.is_some()
     }
 
     pub(super) fn counts(&self, limit: LimitId, key: &Key, ledger: &str) -> bool {
@@ -187,7 +192,7 @@ impl Walk for Permits {
     }
 }
 
-/// The keys of a limit, those with the longest queues first.
+/// The keys of a limit, those with the longest queues first; of a rate, those with the least left.
 pub(super) struct Keys {
     which: Which,
     now: Option<KeySum>,
@@ -200,13 +205,16 @@ pub(super) struct KeySum {
     pub waiting: usize,
     pub max: u32,
     pub oldest: Option<Instant>,
+    /// Of a rate.
+    pub budget: Option<RateLook>,
 }
 
 impl Ranked for KeySum {
-    type Rank = Reverse<(usize, usize)>;
+    type Rank = (Reverse<(usize, usize)>, Option<u32>);
 
-    fn rank(&self) -> Reverse<(usize, usize)> {
-        Reverse((self.waiting, self.held))
+    fn rank(&self) -> Self::Rank {
+        let left = self.budget.as_ref().map(|budget| budget.remaining);
+        (Reverse((self.waiting, self.held)), left)
     }
 }
 
@@ -250,6 +258,7 @@ impl Visitor for Keys {
                 waiting: 0,
                 max: usage().max,
                 oldest: None,
+                budget: None,
             }));
         }
         true
@@ -259,6 +268,24 @@ impl Visitor for Keys {
         if let Some(sum) = &mut self.now {
             add(entry, &mut sum.held, &mut sum.waiting, &mut sum.oldest);
         }
+    }
+
+    fn rate(&mut self, limit: LimitId, key: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
+        // Rates have no ledgers.
+        if !self.which.counts(limit, key, "") {
+            return;
+        }
+        // A key that is asked for is shown with its burst whole, too.
+        let budget = look(Instant::now());
+        let budget = budget.filter(|budget| budget.is_used() || self.which.is_one());
+        self.seen.rows.extend(budget.map(|budget| KeySum {
+            key: key.clone(),
+            held: 0,
+            waiting: 0,
+            max: budget.max,
+            oldest: None,
+            budget: Some(budget),
+        }));
     }
 }
 
@@ -310,6 +337,15 @@ impl Visitor for LimitCounts {
                 &mut count.waiting,
                 &mut count.oldest,
             );
+        }
+    }
+
+    fn rate(&mut self, limit: LimitId, _: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
+        if self.by_limit.len() <= limit.0 {
+            self.by_limit.resize_with(limit.0 + 1, LimitCount::default);
+        }
+        if look(Instant::now()).is_some_and(|budget| budget.is_used()) {
+            self.by_limit[limit.0].keys += 1;
         }
     }
 }

@@ -28,6 +28,7 @@ pub(super) const HOLD: &str = "turnstile_hold_seconds";
 pub(super) const REFUSALS: &str = "turnstile_refusals_total";
 pub(super) const SHADOW_REFUSALS: &str = "turnstile_shadow_refusals_total";
 pub(super) const UNKEYED: &str = "turnstile_unkeyed_total";
+pub(super) const UNKNOWN_RATE: &str = "turnstile_unknown_rate_total";
 pub(super) const LOST: &str = "turnstile_lost_total";
 pub(super) const ADOPTED: &str = "turnstile_adopted_total";
 pub(super) const EXPIRED: &str = "turnstile_expired_total";
@@ -38,7 +39,7 @@ pub(super) const EXCHANGE: &str = "turnstile_exchange_seconds";
 pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
-pub(super) const METRICS: [Metric; 19] = [
+pub(super) const METRICS: [Metric; 20] = [
     gauge(MAX, "The value of the limit that is in force"),
     gauge(
         OVERRIDDEN,
@@ -57,6 +58,10 @@ pub(super) const METRICS: [Metric; 19] = [
     counter(
         UNKEYED,
         "Requests without a key, which the limit did not apply to",
+    ),
+    counter(
+        UNKNOWN_RATE,
+        "Calls that charge or settle a rate which their request does not have",
     ),
     counter(LOST, "Permits that were lost"),
     counter(

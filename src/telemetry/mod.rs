@@ -10,6 +10,7 @@
 //! | `catalog` | the names of all metrics, and what they mean |
 //! | `limit` | what is measured of a limit |
 //! | `store` | what is measured of the store |
+//! | `unknown_rates` | charges at rates that their requests do not have |
 //! | `facade` | the handles; `noop` in its place without the feature |
 //! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
 
@@ -26,11 +27,13 @@ mod limit;
 mod store;
 #[cfg(all(test, feature = "metrics"))]
 mod tests;
+mod unknown_rates;
 
 pub(crate) use self::{
     history::History,
     limit::{Cost, LimitMeter, Measure},
     store::{StoreMeter, StoreState},
+    unknown_rates::{RateCall, UnknownRates},
 };
 
 /// Describes all metrics to the recorder, and warns if there is none.

@@ -8,7 +8,9 @@ use std::{
 use metrics::LocalRecorderGuard;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-use super::{LimitMeter, Measure, StoreMeter, StoreState, catalog::METRICS, describe, facade};
+use super::{
+    LimitMeter, Measure, StoreMeter, StoreState, UnknownRates, catalog::METRICS, describe, facade,
+};
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     limit::{Fallback, Limit, Mode},
@@ -301,6 +303,7 @@ fn all_metrics_are_described() {
     meters.chat.expect_unkeyed(true);
     meters.chat.expect_expired(LostErrorKind::Idle);
     meters.chat.expect_aborted(LostErrorKind::Idle);
+    UnknownRates::new("shop").expect();
     let docs = include_str!("../guide/metrics.md");
     let rows = docs
         .lines()

@@ -91,6 +91,27 @@ async fn a_limit_has_its_keys_holders_waiters_and_refusals() {
     }
 }
 
+#[tokio::test]
+async fn what_a_key_has_left_of_a_rate_is_shown() {
+    const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
+    let tokens = TOKENS.unit("tokens");
+    for scene in scenes().await {
+        let acme = scene.limiters[0].semaphore(&tokens, "acme");
+        let permit = acme.acquire().await.unwrap();
+        permit.charge(&tokens, 48).await.unwrap();
+        let limit = scene.get("/api/limit?limit=tokens").await;
+        let key = &limit["keys"]["rows"][0];
+        let facts = ["key_text", "remaining", "burst"].map(|name| key[name].clone());
+        assert_eq!(facts, [json!("acme"), json!(1), json!(50)]);
+        let digest = KeyDigest::of("tokens", "acme");
+        let path = format!("/api/explain?limit=tokens&key={digest}");
+        let why = scene.get(&path).await;
+        let facts = ["verdict", "unit", "wait_ms"].map(|name| why[name].clone());
+        assert_eq!(facts, [json!("admitted"), json!("tokens"), Value::Null]);
+        assert_eq!(why["budget"]["remaining"], 1);
+    }
+}
+
 /// Also a caller whose slots are those of a replica that cannot be asked.
 #[tokio::test]
 async fn a_key_is_explained() {

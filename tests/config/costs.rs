@@ -3,11 +3,11 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{
-    LimitLayer, Refusal,
+    AcquireErrorKind, LimitLayer, Refusal, Slot,
     config::{Config, LiveConfig},
 };
 
@@ -30,14 +30,18 @@ async fn layer(cost: &str) -> LimitLayer {
 }
 
 async fn send(layer: &LimitLayer, cost: Option<&str>) -> Response<()> {
+    send_all(layer, &Vec::from_iter(cost.map(str::as_bytes))).await
+}
+
+/// With a header field for each of these.
+async fn send_all(layer: &LimitLayer, costs: &[&[u8]]) -> Response<()> {
     let serve = service_fn(async |_: Request<()>| {
         Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
     });
     let mut request = Request::new(());
-    if let Some(cost) = cost {
-        request
-            .headers_mut()
-            .insert("x-prompt-tokens", cost.parse().unwrap());
+    for cost in costs {
+        let cost = HeaderValue::from_bytes(cost).unwrap();
+        request.headers_mut().append("x-prompt-tokens", cost);
     }
     layer.layer(serve).oneshot(request).await.unwrap().map(drop)
 }
@@ -67,11 +71,10 @@ async fn a_cost_is_that_of_the_header() {
     let layer = layer("cost.header = 'x-prompt-tokens'").await;
     for (cost, expected) in [
         (Some("3"), "7"),
-        // Without a number it is 1.
+        // Without the header it is 1.
         (None, "6"),
-        (Some("three"), "5"),
-        (Some("-3"), "4"),
-        (Some("99999999999"), "3"),
+        (Some("002"), "4"),
+        (Some("\t1 "), "3"),
         (Some("0"), "3"),
     ] {
         let response = send(&layer, cost).await;
@@ -80,14 +83,137 @@ async fn a_cost_is_that_of_the_header() {
             assert_eq!(left(&response), expected, "{cost:?}");
         }
     }
-    let refused = send(&layer, Some("11")).await;
-    assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
-    let refusal = refused.extensions().get::<Refusal>().unwrap();
-    assert_eq!(refusal.kind().as_str(), "invalid_cost");
+    assert_invalid(&send(&layer, Some("11")).await, "11");
+}
+
+fn assert_invalid(response: &Response<()>, what: &str) {
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{what}");
+    let refusal = response.extensions().get::<Refusal>();
+    let kind = refusal.map(|refusal| refusal.kind().as_str());
+    assert_eq!(kind, Some("invalid_cost"), "{what}");
+}
+
+/// Fields that are no whole number. With a cost of 1 the dearest request would be the cheapest.
+const NO_NUMBERS: [&[u8]; 17] = [
+    b"",
+    b" ",
+    b"three",
+    b"-3",
+    b"+3",
+    b"1.5",
+    b"3.0",
+    b"1e9",
+    b"0x10",
+    b"1_000",
+    b"1 000",
+    b"1,000",
+    b"3, 3",
+    b"\xff",
+    "\u{663}".as_bytes(),
+    b"NaN",
+    b"\"3\"",
+];
+
+/// Numbers beyond 32 bits, beyond 64, and longer ones.
+const LARGE: [&[u8]; 5] = [
+    b"4294967295",
+    b"4294967296",
+    b"99999999999",
+    b"18446744073709551616",
+    b"100000000000000000000000000000",
+];
+
+#[tokio::test]
+async fn a_header_that_is_no_number_costs_the_most() {
+    let strict = layer("cost.header = 'x-prompt-tokens'").await;
+    let clamped = "cost.header = 'x-prompt-tokens'\nclamp_cost = true";
+    let shadow = layer("cost.header = 'x-prompt-tokens'\nmode = 'shadow'").await;
+    for cost in NO_NUMBERS.iter().chain(&LARGE) {
+        let what = cost.escape_ascii().to_string();
+        assert_invalid(&send_all(&strict, &[cost]).await, &what);
+        let clamped = layer(clamped).await;
+        assert_eq!(left(&send_all(&clamped, &[cost]).await), "0", "{what}");
+        let in_shadow = send_all(&shadow, &[cost]).await;
+        assert_eq!(in_shadow.status(), StatusCode::OK, "{what}");
+    }
+    // None of them was charged.
+    assert_eq!(left(&send(&strict, Some("1")).await), "9");
+}
+
+/// A caller adds a field of its own before that of the proxy, or after it.
+#[tokio::test]
+async fn a_repeated_header_costs_the_most() {
+    let layer = layer("cost.header = 'x-prompt-tokens'").await;
+    for costs in [[b"1", b"9"], [b"9", b"1"], [b"3", b"3"]] {
+        let costs = costs.map(|cost| cost.as_slice());
+        assert_invalid(&send_all(&layer, &costs).await, &format!("{costs:?}"));
+    }
+    assert_eq!(left(&send(&layer, Some("1")).await), "9");
 }
 
 #[tokio::test]
 async fn a_cost_above_the_burst_is_clamped() {
     let layer = layer("cost.header = 'x-prompt-tokens'\nclamp_cost = true").await;
     assert_eq!(left(&send(&layer, Some("11")).await), "0");
+}
+
+/// A route has a rate or not, as the file says. A name that the file does not have is a typo.
+#[tokio::test]
+async fn a_handler_may_name_each_rate_of_the_file() {
+    const FILE: &str = "
+        [limits.tokens]
+        rate = 10
+        per = '1h'
+        [limits.others]
+        rate = 10
+        per = '1h'
+        unrouted = true
+        [limits.chat]
+        concurrent = 9
+        [[routes]]
+        match = ['/chat']
+        limits = ['chat', 'tokens']
+        [[routes]]
+        match = ['/free']
+        limits = ['chat']
+    ";
+    let live = LiveConfig::connect(&Config::from_toml(FILE).unwrap())
+        .await
+        .unwrap();
+    let serve = service_fn(async |request: Request<()>| {
+        let slot = request.extensions().get::<Slot>().unwrap();
+        let mut known = Vec::new();
+        for name in ["tokens", "others", "tokns", "chat", "new"] {
+            match slot.charge(name, 1).await {
+                Ok(()) => known.push(name),
+                Err(error) => assert_eq!(error.kind(), AcquireErrorKind::UnknownRate),
+            }
+        }
+        let mut response = Response::new(Empty::<Bytes>::new());
+        response.extensions_mut().insert(known);
+        Ok::<_, Infallible>(response)
+    });
+    let service = live.layer().layer(serve);
+    let known = async |path: &str| {
+        let request = Request::get(path).body(()).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        response.extensions().get::<Vec<&str>>().unwrap().clone()
+    };
+    // Two routes at once, and none.
+    for path in ["/chat", "/free", "/free/../chat", "/other"] {
+        assert_eq!(known(path).await, ["tokens", "others"], "{path}");
+    }
+    let more = format!("limits.new = {{ rate = 1, per = '1s', unrouted = true }}\n{FILE}");
+    live.reload(&Config::from_toml(&more).unwrap()).unwrap();
+    for path in ["/chat", "/other"] {
+        assert_eq!(known(path).await, ["tokens", "others", "new"], "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_rate_of_the_file_has_its_unit() {
+    let layer = layer("unit = 'tokens'").await;
+    let response = send(&layer, None).await;
+    let policy = response.headers()["ratelimit-policy"].to_str().unwrap();
+    assert!(policy.ends_with("qu=\"tokens\""), "{policy}");
 }

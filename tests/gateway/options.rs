@@ -14,7 +14,14 @@ fn bad_options_are_refused_in_one_line() {
         fs::write(&path, text).expect("a file");
         path.to_str().expect("text").to_owned()
     };
-    let good = file("good", "unlimited = true");
+    let tokens = "limits.tokens = { rate = 9, per = '1s', unrouted = true }";
+    let good = file("good", &format!("unlimited = true\n{tokens}"));
+    let typo = file(
+        "typo",
+        &format!("unlimited = true\n{}", tokens.replace("tokens", "tokns")),
+    );
+    let slots = "unlimited = true\nlimits.tokens = { concurrent = 9, unrouted = true }";
+    let slots = file("slots", slots);
     let two_faults = "limits.chat.concurrent = 0\nlimits.opens.rate = 60";
     let two_faults = file("two-faults", two_faults);
     let syntax = file("syntax", "store.url = 'redis://:canary-51c2@");
@@ -48,6 +55,8 @@ fn bad_options_are_refused_in_one_line() {
             &["--upstream", up, "--config", &two_faults],
             "limits.chat.concurrent",
         ),
+        (&["--upstream", up, "--config", &typo], "limits.tokens"),
+        (&["--upstream", up, "--config", &slots], "limits.tokens"),
         (&["--upstream", up, "--config", &syntax], "line 1"),
         (&["--upstream", up, "--config", &nowhere], "store.url"),
         (

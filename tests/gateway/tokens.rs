@@ -249,6 +249,7 @@ fn a_prompt_beyond_the_budget_is_refused_before_the_upstream_is_called() {
             .to_bytes();
         let problem: serde_json::Value = serde_json::from_slice(&problem).expect("JSON");
         assert_eq!(problem["violated-policies"], json!(["tokens"]));
+        assert_eq!(problem["unit"], "tokens");
         assert!(stage.upstream.has_no_head(), "it was not called");
         timeout(SECOND, stage.until_held(0)).await.expect("G5");
         assert_eq!(stage.tokens(), used);

@@ -7,9 +7,15 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_turnstile::{Key, Limit, LimitLayer, Limiter, Mode, OnLost, ReleaseAt, Scope, Slot};
+use tower_turnstile::{
+    AcquireErrorKind, Key, Limit, LimitLayer, Limiter, Mode, OnLost, Refusal, ReleaseAt, Scope,
+    Slot,
+};
 
-use crate::support::{ONE, get, held, send, soon};
+use crate::{
+    log::log,
+    support::{ONE, get, held, send, soon},
+};
 
 /// Answers at once and leaves its slot in the response.
 fn shows_slot()
@@ -213,4 +219,161 @@ async fn route_without_limits_has_slots() {
         assert!(!hold.is_lost());
     }
     assert_eq!(held(&limiter), 1);
+}
+
+const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(3_600));
+
+/// What a charge of one unit at this rate comes to, by the slot and by a hold of it.
+async fn charged(slot: &Slot, name: &str) -> Result<(), AcquireErrorKind> {
+    let by_slot = slot.charge(name, 1).await.map_err(|error| error.kind());
+    let hold = slot.hold().unwrap();
+    let by_hold = hold.charge(name, 1).await.map_err(|error| error.kind());
+    assert_eq!(by_slot, by_hold);
+    by_slot
+}
+
+/// The rate applies to some requests and not to others, which is no typo.
+#[tokio::test]
+async fn a_rate_that_the_layer_has_is_known_without_a_key_too() {
+    let limiter = Limiter::in_memory();
+    let by_header = || TOKENS.by_key(|head| head.headers.get("x-key").map(Key::from));
+    let with_key = || Request::get("/").header("x-key", "a").body(()).unwrap();
+    let layers = [
+        limiter.layer(by_header()),
+        limiter.layer([ONE.into(), by_header()]),
+        // Without a rate of its own, around one that has, and the other way round.
+        limiter.layer([Scope::from(Limit::concurrent("many", 9)), by_header()]),
+    ];
+    for (number, layer) in layers.iter().enumerate() {
+        for (request, expected) in [(with_key(), Some(99)), (get("/"), None)] {
+            let service = layer.layer(shows_slot());
+            let response = send(&service, request).await;
+            let slot = slot(&response);
+            let left = slot.remaining("tokens");
+            assert_eq!(left.is_some(), expected.is_some(), "{number}: {left:?}");
+            assert_eq!(charged(&slot, "tokens").await, Ok(()), "{number}");
+            let unknown = Err(AcquireErrorKind::UnknownRate);
+            assert_eq!(charged(&slot, "tokns").await, unknown, "{number}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rates_of_all_layers_are_known() {
+    let limiter = Limiter::in_memory();
+    let rate = |name: &'static str| {
+        let limit = Limit::rate(name, 100, Duration::from_secs(3_600));
+        limiter.layer(limit.by_key(|_| None::<u64>))
+    };
+    let one = limiter.layer(ONE);
+    for layers in [
+        [&one, &rate("outer"), &rate("inner")],
+        [&rate("outer"), &one, &rate("inner")],
+        [&rate("outer"), &rate("inner"), &one],
+    ] {
+        let service = layers[0].layer(layers[1].layer(layers[2].layer(shows_slot())));
+        let response = send(&service, get("/")).await;
+        let slot = slot(&response);
+        for name in ["outer", "inner"] {
+            assert_eq!(charged(&slot, name).await, Ok(()), "{name}");
+        }
+        let unknown = Err(AcquireErrorKind::UnknownRate);
+        assert_eq!(charged(&slot, "one").await, unknown, "no rate");
+    }
+}
+
+#[tokio::test]
+async fn a_rate_that_is_off_is_known() {
+    let limiter = Limiter::in_memory();
+    let off = Limit::rate("off", 1, Duration::from_secs(60)).mode(Mode::Off);
+    let layer = limiter.layer([Scope::from(&off), ONE.into()]);
+    let response = send(&layer.layer(shows_slot()), get("/")).await;
+    assert_eq!(charged(&slot(&response), "off").await, Ok(()));
+    // Without a layer, too, and after it was turned on again.
+    let semaphores = [
+        limiter.semaphore(&off, "a"),
+        limiter.semaphore([&off, &Limit::concurrent("slots", 1)], "a"),
+    ];
+    let mut permits = Vec::new();
+    for semaphore in &semaphores {
+        permits.push(semaphore.acquire().await.unwrap());
+    }
+    limiter.update(&off.clone().mode(Mode::Enforce)).unwrap();
+    for permit in &permits {
+        permit.charge(&off, 5).await.unwrap();
+        let error = permit.charge("of", 5).await.unwrap_err();
+        assert_eq!(error.kind(), AcquireErrorKind::UnknownRate);
+    }
+}
+
+/// A fault of the service: the client cannot do anything about it, and a retry is in vain.
+#[tokio::test]
+async fn the_refusal_of_an_unknown_rate_is_a_server_error() {
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    for name in ["tokns", "", &"\u{20ac}".repeat(100)] {
+        let error = slot(&response).charge(name, 1).await.unwrap_err();
+        assert!(name.starts_with(error.limit_name()) && error.limit_name().len() <= 128);
+        let text = error.to_string();
+        assert!(
+            text.contains("is not among the rates of the permit"),
+            "{text}"
+        );
+        let refusal = Refusal::from(&error);
+        assert_eq!(refusal.kind().as_str(), "unknown_rate");
+        assert!(!refusal.kind().is_limited());
+        let answer = refusal.to_response();
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!answer.headers().contains_key("retry-after"));
+        let problem: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+        assert_eq!(problem["type"], "about:blank");
+        assert_eq!(problem["detail"], "the request cannot be charged");
+        let grpc = refusal.to_grpc_response();
+        assert_eq!(grpc.headers()["grpc-status"], "13");
+    }
+}
+
+/// Once of each name, of which there may be many: the others are for debugging.
+#[tokio::test]
+async fn an_unknown_rate_is_warned_of_once() {
+    let log = log();
+    let limiter = Limiter::in_memory();
+    let response = send(&limiter.layer(ONE).layer(shows_slot()), get("/")).await;
+    let slot = slot(&response);
+    for _ in 0..3 {
+        slot.spend("logged-typo", 1);
+        slot.settle("logged-typo", 1);
+        assert_eq!(slot.remaining("logged-typo"), None);
+    }
+    let lines = log.lines_with("logged-typo");
+    assert_eq!(lines.len(), 9, "{lines:?}");
+    let (first, others) = lines.split_first().unwrap();
+    for part in [
+        "WARN",
+        "nothing is charged",
+        "namespace=\"turnstile\"",
+        "call=\"spend\"",
+    ] {
+        assert!(first.contains(part), "{first}");
+    }
+    assert!(
+        others.iter().all(|line| line.contains("DEBUG")),
+        "{others:?}"
+    );
+    for number in 0..100 {
+        slot.spend(format!("logged-other-{number}"), 1);
+    }
+    let warnings = log.lines_with("logged-other").into_iter();
+    assert_eq!(warnings.filter(|line| line.contains("WARN")).count(), 15);
+    // A rate that the layer has is not worth a line.
+    let rate = Limit::rate("logged-known", 1, Duration::from_secs(60));
+    let without_key = rate.by_key(|_| None::<u64>);
+    let response = send(&limiter.layer(without_key).layer(shows_slot()), get("/")).await;
+    let known = response.extensions().get::<Slot>().unwrap();
+    known.spend("logged-known", 1);
+    let lines = log.lines_with("logged-known");
+    assert!(
+        !lines.iter().any(|line| line.contains("no rate")),
+        "{lines:?}"
+    );
 }

@@ -10,13 +10,9 @@ use crate::support::{Script, get, send, serve};
 
 const TEN: Limit = Limit::concurrent("ten", 10);
 
-/// By a header, which a real service would bound.
+/// By a header.
 fn weighed(limiter: &Limiter) -> LimitLayer {
-    let weight = |head: &http::request::Parts| {
-        let value = head.headers.get("x-weight")?;
-        value.to_str().ok()?.parse().ok()
-    };
-    limiter.layer(Scope::from(TEN).weight_by(move |head| weight(head).unwrap_or(1)))
+    limiter.layer(Scope::from(TEN).weight_by_header("x-weight"))
 }
 
 fn of_weight(weight: u32) -> Request<()> {
@@ -45,6 +41,53 @@ async fn a_request_takes_as_many_units_as_it_weighs() {
     assert_eq!(in_use().await, 1);
     drop(light);
     assert_eq!(in_use().await, 0);
+}
+
+/// With a weight of 1 the heaviest request would be the lightest.
+#[tokio::test]
+async fn a_header_that_is_no_weight_is_refused() {
+    let limiter = Limiter::in_memory();
+    let service = weighed(&limiter).layer(serve(Script::of([]).then_waits()));
+    let weights: [&[&[u8]]; 12] = [
+        &[b""],
+        &[b"heavy"],
+        &[b"0"],
+        &[b"-1"],
+        &[b"+1"],
+        &[b"1.5"],
+        &[b"1e1"],
+        &[b"65"],
+        &[b"4294967297"],
+        &[b"\xff"],
+        &[b"1", b"1"],
+        &[b"1, 1"],
+    ];
+    for weight in weights {
+        let mut request = get("/");
+        for value in weight {
+            let value = http::HeaderValue::from_bytes(value).unwrap();
+            request.headers_mut().append("x-weight", value);
+        }
+        let refused = send(&service, request).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{weight:?}");
+        let refusal = refused.extensions().get::<Refusal>().unwrap();
+        assert_eq!(refusal.kind(), RefusalKind::InvalidWeight, "{weight:?}");
+    }
+    let semaphore = limiter.semaphore(&TEN, Key::SHARED);
+    assert_eq!(semaphore.usage().await.unwrap().in_use, 0);
+    let heaviest = send(&service, of_weight(10)).await;
+    assert_eq!(heaviest.status(), StatusCode::OK);
+}
+
+#[test]
+fn a_number_by_a_bad_header_name_panics() {
+    let scopes: [fn() -> Scope; 2] = [
+        || Scope::from(TEN).weight_by_header("not a name"),
+        || Scope::from(TEN).cost_by_header("not a name"),
+    ];
+    for scope in scopes {
+        assert!(std::panic::catch_unwind(scope).is_err());
+    }
 }
 
 #[tokio::test]

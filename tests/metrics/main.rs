@@ -138,6 +138,34 @@ async fn costs_of_a_rate_are_counted_by_kind() {
     }
 }
 
+/// By their calls, and not by their names, of which there may be any number.
+#[tokio::test]
+async fn calls_about_unknown_rates_are_counted() {
+    const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(60));
+    let (recorded, _guard) = recorder();
+    let limiter = Limiter::in_memory();
+    let of =
+        |call| format!(r#"turnstile_unknown_rate_total{{namespace="turnstile",call="{call}"}}"#);
+    let _slots = limiter.semaphore(&ONE, "a");
+    assert!(
+        !recorded.render().contains(&of("charge")),
+        "there is no rate"
+    );
+    let permit = limiter.semaphore(&TOKENS, "a").acquire().await.unwrap();
+    let calls = ["charge", "spend", "settle", "remaining"];
+    assert!(calls.iter().all(|call| value(&recorded, &of(call)) == 0.0));
+    permit.charge(&TOKENS, 1).await.unwrap();
+    permit.charge("tokns", 1).await.unwrap_err();
+    for _ in 0..2 {
+        permit.spend(&ONE, 1);
+        permit.settle("tokns", 1);
+        permit.settle("tokns", 1);
+        assert_eq!(permit.remaining(""), None);
+    }
+    let counts = calls.map(|call| value(&recorded, &of(call)));
+    assert_eq!(counts, [1.0, 2.0, 4.0, 2.0]);
+}
+
 /// Even the limit that refuses paths which cannot be looked up.
 #[cfg(feature = "config")]
 #[tokio::test]

@@ -1,13 +1,19 @@
 //! The command `turnstile`.
 
-use std::process::{Output, Stdio};
+use std::{
+    process::{Output, Stdio},
+    time::Duration,
+};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
 };
-use tower_turnstile::operate::{KeyDigest, Operator};
+use tower_turnstile::{
+    Limit,
+    operate::{KeyDigest, Operator},
+};
 
 use crate::{
     scene::{CHAT, await_replicas, builder, replicas},
@@ -126,6 +132,53 @@ async fn ids_and_keys_may_begin_with_a_hyphen() {
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "not found: {errors}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_is_told_in_its_unit() {
+    let tokens = Limit::rate("tokens", 100, Duration::from_secs(86_400)).burst(50);
+    let tokens = tokens.unit("tokens");
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let permit = limiters[0]
+        .semaphore(&tokens, "acme")
+        .acquire()
+        .await
+        .unwrap();
+    permit.charge(&tokens, 9).await.unwrap();
+    let explain = ["explain", "tokens", "--key", "acme"];
+    assert_eq!(
+        says(&server, &explain).await,
+        "limit tokens (enforce): 100 tokens per 1d00h, left 40 of 50; a request would be admitted\n"
+    );
+    let why = rows(&server, &explain).await;
+    let facts = ["unit", "remaining", "burst"].map(|name| why[0][name].clone());
+    assert_eq!(facts, [json!("tokens"), json!(40), json!(50)]);
+    let unused = says(&server, &["explain", "tokens", "--key", "other"]).await;
+    assert!(
+        unused.contains("no replica has charged this key lately"),
+        "{unused}"
+    );
+    permit.charge(&tokens, 40).await.unwrap();
+    let used_up = says(&server, &explain).await;
+    let expected = "left 0 of 50, more in 14m";
+    assert!(used_up.contains(expected), "{used_up}");
+    assert!(
+        used_up.contains("a request would be refused: the rate is used up for 14m"),
+        "{used_up}"
+    );
+    let keys = says(&server, &["keys", "tokens"]).await;
+    assert!(
+        keys.contains("LEFT") && keys.contains("0 of 50, more in 14m"),
+        "{keys}"
+    );
+    let keys = rows(&server, &["keys", "tokens"]).await;
+    assert_eq!(
+        (&keys[0]["remaining"], &keys[0]["burst"]),
+        (&json!(0), &json!(50))
+    );
+    let limits = says(&server, &["limits"]).await;
+    assert!(limits.contains("100 tokens per 1d00h"), "{limits}");
 }
 
 /// Nothing that a caller has chosen moves a cursor, or turns text round.

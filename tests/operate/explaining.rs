@@ -114,3 +114,96 @@ async fn a_caller_that_is_blocked_would_be_refused() {
         assert_eq!((why.verdict, why.max), (Some(Verdict::Full), 0));
     }
 }
+
+/// What replicas know by their charges: the latest of them knows what the others have charged.
+#[tokio::test]
+async fn a_caller_sees_what_is_left_of_a_rate() {
+    const TOKENS: Limit = Limit::rate("tokens", 100, Duration::from_secs(86_400))
+        .burst(50)
+        .unit("tokens");
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let in_memory = Limiter::in_memory();
+    let alone = [in_memory.clone(), in_memory.clone()];
+    for (limiters, operator) in [(&limiters[..], operator), (&alone, in_memory.operator())] {
+        let [one, other] = [0, 1].map(|number: usize| limiters[number].semaphore(&TOKENS, "acme"));
+        let acme = KeyDigest::of("tokens", "acme");
+        let explain = async || {
+            loop {
+                match operator.explain("tokens", acme).await {
+                    Err(error) if error.kind() == OperateErrorKind::Busy => sleep(PAUSE).await,
+                    outcome => break outcome.unwrap(),
+                }
+            }
+        };
+        let left = async || explain().await.budget.map(|budget| budget.remaining);
+        let why = explain().await;
+        assert_eq!((why.budget, why.verdict), (None, None));
+        assert_eq!(why.limit.unit.as_deref(), Some("tokens"));
+        let first = one.acquire().await.unwrap();
+        first.charge(&TOKENS, 9).await.unwrap();
+        let second = other.acquire().await.unwrap();
+        assert_eq!(left().await, Some(39));
+        second.charge(&TOKENS, 20).await.unwrap();
+        let why = explain().await;
+        assert_eq!(why.verdict, Some(Verdict::Admitted));
+        let budget = why.budget.unwrap();
+        assert_eq!(
+            (budget.remaining, budget.burst, budget.next_ms),
+            (19, 50, 0)
+        );
+        // What is refunded, and what is spent.
+        second.settle(&TOKENS, 11);
+        assert_eq!(left().await, Some(29));
+        first.charge(&TOKENS, 29).await.unwrap();
+        let why = explain().await;
+        assert_eq!(why.budget.unwrap().remaining, 0);
+        match why.verdict {
+            Some(Verdict::TooSoon(ms)) => assert!((863_000..=864_000).contains(&ms), "{ms}"),
+            other => panic!("{other:?}"),
+        }
+        // Among the keys; one whose burst is whole is not.
+        let idle = one_of(&limiters[0], "idle").await;
+        idle.settle(&TOKENS, 0);
+        drop(idle);
+        let used = one_of(&limiters[0], "used").await;
+        let keys = loop {
+            let keys = operator.keys("tokens", None).await.unwrap();
+            if keys.busy.is_empty() {
+                break keys;
+            }
+            sleep(PAUSE).await;
+        };
+        let digests: Vec<_> = keys.rows.iter().map(|row| row.key).collect();
+        assert_eq!(digests, [acme, KeyDigest::of("tokens", "used")]);
+        let remaining = keys.rows.iter().map(|row| row.budget.unwrap().remaining);
+        assert_eq!(remaining.collect::<Vec<_>>(), [0, 49]);
+        drop((first, second, used));
+    }
+
+    async fn one_of(limiter: &Limiter, key: &str) -> tower_turnstile::Permit {
+        limiter.semaphore(&TOKENS, key).acquire().await.unwrap()
+    }
+}
+
+/// A flood of keys does not grow without end, nor hide the key that is charged again and again.
+#[tokio::test]
+async fn the_keys_of_a_rate_that_are_kept_are_bounded() {
+    const STARTS: Limit = Limit::rate("starts", 100, Duration::from_secs(86_400));
+    let limiter = Limiter::in_memory();
+    let busy = limiter.semaphore(&STARTS, "busy");
+    for number in 0..3_000_u64 {
+        if number % 500 == 0 {
+            drop(busy.acquire().await.unwrap());
+        }
+        drop(limiter.semaphore(&STARTS, number).acquire().await.unwrap());
+    }
+    let operator = limiter.operator();
+    let limits = operator.limits().await.unwrap();
+    assert_eq!(limits.rows[0].keys, 1_024);
+    let why = operator.explain("starts", KeyDigest::of("starts", "busy"));
+    let budget = why.await.unwrap().budget.unwrap();
+    assert_eq!((budget.remaining, budget.burst), (94, 100));
+    let first = operator.explain("starts", KeyDigest::of("starts", 0_u64));
+    assert_eq!(first.await.unwrap().budget, None);
+}

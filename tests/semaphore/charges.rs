@@ -31,8 +31,9 @@ conformance! {
     what_is_charged_after_the_settlement_is_refunded,
     without_a_settlement_what_was_spent_stands,
     more_than_the_burst_is_charged_in_full,
-    a_limit_that_is_not_of_the_permit_is_left_alone,
+    a_rate_that_is_not_of_the_permit_is_an_error,
     a_request_settles_by_its_slot,
+    a_refused_charge_is_in_the_fields,
 }
 
 /// What the rate would admit at once; if it is in debt, how much it owes, as a negative number. Changes nothing.
@@ -277,18 +278,29 @@ async fn more_than_the_burst_is_charged_in_full(backend: Backend) {
     until_standing(&tokens, 50 - 150).await;
 }
 
-async fn a_limit_that_is_not_of_the_permit_is_left_alone(backend: Backend) {
+/// A typo, a limit that is no rate, a rate of others. The charge would else be no charge, and the limit no limit.
+async fn a_rate_that_is_not_of_the_permit_is_an_error(backend: Backend) {
     let limiter = backend.replica().await;
     let slots = Limit::concurrent("slots", 5);
     let other = Limit::rate("other", 1, Duration::from_secs(60));
+    let _known = limiter.semaphore(&other, "a");
     let permit = limiter.semaphore([TOKENS, slots.clone()], "a").acquire();
     let permit = permit.await.expect("within the burst");
-    for limit in [&other, &slots] {
-        permit.charge(limit, 100).await.expect("nothing happens");
-        permit.spend(limit, 100);
-        permit.settle(limit, 100);
-        assert_eq!(permit.remaining(limit), None);
+    let long = "x".repeat(1_000);
+    for name in ["tokns", "other", "slots", "Tokens", "tokens ", "", &long] {
+        let error = permit.charge(name, 100).await.expect_err("not its rate");
+        assert_eq!(error.kind().as_str(), "unknown_rate", "{name}");
+        assert!(!error.is_limited());
+        assert_eq!(error.retry_after(), None);
+        permit.spend(name, 100);
+        permit.settle(name, 100);
+        assert_eq!(permit.remaining(name), None);
     }
+    // By a permit of one slot, too.
+    let plain = limiter.semaphore(&slots, "a").acquire().await;
+    let error = plain.expect("a slot").charge(&TOKENS, 1).await;
+    let error = error.expect_err("not its rate");
+    assert_eq!(error.limit_name(), "tokens");
     drop(permit);
     assert_eq!(standing(&limiter.semaphore(&TOKENS, "a")).await, 49);
 }
@@ -332,6 +344,42 @@ async fn a_request_settles_by_its_slot(backend: Backend) {
         (slot.remaining(&TOKENS), standing(&tokens).await),
         (None, 28)
     );
+}
+
+/// A request that costs nothing at the door, whose handler charges 20, and answers with a refusal of its own.
+async fn a_refused_charge_is_in_the_fields(backend: Backend) {
+    let limiter = backend.replica().await;
+    let serve = service_fn(async |request: Request<()>| {
+        let slot = request.extensions().get::<Slot>().expect("a layer").clone();
+        let left = slot.remaining(&TOKENS);
+        let refused = slot.charge(&TOKENS, 20).await.expect_err("too much");
+        assert_eq!(slot.remaining(&TOKENS), left, "a refusal charges nothing");
+        let response = Response::builder().status(429);
+        let seconds = refused.retry_after().expect("exact").as_secs();
+        let response = response.header("x-seconds", seconds);
+        response.body(Empty::<bytes::Bytes>::new())
+    });
+    for cost in [0, 1] {
+        let key = format!("costs-{cost}");
+        let tokens = limiter.semaphore(&TOKENS, key.as_str());
+        let other = tokens.acquire().await.expect("within the burst");
+        other.charge(&TOKENS, 39).await.expect("within the burst");
+        let slots = Limit::concurrent("slots", 5);
+        let own = key.clone();
+        let scope = TOKENS.by_key(move |_| Some(own.clone()));
+        let policy = [scope.cost_by(move |_| cost), slots.into()];
+        let service = limiter.layer(policy).rate_limit_fields().layer(serve);
+        let response = service.oneshot(Request::new(())).await.expect("in time");
+        let field = |name| response.headers()[name].to_str().expect("text");
+        let seconds: u64 = field("x-seconds").parse().expect("a number");
+        // Rounded up, and a moment later.
+        let expected = [seconds, seconds + 1].map(|t| format!("\"tokens\";r=0;t={t}"));
+        let (limit, policy) = (field("ratelimit"), field("ratelimit-policy"));
+        let has_it = expected.iter().any(|item| limit.contains(item));
+        assert!(has_it, "cost {cost}: {limit}, not {expected:?}");
+        assert!(limit.contains("\"slots\";r=4"), "{limit}");
+        assert!(policy.contains("\"tokens\";q=100;w=86400"), "{policy}");
+    }
 }
 
 #[tokio::test]

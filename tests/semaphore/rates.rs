@@ -564,3 +564,45 @@ async fn a_key_of_another_type_refuses_and_opens_no_gate() {
     server.cli(&["DEL", &key]);
     drop(semaphore.acquire().await.expect("mended"));
 }
+
+#[test]
+fn a_unit_is_checked() {
+    let rate = || Limit::rate("r", 1, Duration::from_secs(1));
+    for good in ["tokens", "T", "input-tokens", "GPU_s.2", &"a".repeat(32)] {
+        assert_eq!(rate().try_unit(good).unwrap(), rate().unit(good));
+        assert_ne!(rate().unit(good), rate());
+    }
+    assert_eq!(rate().unit("requests"), rate());
+    let long = "a".repeat(33);
+    for bad in [
+        "", " ", "1k", "-a", "a b", "a\"", "a\\", "a;", "a,", "\u{e4}", "a\n", &long,
+    ] {
+        let error = rate().try_unit(bad).unwrap_err().to_string();
+        assert!(
+            error.contains("rate `r` must have 1 to 32 characters"),
+            "{bad:?}: {error}"
+        );
+        assert!(
+            std::panic::catch_unwind(|| rate().unit(bad)).is_err(),
+            "{bad:?}"
+        );
+    }
+    let slots = Limit::concurrent("s", 1);
+    let error = slots.clone().try_unit("tokens").unwrap_err().to_string();
+    assert_eq!(error, "limit `s` has a unit, and is no rate");
+    assert!(std::panic::catch_unwind(|| slots.unit("tokens")).is_err());
+}
+
+/// As for its other values.
+#[test]
+fn two_limits_of_one_name_have_one_unit() {
+    const TOKENS: Limit = Limit::rate("tokens", 1, Duration::from_secs(1)).unit("tokens");
+    let limiter = Limiter::in_memory();
+    let _semaphore = limiter.semaphore(&TOKENS, "a");
+    let error = limiter
+        .try_semaphore(TOKENS.unit("bytes"), "a")
+        .unwrap_err();
+    assert!(error.to_string().contains("\"tokens\""), "{error}");
+    limiter.update(&TOKENS.unit("bytes")).unwrap();
+    limiter.try_semaphore(TOKENS.unit("bytes"), "a").unwrap();
+}

@@ -45,6 +45,7 @@ const LAYERS: [&[&str]; 9] = [
         "small_map.rs",
         "status.rs",
         "sync",
+        "unit.rs",
     ],
 ];
 

@@ -17,6 +17,7 @@ const showKeys = makeTable(
   [
     keyColumn,
     useColumn,
+    { title: "Left", name: "number", text: leftText },
     { title: "Waiting", name: "number", text: (row) => row.waiting.toLocaleString("en") },
     { title: "Oldest wait", name: "number", text: (row) => ("oldest_wait_ms" in row ? duration(row.oldest_wait_ms) : "") },
     { title: "Replicas", name: "number", text: (row) => String(row.replicas) },

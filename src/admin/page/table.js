@@ -109,18 +109,19 @@ function buttonColumn(what, buttons) {
   return { title: "", name: "actions", make, update };
 }
 
-// Slots in use of a value, as a bar and in numbers.
+// Slots in use of a value, or units of a rate's burst, as a bar and in numbers.
 const useColumn = {
-  title: "Slots in use",
+  title: "In use",
   make: () => element("span", {}, [element("meter", { min: 0, optimum: 0 }), element("span")]),
   update: (node, row) => {
     const [bar, numbers] = node.children;
-    const text = `${row.held} of ${row.max}`;
+    const [used, most] = "burst" in row ? [row.burst - row.remaining, row.burst] : [row.held, row.max];
+    const text = `${used} of ${most}`;
     put(numbers, text);
-    bar.max = Math.max(1, row.max);
+    bar.max = Math.max(1, most);
     // Beyond it the bar has another colour.
     bar.high = bar.max * 0.99;
-    bar.value = row.held;
+    bar.value = used;
     bar.setAttribute("aria-label", text);
   },
 };

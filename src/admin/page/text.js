@@ -23,7 +23,7 @@ function caller(row) {
 
 function valueText(value, limit) {
   if (!limit) return String(value);
-  return limit.period_ms === null ? `${value} per key` : `${value} in ${duration(limit.period_ms)} per key`;
+  return limit.period_ms === null ? `${value} per key` : `${value} ${limit.unit ?? "requests"} in ${duration(limit.period_ms)} per key`;
 }
 
 function settingText(one, limit) {
@@ -64,19 +64,29 @@ function moreText(list, all = null) {
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
 }
 
+// What a key has left of a rate. Empty for slots.
+function leftText(row) {
+  return "burst" in row ? `${row.remaining.toLocaleString("en")} of ${row.burst.toLocaleString("en")}` : "";
+}
+
 const VERDICTS = {
   admitted: "a request would be admitted",
   queued: "a request would queue",
+  delayed: "a request would wait for the rate",
+  "too-soon": "a request would be refused: the rate is used up",
   full: "a request would be refused: all slots are in use",
   "queue-full": "a request would be refused: all slots are in use, and the queue is full",
   paused: "a request would be refused: the limit is paused",
 };
 
 function explanationText(why) {
-  const parts = [VERDICTS[why.verdict] ?? "a rate: see its last refusals"];
+  const parts = [VERDICTS[why.verdict] ?? "no replica has charged this key lately: see its last refusals"];
   if (why.place !== null) parts[0] += ` at place ${why.place}`;
+  if (why.wait_ms !== null) parts[0] += ` for ${duration(why.wait_ms)}`;
   if (why.verdict === "admitted" && why.mode !== "enforce") parts[0] += `, as the limit is ${why.mode}`;
-  if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
+  if (why.unit) {
+    if (why.budget) parts.push(`${leftText(why.budget)} ${why.unit} left`);
+  } else if (why.verdict) parts.push(`${why.in_use} of ${count(why.max, "slot")} in use, ${count(why.waiting, "request")} waiting`);
   if (why.unclaimed.length > 0) parts.push(`no replica has answered for ${count(why.unclaimed.length, "slot")}`);
   const [last] = why.refusals.rows;
   if (last) parts.push(`refused ${duration(last.age_ms)} ago: ${last.reason.replaceAll("_", " ")}`);

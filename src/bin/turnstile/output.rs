@@ -6,7 +6,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tower_turnstile::operate::{Answers, Explanation, PermitRow, PermitState, Verdict};
 
-use crate::text::escaped;
+use crate::{
+    table::left,
+    text::{duration, escaped},
+};
 
 /// A row of a table.
 pub(crate) trait Row {
@@ -107,20 +110,40 @@ fn verdict(verdict: Option<Verdict>) -> String {
             "a request would be refused: all slots are in use, and the queue is full".to_owned()
         }
         Some(Verdict::Paused) => "a request would be refused: the limit is paused".to_owned(),
-        _ => "a rate: see its refusals".to_owned(),
+        Some(Verdict::Delayed(ms)) => format!("a request would wait for {}", duration(ms)),
+        Some(Verdict::TooSoon(ms)) => {
+            format!(
+                "a request would be refused: the rate is used up for {}",
+                duration(ms)
+            )
+        }
+        _ => "no replica has charged this key lately: see its refusals".to_owned(),
+    }
+}
+
+/// Slots in use; of a rate, what is left of it.
+fn standing(why: &Explanation) -> String {
+    let Some(period_ms) = why.limit.period_ms else {
+        let Explanation {
+            in_use,
+            max,
+            waiting,
+            ..
+        } = why;
+        return format!("{in_use} of {max} slots in use, {waiting} waiting");
+    };
+    let unit = escaped(why.limit.unit.as_deref().unwrap_or("requests"));
+    let rate = format!("{} {unit} per {}", why.max, duration(period_ms));
+    match &why.budget {
+        Some(budget) => format!("{rate}, left {}", left(budget)),
+        None => rate,
     }
 }
 
 pub(crate) fn explanation(why: &Explanation) {
-    let limit = escaped(&why.limit.limit);
-    line(&format!(
-        "limit {limit} ({}): {} of {} slots in use, {} waiting; {}",
-        escaped(&why.limit.mode),
-        why.in_use,
-        why.max,
-        why.waiting,
-        verdict(why.verdict)
-    ));
+    let (limit, mode) = (escaped(&why.limit.limit), escaped(&why.limit.mode));
+    let (verdict, standing) = (verdict(why.verdict), standing(why));
+    line(&format!("limit {limit} ({mode}): {standing}; {verdict}"));
     if !why.permits.rows.is_empty() {
         blank();
         table(&why.permits.rows);
@@ -148,6 +171,9 @@ pub(crate) fn flat_explanation(why: &Explanation) -> Value {
         "max": why.max,
         "in_use": why.in_use,
         "waiting": why.waiting,
+        "unit": why.limit.unit,
+        "remaining": why.budget.map(|budget| budget.remaining),
+        "burst": why.budget.map(|budget| budget.burst),
         "verdict": verdict(why.verdict),
         "answered_for": why.permits.rows.iter().filter(is_held).count(),
         "unclaimed": why.unclaimed.len(),

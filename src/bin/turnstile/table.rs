@@ -1,8 +1,8 @@
 //! The columns of each kind of row.
 
 use tower_turnstile::operate::{
-    Finding, KeyDigest, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow, ReplicaRow,
-    UnclaimedRow,
+    BudgetRow, Finding, KeyDigest, KeyRow, LimitRow, PermitRow, PermitState, RefusalRow,
+    ReplicaRow, UnclaimedRow,
 };
 
 use crate::{output::Row, text::duration};
@@ -49,7 +49,10 @@ impl Row for LimitRow {
 
     fn cells(&self) -> Vec<String> {
         let value = match self.period_ms {
-            Some(period_ms) => format!("{} per {}", self.max, duration(period_ms)),
+            Some(period_ms) => {
+                let unit = self.unit.as_deref().unwrap_or("requests");
+                format!("{} {unit} per {}", self.max, duration(period_ms))
+            }
             None => self.max.to_string(),
         };
         let value = match self.max == self.declared_max {
@@ -109,18 +112,35 @@ impl Row for Finding {
 }
 
 impl Row for KeyRow {
-    const COLUMNS: &'static [&'static str] =
-        &["KEY", "HELD", "VALUE", "WAITING", "OLDEST WAIT", "REPLICAS"];
+    const COLUMNS: &'static [&'static str] = &[
+        "KEY",
+        "HELD",
+        "VALUE",
+        "LEFT",
+        "WAITING",
+        "OLDEST WAIT",
+        "REPLICAS",
+    ];
 
     fn cells(&self) -> Vec<String> {
         vec![
             caller(self.key, self.key_text.as_deref()),
             self.held.to_string(),
             self.max.to_string(),
+            self.budget.as_ref().map(left).unwrap_or_default(),
             self.waiting.to_string(),
             self.oldest_wait_ms.map(duration).unwrap_or_default(),
             self.replicas.to_string(),
         ]
+    }
+}
+
+/// What a key has left of a rate, at once.
+pub(crate) fn left(budget: &BudgetRow) -> String {
+    let left = format!("{} of {}", budget.remaining, budget.burst);
+    match budget.remaining {
+        0 => format!("{left}, more in {}", duration(budget.next_ms)),
+        _ => left,
     }
 }
 

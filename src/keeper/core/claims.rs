@@ -42,10 +42,14 @@ impl Core {
     pub(super) fn submit_claim(&mut self, legs: &[Leg], label: &Label) -> ClaimId {
         let id = ClaimId(self.ctx.next_name(1));
         let (mut ordered, mut fees, mut refusal) = (Vec::new(), Vec::new(), None);
+        let mut exempt = Vec::new();
         for leg in legs {
             let limit = self.ctx.limits[leg.limit.0].clone();
             let shadow = match limit.current_mode() {
-                Mode::Off => continue,
+                Mode::Off => {
+                    exempt.extend(limit.period().map(|_| limit.clone()));
+                    continue;
+                }
                 mode => mode == Mode::Shadow,
             };
             if let Some(fee) = self.fee(id, leg, shadow) {
@@ -78,6 +82,7 @@ impl Core {
         let claim = ClaimState {
             legs: ordered.into_iter().map(|(_, lease)| lease).collect(),
             fees,
+            exempt,
             stage: ClaimStage::Open,
             asked: self.ctx.now,
             asking_since: None,
@@ -298,10 +303,12 @@ impl Core {
                 queue.set_companion(&mut self.ctx, lease.seq());
             }
         }
-        let has_notes = !claim.bypassed.is_empty() || !claim.fees.is_empty();
+        let has_notes =
+            !claim.bypassed.is_empty() || !claim.fees.is_empty() || !claim.exempt.is_empty();
         let notes = Notes {
             bypassed: claim.bypassed,
             fees: claim.fees,
+            exempt: claim.exempt,
             quotas: Vec::new(),
         };
         Some(Ok(Taken {

@@ -302,19 +302,35 @@ impl Core {
     /// Shows a few queues and entries to a visitor. Returns where the next look begins; `None`: that was all.
     pub fn look(&self, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         let mut left = LOOK;
-        let Cursor { mut queue, mut seq } = from;
+        let Cursor {
+            mut queue,
+            mut seq,
+            mut standing,
+        } = from;
+        let at = |queue, seq, standing| Cursor {
+            queue,
+            seq,
+            standing,
+        };
         while QueueId(queue) < self.queues.id_bound() {
             if left == 0 {
-                return Some(Cursor { queue, seq });
+                return Some(at(queue, seq, standing));
             }
             left -= 1;
             if let Some(of) = self.queues.get(QueueId(queue))
                 && visitor.queue(of.limit_id(), of.key(), of.ledger_name(), &|| of.usage())
                 && let Some(seq) = of.look(seq, &mut left, |entry| visitor.entry(entry))
             {
-                return Some(Cursor { queue, seq });
+                return Some(at(queue, seq, standing));
             }
             (queue, seq) = (queue + 1, 0);
+        }
+        for of in self.standings.from(standing) {
+            if left == 0 {
+                return Some(at(queue, seq, standing));
+            }
+            (left, standing) = (left - 1, standing + 1);
+            visitor.rate(of.limit, &of.key, &|now| self.rate_look(of, now));
         }
         None
     }

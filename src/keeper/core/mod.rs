@@ -52,7 +52,7 @@ use crate::{
     leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, StoreClock},
     ledger::{Exchange, Refund, Tat},
     limit::{Limit, LimitId},
-    operable::Refusals,
+    operable::{Refusals, Standings},
     sync::StoredWaker,
 };
 
@@ -98,6 +98,7 @@ pub(super) struct Core {
     /// When to take a step for a shutdown that waits.
     alarm: Option<Instant>,
     refusals: Refusals,
+    standings: Standings,
 }
 
 /// A request for slots under several limits and charges at rates, all or nothing.
@@ -105,6 +106,8 @@ struct ClaimState {
     /// In the order in which they are acquired.
     legs: Vec<Arc<Lease>>,
     fees: Vec<Fee>,
+    /// Rates whose mode is off.
+    exempt: Vec<Arc<Limit>>,
     stage: ClaimStage,
     asked: Instant,
     /// When it began to ask the store that it asks now.
@@ -244,6 +247,7 @@ impl Core {
             was_shut_down: false,
             alarm: None,
             refusals: Refusals::default(),
+            standings: Standings::default(),
         }
     }
 

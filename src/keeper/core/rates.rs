@@ -5,6 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{ClaimState, Core, Rates};
+#[cfg(feature = "operate")]
+use crate::operable::{RateLook, Standing};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
@@ -15,7 +17,7 @@ use crate::{
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, Refund, Tat, WAIT_FOREVER_US},
     limit::{Fallback, Limit, LimitId, MAX_LIMIT, Mode},
-    status::Quota,
+    status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
 };
 
@@ -189,12 +191,21 @@ impl Core {
         match paid {
             // While the store is down nothing can be refunded.
             Paid::InStore(_) if !self.store_is_up() => {}
-            Paid::InStore(charged) => self.push_refund(fee.charge.key.clone(), cost, charged),
+            Paid::InStore(charged) => {
+                self.push_refund(fee.charge.key.clone(), cost, charged);
+                if let Some(clock) = &self.clock {
+                    let now_us = clock.at(self.ctx.now);
+                    let refund = |state| charged.rate.refund(state, charged, cost, now_us);
+                    self.standings.refund(fee, paid, refund);
+                }
+            }
             Paid::Here(rate, charged) => {
                 let now_us = self.ctx.local_us();
                 let key = (fee.limit_id(), fee.key.clone());
                 if let Some(state) = self.rates.states.get_mut(&key) {
                     *state = rate.refund(*state, charged, cost, now_us);
+                    let refunded = *state;
+                    self.standings.refund(fee, paid, |_| refunded);
                 }
             }
             Paid::Not | Paid::Free => {}
@@ -242,6 +253,7 @@ impl Core {
         let fee = &mut claim.fees[number];
         fee.paid = paid;
         fee.begins = self.ctx.now + Duration::from_micros(rest_us);
+        self.standings.note(fee, paid, self.ctx.now);
         if let Paid::Here(_, tat) = paid {
             let (limit, key) = (fee.limit_id(), fee.key.clone());
             self.keep_rate(limit, key, tat);
@@ -277,9 +289,18 @@ impl Core {
     }
 
     /// How a rate stands, as the latest charge of this permit has left it, and with what it has spent since.
-    pub fn account_quota(&mut self, fee: &Fee, now: Instant) -> Option<Quota> {
+    pub fn account_quota(&mut self, fee: &Fee, reader: QuotaReader, now: Instant) -> Option<Quota> {
         self.ctx.now = now;
         let account = self.accounts.get(fee.id);
+        let refused_until = account.and_then(Account::refused_until);
+        if let Some(until) = refused_until.filter(|until| *until > now)
+            && reader == QuotaReader::Client
+        {
+            return Some(Quota {
+                reset: Some(until - now),
+                ..fee.limit.quota(fee.max)
+            });
+        }
         let paid = account.map_or(Some(fee.paid), Account::latest)?;
         let (rate, tat, now_us) = self.state_of(paid)?;
         let unsent = account.map_or(0, Account::unsent);
@@ -353,7 +374,9 @@ impl Core {
         match self.charged_here(fee, rate, sum, WAIT_FOREVER_US) {
             (Charged::Until { tat, .. }, _) => {
                 self.keep_rate(fee.limit_id(), fee.key.clone(), tat);
-                Paid::Here(rate, tat)
+                let paid = Paid::Here(rate, tat);
+                self.standings.note(fee, paid, self.ctx.now);
+                paid
             }
             _ => Paid::Free,
         }
@@ -375,6 +398,7 @@ impl Core {
         let sum = account.in_flight();
         let unsettled = account.on_outcome(outcome);
         if let ReportOutcome::Charged(paid) = outcome {
+            self.standings.note(account.fee(), paid, self.ctx.now);
             self.note_debt(id.1, paid, sum);
         }
         self.note_cost(id.1, Cost::Unsettled, unsettled);
@@ -387,6 +411,28 @@ impl Core {
             let debt = rate.debt(tat, now_us).min(sum.into());
             self.note_cost(limit, Cost::Debt, debt);
         }
+    }
+}
+
+/// The view of operators.
+#[cfg(feature = "operate")]
+impl Core {
+    /// How a key of a rate stands now, by its last charge here.
+    pub fn rate_look(&self, standing: &Standing, now: Instant) -> Option<RateLook> {
+        let limit = &self.ctx.limits[standing.limit.0];
+        let (max, usual) = self.rate_of(limit, &standing.key, standing.own_max)?;
+        let (rate, tat, now_us) = match standing.paid {
+            Paid::InStore(tat) => (usual, tat, self.clock.as_ref()?.at(now)),
+            Paid::Here(rate, tat) => (rate, tat, self.ctx.local_us_at(now)),
+            Paid::Not | Paid::Free => return None,
+        };
+        Some(RateLook {
+            max,
+            burst: rate.burst,
+            remaining: rate.remaining(tat, now_us),
+            next_us: rate.next_at_us(tat, now_us) - now_us,
+            at: standing.at,
+        })
     }
 }
 

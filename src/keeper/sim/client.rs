@@ -213,7 +213,7 @@ impl World {
         fees.iter().for_each(|fee| self.accounts.begin(id, fee));
         let spends = self.spends && !fees.is_empty();
         let mut leases = taken.leases;
-        leases.set_fees(fees);
+        leases.set_fees(fees, Vec::new());
         self.clients[client].holds = Some(leases);
         self.totals.permits += 1;
         if spends {

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     leases::{Account, Fee},
     part::Part,
+    status::QuotaReader,
 };
 
 /// 50 at once, and one more in a quarter of an hour.
@@ -53,7 +54,7 @@ impl World {
 
     fn remaining(&mut self, fee: &Fee) -> u32 {
         let now = self.local();
-        let quota = self.keepers[0].account_quota(fee, now);
+        let quota = self.keepers[0].account_quota(fee, QuotaReader::Handler, now);
         quota.expect("it was charged").remaining
     }
 

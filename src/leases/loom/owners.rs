@@ -78,7 +78,7 @@ fn the_last_owner_sees_what_others_did() {
 fn the_last_owner_sees_that_there_are_accounts() {
     explore("owners: an account", |clock| {
         let mut leases = Leases::many(vec![clock.lease(1, None, 10)]);
-        leases.set_fees(vec![fee(clock)]);
+        leases.set_fees(vec![fee(clock)], Vec::new());
         assert!(leases.join());
         let closes = |leases: &Leases| leases.leave() && !leases.open_accounts().is_empty();
         let other = leases.clone();
