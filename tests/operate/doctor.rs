@@ -129,7 +129,8 @@ async fn the_right_that_is_lacking_is_named() {
         ("-time", Check::Clock, Health::Note),
         ("-zcount", Check::AskingRights, Health::Note),
         ("-hgetall", Check::ChangingRights, Health::Note),
-        ("-config", Check::Eviction, Health::Note),
+        ("-config", Check::Buffers, Health::Note),
+        ("-config -info", Check::Eviction, Health::Note),
         ("-scan", Check::Keys, Health::Note),
     ] {
         let rights: Vec<_> = right.split(' ').collect();

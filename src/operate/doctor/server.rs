@@ -106,7 +106,7 @@ async fn about_memory(asking: &Asking<'_>, error: &StoreError) -> Result<Finding
     };
     Ok(match of("maxmemory_policy") {
         Some(policy) => of_eviction(Some(policy), of("maxmemory")),
-        None => not_asked(Check::Eviction, CONFIG, error),
+        None => not_asked(Check::Eviction, "config|get, info", error),
     })
 }
 
