@@ -153,7 +153,7 @@ impl StoreError {
     }
 
     /// Whether the server does not know the command, or does not permit it, its key or its channel.
-    #[cfg(feature = "operate")]
+    #[cfg(all(feature = "operate", feature = "redis"))]
     pub(crate) fn lacks_command(&self) -> bool {
         let is_unknown = || self.message.starts_with("ERR unknown command");
         self.kind == Permission || is_unknown()

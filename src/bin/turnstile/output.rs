@@ -27,13 +27,11 @@ static IS_LOST: AtomicBool = AtomicBool::new(false);
 fn print(text: &str) {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            if !IS_LOST.swap(true, Relaxed) {
-                note!("turnstile: the output cannot be written: {error}");
-            }
-        }
-        _ => {}
+    if let Err(error) = written
+        && error.kind() != io::ErrorKind::BrokenPipe
+        && !IS_LOST.swap(true, Relaxed)
+    {
+        note!("turnstile: the output cannot be written: {error}");
     }
 }
 
