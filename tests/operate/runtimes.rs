@@ -24,8 +24,10 @@ fn the_first_call_on_another_runtime_is_answered() {
     let server = RedisServer::start();
     let serving = multi_thread();
     let _limiter = serving.block_on(replica(&server, "web"));
+    type Begin = fn() -> Runtime;
+    /// Returns it if it is still there.
     type End = fn(Runtime) -> Option<Runtime>;
-    let ends: [(&str, fn() -> Runtime, End); 4] = [
+    let ends: [(&str, Begin, End); 4] = [
         ("dropped", current_thread, |first| {
             drop(first);
             None
