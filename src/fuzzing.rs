@@ -87,6 +87,12 @@ pub fn replies(bytes: &[u8]) {
     let _ = decode(&exchange, value(&mut bytes, 4));
 }
 
+/// The store may hold anything under the names of operators and replicas, and whoever may publish may ask and answer.
+#[cfg(all(feature = "operate", feature = "redis"))]
+pub fn operators(bytes: &[u8]) {
+    crate::operate::hostile::read(bytes);
+}
+
 /// Any answer of a store: the first byte of each value is its kind.
 #[cfg(feature = "redis")]
 fn value(bytes: &mut dyn Iterator<Item = u8>, depth: u8) -> redis::Value {

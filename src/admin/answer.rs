@@ -35,7 +35,9 @@ impl<'a, T> List<'a, T> {
     fn new(answers: &'a Answers<T>, keeps: impl FnMut(&&T) -> bool) -> Self {
         let rows: Vec<&T> = answers.rows.iter().filter(keeps).collect();
         Self {
-            left_out: answers.left_out + (answers.rows.len() - rows.len()) as u64,
+            left_out: answers
+                .left_out
+                .saturating_add((answers.rows.len() - rows.len()) as u64),
             rows,
             answered: answers.answered,
             replicas: answers.replicas,

@@ -466,7 +466,8 @@ impl InFlight {
                 is_news = true;
                 continue;
             }
-            let error = StoreError::outage(format!("no answer within {:?}", sent.timeout));
+            // There is a session: it has sent the exchange.
+            let error = self.session.as_ref()?.no_answer(sent.timeout);
             let failure = Failure::TimedOut;
             return Some(self.over(index, Err(ExchangeError { failure, error })));
         }

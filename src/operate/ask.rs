@@ -105,7 +105,7 @@ impl Remote {
             v: VERSION,
             from: self.id.clone(),
             number: asking.last_number,
-            not_after_ms: now_ms + VALID_MS,
+            not_after_ms: now_ms.saturating_add(VALID_MS),
             replicas: roster.len() as u32,
             ask: question,
         };

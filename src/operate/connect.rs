@@ -92,7 +92,8 @@ impl OperatorBuilder {
 
     /// Connects to the store at this URL: one of those that [`LimiterBuilder::connect`] takes, except `memory:`.
     ///
-    /// The connection belongs to the current Tokio runtime. If it ends, the next call makes a new one.
+    /// The connection belongs to the current Tokio runtime. If it ends, the next call makes a new one: also a call on
+    /// another runtime, once the first one has ended or nothing drives it.
     ///
     /// # Errors
     ///
@@ -114,8 +115,12 @@ impl OperatorBuilder {
 
     /// Looks at the store at this URL and at the replicas, and says what is wrong with them.
     ///
-    /// It takes the user's rights as they are, of a service or an operator, and changes nothing. It asks the store some
-    /// fifty times, scans up to 50,000 keys, and asks the replicas twice if the user may.
+    /// It takes the user's rights as they are, of a service or an operator. It runs the script that services run: two
+    /// replicas acquire, hand over and release a slot, on a key of their own that is gone then, or soon if something fails.
+    /// Nothing else is changed. It asks the store some eighty times, scans up to 50,000 keys, and asks the replicas twice if
+    /// the user may.
+    ///
+    /// Each check stands alone: what the store refuses, or does not answer, is a finding.
     ///
     /// # Errors
     ///
@@ -124,11 +129,13 @@ impl OperatorBuilder {
         let target = StoreTarget::open(url)?;
         let (names, _) = self.names(&target)?;
         let control = ControlConnection::new(&target, self.store_timeout, Inbox::new(1, 0).0);
-        let mut findings = doctor::store(&control, &names)
+        let targets = [StoreTarget::open(url)?, StoreTarget::open(url)?];
+        let mut findings = doctor::store(&control, targets, &names, self.store_timeout)
             .await
             .map_err(not_connected)?;
-        if let Ok(operator) = self.on_target(target).await {
-            findings.extend(doctor::replicas(&operator).await);
+        match self.on_target(target).await {
+            Ok(operator) => findings.extend(doctor::replicas(&operator).await),
+            Err(error) => findings.push(doctor::without_operator(&error)),
         }
         Ok(findings)
     }

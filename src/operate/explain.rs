@@ -77,7 +77,7 @@ impl Operator {
 }
 
 /// The use of a key: units, waiters, and holders that no replica knows.
-struct KeyUsage {
+pub(super) struct KeyUsage {
     in_use: u32,
     waiting: u32,
     unclaimed: Vec<UnclaimedRow>,
@@ -95,13 +95,14 @@ impl KeyUsage {
     }
 
     #[cfg(feature = "redis")]
-    fn in_store(ledger: LedgerLook, permits: &Answers<PermitRow>) -> Self {
+    pub(super) fn in_store(ledger: LedgerLook, permits: &Answers<PermitRow>) -> Self {
         let known = permits.rows.iter().map(|row| row.id.member().text());
         let known: HashSet<String> = known.collect();
         let unclaimed = ledger.holders.into_iter().filter_map(|(id, until_ms)| {
             let ends_in_ms = (until_ms as u64).saturating_sub(ledger.now_ms);
             // A heavy permit has a member for each unit; the others are longer than its name.
             let is_name = id.len() == ID_CHARS;
+            let id = String::from_utf8_lossy(&id).into_owned();
             (is_name && !known.contains(&id)).then_some(UnclaimedRow { id, ends_in_ms })
         });
         Self {

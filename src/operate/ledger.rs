@@ -15,7 +15,7 @@ pub(super) struct LedgerLook {
     pub now_ms: u64,
     pub in_use: u32,
     /// Names, and when their leases end, in milliseconds of the store's clock.
-    pub holders: Vec<(String, f64)>,
+    pub holders: Vec<(Vec<u8>, f64)>,
     pub waiting: u32,
 }
 

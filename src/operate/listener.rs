@@ -345,8 +345,8 @@ impl Listening {
     /// Whether a message counts now, by the store's clock.
     fn counts(&self, message: &Message) -> bool {
         self.clock.is_some_and(|(read_ms, at)| {
-            let now_ms = read_ms + at.elapsed().as_millis() as u64;
-            (now_ms..now_ms + MAX_VALID_MS).contains(&message.not_after_ms)
+            let now_ms = read_ms.saturating_add(at.elapsed().as_millis() as u64);
+            (now_ms..now_ms.saturating_add(MAX_VALID_MS)).contains(&message.not_after_ms)
         })
     }
 
@@ -451,6 +451,9 @@ mod tests {
         }
         advance(Duration::from_millis(10)).await;
         assert!(!state.counts(&message(1, 1_000_009)));
+        // A server may say any time.
+        state.clock = Some((u64::MAX, Instant::now()));
+        assert!(!state.counts(&message(1, u64::MAX)));
         assert!(state.may_look_at_clock());
         assert!(!state.may_look_at_clock());
         advance(CLOCK_PAUSE).await;

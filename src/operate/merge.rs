@@ -1,4 +1,4 @@
-//! The answers of several replicas as one.
+//! The answers of several replicas as one. Whoever may publish may answer, so any number may be in one.
 
 use std::{
     cmp::Reverse,
@@ -30,11 +30,12 @@ impl Collected {
         let is_busy = |answer: &&Answer| matches!(answer.body, Body::Busy);
         let busy = self.answers.iter().filter(is_busy);
         let busy: Vec<String> = busy.map(|answer| answer.label.clone()).collect();
+        let left_out = self.answers.iter().map(|answer| answer.left_out);
         Answers {
             answered: self.answers.len(),
             replicas: self.answers.len() + self.missing.len(),
             missing: self.missing.clone(),
-            left_out: self.answers.iter().map(|answer| answer.left_out).sum(),
+            left_out: left_out.fold(0, u64::saturating_add),
             busy,
             ..Answers::none()
         }
@@ -122,8 +123,8 @@ impl Collected {
                     replicas: 0,
                     budget: None,
                 });
-                sum.held += row.held;
-                sum.waiting += row.waiting;
+                sum.held = sum.held.saturating_add(row.held);
+                sum.waiting = sum.waiting.saturating_add(row.waiting);
                 sum.max = sum.max.max(row.max);
                 sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
                 sum.replicas += 1;
@@ -165,8 +166,8 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.max = sum.max.max(row.max);
     sum.declared_max = sum.declared_max.max(row.declared_max);
     sum.paused |= row.paused;
-    sum.held += row.held;
-    sum.waiting += row.waiting;
-    sum.keys += row.keys;
+    sum.held = sum.held.saturating_add(row.held);
+    sum.waiting = sum.waiting.saturating_add(row.waiting);
+    sum.keys = sum.keys.saturating_add(row.keys);
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
 }

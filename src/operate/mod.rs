@@ -58,6 +58,7 @@
 // | `hook` | what a replica does about the record of what operators decided |
 // | `identity` | what operators see a replica as |
 // | `wire`, `names`, `error` | messages, names in the store, errors |
+// | `hostile` | the readers of all that, given anything |
 
 mod answer;
 #[cfg(feature = "redis")]
@@ -76,6 +77,8 @@ mod explain;
 #[cfg(feature = "redis")]
 mod follow;
 mod hook;
+#[cfg(all(feature = "redis", any(test, fuzzing)))]
+pub(crate) mod hostile;
 mod identity;
 #[cfg(feature = "redis")]
 mod ledger;

@@ -9,6 +9,7 @@ use tokio::{join, time::Instant};
 
 use super::{
     names::Names,
+    roster::to_ms,
     wire::{Message, Question, VERSION},
 };
 use crate::{
@@ -43,7 +44,7 @@ pub(super) async fn read(
     let since = Instant::now();
     let time = cmd("TIME");
     let (time, first) = join!(control.run(&time), page(control, names, "0"));
-    let (seconds, micros): (u64, u64) = parsed(time?)?;
+    let now_ms = to_ms(parsed(time?)?);
     let (mut cursor, page_fields) = first?;
     let mut fields = BTreeMap::from_iter(page_fields);
     while cursor != "0" && fields.len() <= MAX_OVERRIDES + 1 {
@@ -51,7 +52,6 @@ pub(super) async fn read(
         fields.extend(more);
         cursor = next;
     }
-    let now_ms = seconds * 1_000 + micros / 1_000;
     let record = Record::read(&fields, now_ms);
     let record = record.map_err(|_| unreadable("the record of overrides has too many fields"))?;
     Ok(Reading { record, since })

@@ -19,6 +19,8 @@ const MAX_MEMBERS: u32 = 10_000;
 
 /// Characters of a replica's id.
 const ID_CHARS: usize = 16;
+/// Longest member, in bytes: of a label of 64 characters.
+const MAX_MEMBER: usize = ID_CHARS + 4 * 64;
 
 /// A replica on the roster.
 pub(super) struct RosterMember {
@@ -55,8 +57,14 @@ pub(super) async fn read(
     let members = control.run(range.arg("WITHSCORES")).await?;
     let members: Vec<(Vec<u8>, f64)> = from_redis_value(members).map_err(|_| unreadable())?;
     let now_ms = time_ms(control).await?;
-    let is_fresh = |added_ms: f64| added_ms as u64 + STALE_MS >= now_ms;
+    Ok((now_ms, fresh(&members, now_ms)))
+}
+
+/// The replicas among the members, by their scores. Anybody who may write a ledger may write these.
+pub(super) fn fresh(members: &[(Vec<u8>, f64)], now_ms: u64) -> Vec<RosterMember> {
+    let is_fresh = |added_ms: f64| (added_ms as u64).saturating_add(STALE_MS) >= now_ms;
     let members = members.iter().filter(|(_, added_ms)| is_fresh(*added_ms));
+    let members = members.filter(|(member, _)| member.len() <= MAX_MEMBER);
     let members = members.filter_map(|(member, _)| {
         let (id, label) = member.split_at_checked(ID_CHARS)?;
         Some(RosterMember {
@@ -64,14 +72,18 @@ pub(super) async fn read(
             label: String::from_utf8_lossy(label).into_owned(),
         })
     });
-    Ok((now_ms, members.collect()))
+    members.collect()
 }
 
 /// The store's time in milliseconds: of the node that the last command went to.
 pub(super) async fn time_ms(control: &ControlConnection) -> Result<u64, StoreError> {
     let time = control.run(&cmd("TIME")).await?;
-    let (seconds, micros): (u64, u64) = from_redis_value(time).map_err(|_| unreadable())?;
-    Ok(seconds * 1_000 + micros / 1_000)
+    from_redis_value(time).map(to_ms).map_err(|_| unreadable())
+}
+
+/// An answer to `TIME` in milliseconds.
+pub(super) fn to_ms((seconds, micros): (u64, u64)) -> u64 {
+    seconds.saturating_mul(1_000).saturating_add(micros / 1_000)
 }
 
 pub(super) fn unreadable() -> StoreError {

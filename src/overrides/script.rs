@@ -62,8 +62,14 @@ struct RawLogEntry {
     edits: Vec<[String; 3]>,
 }
 
+/// Longest entry of the log, in bytes: of a change of three overrides, each text twice, in JSON.
+const MAX_ENTRY: usize = 128 * 1_024;
+
 /// Reads an entry of the log. `None`: it is none of the script's.
 pub(crate) fn logged(entry: &[u8]) -> Option<Logged> {
+    if entry.len() > MAX_ENTRY {
+        return None;
+    }
     let entry: RawLogEntry = serde_json::from_slice(entry).ok()?;
     let note: ChangeNote = serde_json::from_str(&entry.note).ok()?;
     Some(Logged {

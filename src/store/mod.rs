@@ -54,6 +54,11 @@ pub(crate) trait Session: Send + 'static {
 
     /// Stops using the current connection, which may be half open. The next exchange makes a new one.
     fn disconnect(&mut self);
+
+    /// The error of an exchange that has no answer within this time: it says what was waited for, as far as that is known.
+    fn no_answer(&self, patience: Duration) -> StoreError {
+        StoreError::outage(format!("no answer within {patience:?}"))
+    }
 }
 
 /// A session that is not polled, and the runtime that its connections belong to.

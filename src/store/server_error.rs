@@ -103,15 +103,29 @@ const UNKNOWN: &str = "ERR: an error that is not known here, whose words are lef
 const COMMANDS: &[&str] = &[
     "asking",
     "auth",
+    "client",
     "client|setinfo",
+    "config",
     "config|get",
     "eval",
     "evalsha",
     "get",
+    "hdel",
     "hello",
+    "hgetall",
+    "hscan",
+    "hset",
+    "info",
+    "llen",
+    "lpush",
+    "lrange",
+    "ltrim",
     "pexpire",
     "pttl",
     "publish",
+    "pubsub",
+    "pubsub|numsub",
+    "scan",
     "select",
     "sentinel",
     "sentinel|get-master-addr-by-name",
@@ -137,6 +151,13 @@ impl StoreError {
         let (kind, message) = read(words);
         Self { kind, message }
     }
+
+    /// Whether the server does not know the command, or does not permit it, its key or its channel.
+    #[cfg(all(feature = "operate", feature = "redis"))]
+    pub(crate) fn lacks_command(&self) -> bool {
+        let is_unknown = || self.message.starts_with("ERR unknown command");
+        self.kind == Permission || is_unknown()
+    }
 }
 
 fn read(words: &str) -> (StoreErrorKind, String) {
@@ -154,7 +175,9 @@ fn read(words: &str) -> (StoreErrorKind, String) {
         );
     }
     if has(&UNKNOWN_COMMAND) {
-        let command = command(words).map_or_else(String::new, |command| format!(" `{command}`"));
+        // Behind it come its arguments, quoted too.
+        let command = quoted(words).next().and_then(known_command);
+        let command = command.map_or_else(String::new, |command| format!(" `{command}`"));
         return (Misconfigured, format!("ERR {UNKNOWN_COMMAND}{command}"));
     }
     let phrase = PHRASES.iter().find(|(phrase, _)| has(phrase));
@@ -164,7 +187,10 @@ fn read(words: &str) -> (StoreErrorKind, String) {
 
 /// The rights that the store's user lacks.
 fn forbidden(words: &str) -> String {
-    if let Some(command) = command(words) {
+    // Before it may come the user's name. A key or a channel may be quoted too.
+    let is_of_command = words.contains(" command");
+    let command = quoted(words).filter_map(known_command).last();
+    if let Some(command) = command.filter(|_| is_of_command) {
         return format!("the user may not run the command `{command}`");
     }
     let what = match (words.contains("channel"), words.contains("key")) {
@@ -190,13 +216,14 @@ fn code(words: &str) -> Option<&str> {
     words.split([' ', ':']).next()
 }
 
-/// The first command that is quoted.
-fn command(words: &str) -> Option<&'static str> {
-    let known = |name: &str| {
-        let is_it = |known: &&&str| known.eq_ignore_ascii_case(name);
-        COMMANDS.iter().find(is_it).copied()
-    };
-    words.split(['\'', '`', '"']).skip(1).find_map(known)
+/// What stands in quotes, and between them.
+fn quoted(words: &str) -> impl Iterator<Item = &str> {
+    words.split(['\'', '`', '"']).skip(1)
+}
+
+fn known_command(name: &str) -> Option<&'static str> {
+    let is_it = |known: &&&str| known.eq_ignore_ascii_case(name);
+    COMMANDS.iter().find(is_it).copied()
 }
 
 #[cfg(test)]
@@ -337,6 +364,23 @@ mod tests {
                 "ERR unknown command `EVALSHA`, with args beginning with: `a`, ",
                 Misconfigured,
                 "ERR unknown command `evalsha`",
+            ),
+            // An argument is not the command.
+            (
+                "ERR unknown command 'CANARY', with args beginning with: 'GET' 'maxmemory-policy' ",
+                Misconfigured,
+                "ERR unknown command",
+            ),
+            (
+                "ERR unknown command 'CONFIG', with args beginning with: 'GET' 'maxmemory-policy' ",
+                Misconfigured,
+                "ERR unknown command `config`",
+            ),
+            // Nor is the user's name.
+            (
+                "NOPERM User 'get' has no permissions to run the 'evalsha' command",
+                Permission,
+                "NOPERM: the user may not run the command `evalsha`",
             ),
             (
                 "ERR unknown command canary",

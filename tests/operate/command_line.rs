@@ -401,4 +401,100 @@ async fn the_doctor_says_what_is_wrong() {
     assert_eq!(eviction["health"], "fault");
     let nobody = format!("redis://127.0.0.1:{}", free_port());
     assert_eq!(turnstile(&nobody, &["doctor"]).await.status.code(), Some(3));
+    for command in ["EVALSHA", "PEXPIRE"] {
+        let server = RedisServer::start_with(&["--rename-command", command, ""]);
+        let output = turnstile(&server.url(), &["doctor"]).await;
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let found = text(&output.stdout).to_uppercase();
+        assert!(found.contains(command), "{found}");
+    }
+}
+
+/// Whether nobody reads what is written, or it cannot be written.
+#[derive(Clone, Copy, Debug)]
+enum Sink {
+    Unread,
+    Full,
+}
+
+impl Sink {
+    fn open(self) -> Stdio {
+        match self {
+            Self::Unread => {
+                let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+                drop(ours);
+                std::os::fd::OwnedFd::from(theirs).into()
+            }
+            Self::Full => {
+                let full = std::fs::File::options().write(true).open("/dev/full");
+                full.expect("a device of Linux").into()
+            }
+        }
+    }
+}
+
+/// The exit code is what happened, whoever reads of it; only output that could not be written is a failure.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn output_that_nobody_reads_changes_no_exit_code() {
+    let server = RedisServer::start();
+    let (_limiters, _operator) = replicas(&server, 1).await;
+    let nobody = format!("redis://127.0.0.1:{}", free_port());
+    let by = ["--author", "ada", "--reason", "launch"];
+    let code = async |url: &str, arguments: &[&str], out: Option<Sink>, err: Option<Sink>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+        command.env("TURNSTILE_STORE", url).args(arguments);
+        let open = |sink: Option<Sink>| sink.map_or_else(Stdio::null, Sink::open);
+        command
+            .stdin(Stdio::null())
+            .stdout(open(out))
+            .stderr(open(err));
+        command.status().await.expect("it runs").code()
+    };
+    let set = [&["set", "chat", "12", "--for", "1h"], &by[..]].concat();
+    let pause = [&["pause", "chat", "--for", "1h", "--wait"], &by[..]].concat();
+    let undo = [&["undo"], &by[..]].concat();
+    for (url, arguments, expected) in [
+        (&server.url(), &["limits"][..], 0),
+        (&server.url(), &["--json", "status"], 0),
+        (&server.url(), &["explain", "chat", "--key", "acme"], 1),
+        (&server.url(), &["doctor"], 0),
+        (&server.url(), &["overrides"], 0),
+        (&server.url(), &set, 0),
+        (&server.url(), &pause, 0),
+        (&server.url(), &undo, 0),
+        (&server.url(), &["unknown"], 2),
+        (&server.url(), &["--help"], 0),
+        (&nobody, &["limits"], 3),
+    ] {
+        for err in [None, Some(Sink::Unread), Some(Sink::Full)] {
+            let status = code(url, arguments, None, err).await;
+            assert_eq!(status, Some(expected), "{arguments:?}: errors {err:?}");
+            let status = code(url, arguments, Some(Sink::Unread), err).await;
+            assert_eq!(
+                status,
+                Some(expected),
+                "{arguments:?}: unread, errors {err:?}"
+            );
+        }
+    }
+    let full = Some(Sink::Full);
+    assert_eq!(code(&server.url(), &["limits"], full, full).await, Some(5));
+    // It has failed anyhow.
+    assert_eq!(code(&nobody, &["limits"], full, None).await, Some(3));
+}
+
+/// A shell's prompt comes on a line of its own.
+#[tokio::test]
+async fn each_table_ends_with_its_line() {
+    let server = RedisServer::start();
+    for command in ["limits", "replicas", "overrides", "log", "status", "doctor"] {
+        for arguments in [&[command][..], &["--json", command]] {
+            let shown = says(&server, arguments).await;
+            assert!(
+                shown.ends_with('\n') && !shown.ends_with("\n\n"),
+                "{shown:?}"
+            );
+        }
+    }
 }

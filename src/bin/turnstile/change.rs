@@ -78,7 +78,7 @@ pub(crate) async fn run(
                 return Err(CommandError::new(code::REFUSED, message));
             };
             for edited in &last.edits {
-                eprintln!("takes back: {}", escaped(&edit_text(edited)));
+                note!("takes back: {}", escaped(&edit_text(edited)));
             }
             operator.undo(last, &by).await?
         }
@@ -94,7 +94,7 @@ fn revoked(args: &Args, answers: &Answers<PermitRow>) -> ExitCode {
     match running {
         0 => code,
         _ => {
-            eprintln!("{running} still run: they are told, and keep their slots until they stop");
+            note!("{running} still run: they are told, and keep their slots until they stop");
             ExitCode::from(code::PARTIAL)
         }
     }
@@ -124,11 +124,11 @@ async fn drain(operator: &Operator, limit: &str) -> Result<(), CommandError> {
         let now = (held, answers.answered, answers.replicas);
         if last.replace(now) != Some(now) {
             let (held, answered, replicas) = now;
-            eprintln!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
+            note!("waiting: {held} slots held; {answered} of {replicas} replicas answered");
         }
     };
     operator.drained_with(limit, progress).await?;
-    eprintln!("nobody holds a slot");
+    note!("nobody holds a slot");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ async fn seen(operator: &Operator, target: &Target) -> Result<Overrides, Command
     let seen = operator.overrides().await?;
     for one in seen.of(target) {
         let text = format!("before: {target} is {}, by {}", one.setting, one.author);
-        eprintln!("{}", escaped(&text));
+        note!("{}", escaped(&text));
     }
     Ok(seen)
 }
@@ -159,7 +159,7 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
     }
     match outcome {
         Outcome::Done { replicas } => {
-            eprintln!("done on {replicas} of {replicas}");
+            note!("done on {replicas} of {replicas}");
             ExitCode::SUCCESS
         }
         Outcome::Recorded {
@@ -169,7 +169,7 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
         } => {
             let missing: Vec<_> = missing.iter().map(|label| escaped(label)).collect();
             let missing = missing.join(", ");
-            eprintln!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
+            note!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
             ExitCode::from(code::PARTIAL)
         }
         _ => ExitCode::from(code::PARTIAL),
@@ -202,7 +202,7 @@ fn show(args: &Args, overrides: &Overrides) {
     let row = |one| OverrideRow(one, overrides.read_at_ms());
     output::table(&overrides.all().iter().map(row).collect::<Vec<_>>());
     if overrides.ignored() > 0 {
-        eprintln!("{} entries cannot be read", overrides.ignored());
+        note!("{} entries cannot be read", overrides.ignored());
     }
 }
 

@@ -1,6 +1,13 @@
 //! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits
 //! for a time.
 
+#![deny(clippy::print_stderr, clippy::print_stdout)]
+
+/// Writes a line to standard error, where nobody may read it. `eprintln!` would panic then.
+macro_rules! note {
+    ($($text:tt)*) => { crate::output::note(format_args!($($text)*)) };
+}
+
 mod args;
 mod change;
 mod output;
@@ -24,6 +31,8 @@ mod code {
     pub(super) const NO_STORE: u8 = 3;
     /// Not all replicas have answered, or confirmed a change.
     pub(super) const PARTIAL: u8 = 4;
+    /// The output could not be written, such as to a full disk. A change is made all the same.
+    pub(super) const NO_OUTPUT: u8 = 5;
 }
 
 fn main() -> ExitCode {
@@ -38,9 +47,10 @@ fn main() -> ExitCode {
         Err(error) => Err(run::CommandError::new(code::REFUSED, error.to_string())),
     };
     match outcome {
+        Ok(_) if output::is_lost() => ExitCode::from(code::NO_OUTPUT),
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("turnstile: {}", text::escaped(&failure.message));
+            note!("turnstile: {}", text::escaped(&failure.message));
             ExitCode::from(failure.code)
         }
     }

@@ -1,6 +1,10 @@
 //! Tables, JSON, and what is said beside them.
 
-use std::io::{self, Write};
+use std::{
+    fmt,
+    io::{self, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,16 +23,29 @@ pub(crate) trait Row {
     fn cells(&self) -> Vec<String>;
 }
 
-/// A reader that has gone is no fault: `turnstile permits chat | head`.
+/// Whether a part of the output is lost: not because nobody reads it, but because it could not be written.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
+/// A reader that has gone is no fault: `turnstile permits chat | head`. The command goes on, and its exit code counts.
 fn print(text: &str) {
     let mut out = io::stdout().lock();
-    if out
-        .write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .is_err()
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = written
+        && error.kind() != io::ErrorKind::BrokenPipe
+        && !IS_LOST.swap(true, Relaxed)
     {
-        std::process::exit(0);
+        note!("turnstile: the output cannot be written: {error}");
     }
+}
+
+/// Whether output was lost, which was said.
+pub(crate) fn is_lost() -> bool {
+    IS_LOST.load(Relaxed)
+}
+
+/// Writes a line to standard error, see `note!`.
+pub(crate) fn note(text: fmt::Arguments<'_>) {
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 pub(crate) fn line(text: &str) {
@@ -86,18 +103,19 @@ pub(crate) fn answered<T>(answers: &Answers<T>) {
         let labels: Vec<_> = labels.iter().map(|label| escaped(label)).collect();
         labels.join(", ")
     };
-    eprintln!(
+    note!(
         "{} of {} replicas answered",
-        answers.answered, answers.replicas
+        answers.answered,
+        answers.replicas
     );
     if !answers.missing.is_empty() {
-        eprintln!("no answer: {}", labels(&answers.missing));
+        note!("no answer: {}", labels(&answers.missing));
     }
     if !answers.busy.is_empty() {
-        eprintln!("asked too often: {}", labels(&answers.busy));
+        note!("asked too often: {}", labels(&answers.busy));
     }
     if answers.left_out > 0 {
-        eprintln!("and {} more: choose one key with --key", answers.left_out);
+        note!("and {} more: choose one key with --key", answers.left_out);
     }
 }
 

@@ -29,6 +29,8 @@ pub enum Check {
     Latency,
     /// The server's clock beside this machine's.
     Clock,
+    /// Whether a service works: slots are acquired, handed over and released, on a key of the check's own.
+    Service,
     /// Whether the user may do what a service needs.
     ServiceRights,
     /// Whether the user may do what an operator needs who asks, and revokes.
@@ -67,6 +69,7 @@ impl Check {
             Self::Buffers => "buffers",
             Self::Latency => "latency",
             Self::Clock => "clock",
+            Self::Service => "service",
             Self::ServiceRights => "service-rights",
             Self::AskingRights => "asking-rights",
             Self::ChangingRights => "changing-rights",

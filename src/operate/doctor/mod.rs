@@ -1,30 +1,57 @@
-//! Faults of a store and of the replicas, as far as they can be seen without a change.
+//! Faults of a store and of the replicas, as far as they can be seen without a change: a slot is taken on a key of its own.
 //!
-//! Tests: `tests/operate/doctor.rs`.
+//! Each check stands alone: what the store refuses, or does not answer, is a note.
+//!
+//! Tests: `tests/operate/doctor.rs`, `strangers.rs`.
 
+mod asking;
 mod finding;
 mod rights;
 mod server;
+mod service;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
+use self::asking::Asking;
 pub use self::finding::{Check, Finding, Health};
 use super::{
     answer::{Answers, LimitRow, ReplicaRow},
     names::Names,
     operator::Operator,
 };
-use crate::store::{StoreError, redis::control::ControlConnection};
+use crate::{
+    error::ConfigError,
+    store::{
+        StoreError,
+        redis::{StoreTarget, control::ControlConnection},
+    },
+};
 
 /// Looks at the store.
+///
+/// # Errors
+///
+/// If there is no connection to it.
 pub(super) async fn store(
     control: &ControlConnection,
+    targets: [StoreTarget; 2],
     names: &Names,
+    patience: Duration,
 ) -> Result<Vec<Finding>, StoreError> {
-    let mut findings = server::looks(control).await?;
-    findings.extend(rights::looks(control, names).await?);
-    findings.push(server::keys(control, names).await?);
+    let asking = Asking::connect(control, patience).await?;
+    let mut findings = server::looks(&asking).await?;
+    let rights = rights::looks(&asking, names).await?;
+    let served = service::serve(targets, names, patience).await;
+    findings.push(service::of_service(&served, rights.is_an_operators));
+    findings.extend(rights.findings);
+    findings.push(server::keys(&asking, names).await?);
     Ok(findings)
+}
+
+/// What operators cannot be told because they cannot connect.
+pub(super) fn without_operator(error: &ConfigError) -> Finding {
+    let text = format!("cannot be asked: {error}");
+    Finding::new(Check::Replicas, Health::Note, text)
 }
 
 /// Looks at the replicas, by an operator who may ask.

@@ -2,13 +2,35 @@
 //!
 //! Some rights cannot be tried so: those to write overrides and their log.
 
-use redis::{Cmd, cmd};
+use redis::{Cmd, Value, cmd};
 
-use super::finding::{Check, Finding, Health};
+use super::{
+    asking::Asking,
+    finding::{Check, Finding, Health},
+};
 use crate::{
     operate::names::Names,
-    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
+    store::{StoreError, StoreErrorKind},
 };
+
+/// Commands that a service can do without.
+const OPTIONAL: [&str; 2] = ["PUBLISH", "PUBSUB"];
+/// Commands that only a service needs. A user who may run neither, and may ask, is an operator's.
+const OF_SERVICES: [&str; 2] = ["EVALSHA", "ZADD"];
+
+/// What the user may do.
+pub(super) struct Rights {
+    pub findings: [Finding; 3],
+    /// The user is an operator's, and has no need of a service's rights.
+    pub is_an_operators: bool,
+}
+
+/// A command that cannot be used.
+struct Lack {
+    name: &'static str,
+    /// The server has it, and does not permit it.
+    is_forbidden: bool,
+}
 
 /// A command that changes nothing where the key is not there, by the name of its right.
 fn of_key(name: &'static str, key: &str, arguments: &[&str]) -> (&'static str, Cmd) {
@@ -17,10 +39,7 @@ fn of_key(name: &'static str, key: &str, arguments: &[&str]) -> (&'static str, C
     (name, command)
 }
 
-pub(super) async fn looks(
-    control: &ControlConnection,
-    names: &Names,
-) -> Result<[Finding; 3], StoreError> {
+pub(super) async fn looks(asking: &Asking<'_>, names: &Names) -> Result<Rights, StoreError> {
     let key = format!("{}:doctor", names.roster());
     let (record, log) = (names.record(), names.log());
     let publish = |channel: &str| ("PUBLISH", [channel.to_owned(), String::new()]);
@@ -58,7 +77,7 @@ pub(super) async fn looks(
         }),
         plain(publish(&format!("{}:wake:doctor", names.namespace()))),
     ];
-    let asking = vec![
+    let of_operator = vec![
         of_key("ZRANGE", &key, &["0", "0"]),
         of_key("ZCOUNT", &key, &["0", "0"]),
         ("TIME", cmd("TIME")),
@@ -75,34 +94,23 @@ pub(super) async fn looks(
         of_key("LRANGE", &log, &["0", "0"]),
         of_key("LTRIM", &log, &["0", "-1"]),
     ];
-    let mut service_lacks = lacking(control, &service).await?;
-    let mut asking_lacks = lacking(control, &asking).await?;
-    let changing_lacks = lacking(control, &changing).await?;
+    let mut service_lacks = lacking(asking, &service).await?;
+    let mut operator_lacks = lacking(asking, &of_operator).await?;
+    let changing_lacks = lacking(asking, &changing).await?;
     let wake = format!("{}:wake:doctor", names.namespace());
-    if !may_subscribe(control, &wake).await? {
-        service_lacks.push("SUBSCRIBE");
-    }
-    if !may_subscribe(control, &names.answer_channel("doctor")).await? {
-        asking_lacks.push("SUBSCRIBE");
-    }
-    // An operator has no need of a service's rights.
-    let is_operators = asking_lacks.is_empty();
-    let otherwise = if is_operators {
-        Health::Note
-    } else {
-        Health::Fault
+    service_lacks.extend(lacks_channel(asking, &wake).await?);
+    operator_lacks.extend(lacks_channel(asking, &names.answer_channel("doctor")).await?);
+    let forbids = |name: &&str| {
+        let mut lacks = service_lacks.iter();
+        lacks.any(|lack| lack.name == *name && lack.is_forbidden)
     };
-    Ok([
-        of_rights(
-            Check::ServiceRights,
-            "acquire and release",
-            &service_lacks,
-            otherwise,
-        ),
+    let is_an_operators = operator_lacks.is_empty() && OF_SERVICES.iter().all(forbids);
+    let findings = [
+        of_service(&service_lacks, is_an_operators),
         of_rights(
             Check::AskingRights,
             "ask replicas and revoke permits",
-            &asking_lacks,
+            &operator_lacks,
             Health::Note,
         ),
         of_rights(
@@ -111,46 +119,70 @@ pub(super) async fn looks(
             &changing_lacks,
             Health::Note,
         ),
-    ])
+    ];
+    Ok(Rights {
+        findings,
+        is_an_operators,
+    })
+}
+
+fn of_service(lacks: &[Lack], is_an_operators: bool) -> Finding {
+    let (check, what) = (Check::ServiceRights, "acquire and release");
+    let is_optional = |lack: &Lack| OPTIONAL.contains(&lack.name);
+    if is_an_operators {
+        of_rights(check, what, lacks, Health::Note)
+    } else if !lacks.is_empty() && lacks.iter().all(is_optional) {
+        let names = listed(lacks);
+        let text = format!("the user may {what}, but queues are slower: it lacks {names}");
+        Finding::new(check, Health::Warning, text)
+    } else {
+        of_rights(check, what, lacks, Health::Fault)
+    }
 }
 
 const RETURN_1: &str = "return 1";
 /// Of the script above, which the store has after that.
 const RETURN_1_SHA1: &str = "e0e1f9fabfc9d4800c877a703b823ac0578ff8db";
 
-/// The rights that are lacking.
+/// The commands that cannot be used.
 async fn lacking(
-    control: &ControlConnection,
+    asking: &Asking<'_>,
     commands: &[(&'static str, Cmd)],
-) -> Result<Vec<&'static str>, StoreError> {
+) -> Result<Vec<Lack>, StoreError> {
     let mut lacking = Vec::new();
     for (name, command) in commands {
-        match control.run(command).await {
-            Err(error) if error.kind == StoreErrorKind::Permission => lacking.push(*name),
-            Err(error) if error.is_outage() => return Err(error),
-            // The right is there: a user without EVAL, say, is told that the server does not know the script (NOSCRIPT).
-            _ => {}
-        }
+        // Any other error is of a command that may be used: a user without EVAL, say, is told that the server does not know
+        // the script (NOSCRIPT).
+        let outcome = asking.ask::<Value>(command).await?;
+        lacking.extend(outcome.err().and_then(|error| lack(name, &error)));
     }
     Ok(lacking)
 }
 
-async fn may_subscribe(control: &ControlConnection, channel: &str) -> Result<bool, StoreError> {
-    match control.subscribe(channel).await {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind == StoreErrorKind::Permission => Ok(false),
-        Err(error) => Err(error),
-    }
+async fn lacks_channel(asking: &Asking<'_>, channel: &str) -> Result<Option<Lack>, StoreError> {
+    let outcome = asking.subscribe(channel).await?;
+    Ok(outcome.err().and_then(|error| lack("SUBSCRIBE", &error)))
 }
 
-fn of_rights(check: Check, what: &str, lacks: &[&str], otherwise: Health) -> Finding {
-    match lacks {
-        [] => Finding::new(check, Health::Good, format!("the user may {what}")),
-        _ => {
-            let lacks = lacks.join(", ").to_lowercase();
-            let text =
-                format!("the user may not {what}: it lacks {lacks}, or the keys or channels");
-            Finding::new(check, otherwise, text)
-        }
+fn lack(name: &'static str, error: &StoreError) -> Option<Lack> {
+    let is_forbidden = error.kind == StoreErrorKind::Permission;
+    error.lacks_command().then_some(Lack { name, is_forbidden })
+}
+
+fn listed(lacks: &[Lack]) -> String {
+    let names: Vec<_> = lacks.iter().map(|lack| lack.name).collect();
+    names.join(", ").to_lowercase()
+}
+
+fn of_rights(check: Check, what: &str, lacks: &[Lack], otherwise: Health) -> Finding {
+    if lacks.is_empty() {
+        return Finding::new(check, Health::Good, format!("the user may {what}"));
     }
+    let whose = match lacks.iter().all(|lack| lack.is_forbidden) {
+        true => "it lacks",
+        false => "the user or the server lacks",
+    };
+    let names = listed(lacks);
+    let text = format!("the user may not {what}: {whose} {names}, or the keys or channels");
+    Finding::new(check, otherwise, text)
 }

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, SystemTime};
 
-use redis::{Cmd, FromRedisValue, Value, cmd, from_redis_value};
+use redis::{Value, cmd, from_redis_value};
 use tokio::time::Instant;
 
-use super::finding::{Check, Finding, Health};
+use super::{
+    asking::{Asked, Asking, not_asked},
+    finding::{Check, Finding, Health},
+};
 use crate::{
-    operate::{names::Names, roster::unreadable},
-    store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
+    operate::{names::Names, roster::to_ms},
+    store::StoreError,
 };
 
 /// Round trips that are measured.
@@ -24,30 +27,20 @@ const MAX_KEYS: usize = 100;
 /// Smallest output buffer of subscribers.
 const MIN_BUFFER: u64 = 1 << 20;
 
-pub(super) async fn looks(control: &ControlConnection) -> Result<Vec<Finding>, StoreError> {
-    let mut findings = vec![version(control).await?];
-    findings.push(eviction(control).await?);
-    findings.push(buffers(control).await?);
-    findings.extend(round_trips(control).await?);
+pub(super) async fn looks(asking: &Asking<'_>) -> Result<Vec<Finding>, StoreError> {
+    let mut findings = vec![version(asking).await?];
+    findings.push(eviction(asking).await?);
+    findings.push(buffers(asking).await?);
+    findings.extend(round_trips(asking).await?);
     Ok(findings)
 }
 
-/// `None`: the user may not.
-async fn allowed(control: &ControlConnection, command: &Cmd) -> Result<Option<Value>, StoreError> {
-    match control.run(command).await {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind == StoreErrorKind::Permission => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn typed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
-    from_redis_value(value).map_err(|_| unreadable())
-}
-
-async fn version(control: &ControlConnection) -> Result<Finding, StoreError> {
-    let Value::Map(about) = control.run(&cmd("HELLO")).await? else {
-        return Err(unreadable());
+async fn version(asking: &Asking<'_>) -> Result<Finding, StoreError> {
+    let mut hello = cmd("HELLO");
+    let about = match asking.ask::<Value>(hello.arg(3)).await? {
+        Ok(Value::Map(about)) => about,
+        Ok(_) => Vec::new(),
+        Err(error) => return Ok(not_asked(Check::Version, "hello", &error)),
     };
     let of = |name: &str| {
         let mut about = about.iter();
@@ -80,26 +73,46 @@ fn of_version(server: &str, version: &str) -> Finding {
     Finding::new(Check::Version, health, text)
 }
 
-async fn setting(control: &ControlConnection, name: &str) -> Result<Option<String>, StoreError> {
+async fn setting(asking: &Asking<'_>, name: &str) -> Result<Asked<Option<String>>, StoreError> {
     let mut get = cmd("CONFIG");
-    let Some(value) = allowed(control, get.arg("GET").arg(name)).await? else {
-        return Ok(None);
-    };
-    let pairs: Vec<(String, String)> = typed(value)?;
-    Ok(pairs.into_iter().next().map(|(_, value)| value))
+    get.arg("GET").arg(name);
+    let pairs = asking.ask::<Vec<(String, String)>>(&get).await?;
+    Ok(pairs.map(|pairs| pairs.into_iter().next().map(|(_, value)| value)))
 }
 
-const MAY_NOT_LOOK: &str = "the user may not look: it lacks config|get";
+const CONFIG: &str = "config|get";
+const NO_SETTING: &str = "the server does not say";
 
-async fn eviction(control: &ControlConnection) -> Result<Finding, StoreError> {
-    let policy = setting(control, "maxmemory-policy").await?;
-    let memory = setting(control, "maxmemory").await?;
-    Ok(of_eviction(policy.as_deref(), memory.as_deref()))
+async fn eviction(asking: &Asking<'_>) -> Result<Finding, StoreError> {
+    let policy = match setting(asking, "maxmemory-policy").await? {
+        Ok(policy) => policy,
+        Err(error) => return about_memory(asking, &error).await,
+    };
+    let memory = setting(asking, "maxmemory").await?;
+    Ok(of_eviction(
+        policy.as_deref(),
+        memory.ok().flatten().as_deref(),
+    ))
+}
+
+/// Hosted servers often have no `CONFIG`. `INFO` has the policy too.
+async fn about_memory(asking: &Asking<'_>, error: &StoreError) -> Result<Finding, StoreError> {
+    let mut info = cmd("INFO");
+    info.arg("memory");
+    let info = asking.ask::<String>(&info).await?.unwrap_or_default();
+    let of = |name: &str| {
+        let mut lines = info.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    };
+    Ok(match of("maxmemory_policy") {
+        Some(policy) => of_eviction(Some(policy), of("maxmemory")),
+        None => not_asked(Check::Eviction, "config|get, info", error),
+    })
 }
 
 fn of_eviction(policy: Option<&str>, memory: Option<&str>) -> Finding {
     let (health, text) = match (policy, memory) {
-        (None, _) => (Health::Note, MAY_NOT_LOOK.to_owned()),
+        (None, _) => (Health::Note, NO_SETTING.to_owned()),
         (Some("noeviction"), _) => (Health::Good, "maxmemory-policy is noeviction".to_owned()),
         (Some(policy), Some("0")) => (
             Health::Warning,
@@ -115,9 +128,12 @@ fn of_eviction(policy: Option<&str>, memory: Option<&str>) -> Finding {
     Finding::new(Check::Eviction, health, text)
 }
 
-async fn buffers(control: &ControlConnection) -> Result<Finding, StoreError> {
-    let limits = setting(control, "client-output-buffer-limit").await?;
-    Ok(of_buffers(limits.as_deref()))
+async fn buffers(asking: &Asking<'_>) -> Result<Finding, StoreError> {
+    let limits = setting(asking, "client-output-buffer-limit").await?;
+    Ok(match limits {
+        Ok(limits) => of_buffers(limits.as_deref()),
+        Err(error) => not_asked(Check::Buffers, CONFIG, &error),
+    })
 }
 
 fn of_buffers(limits: Option<&str>) -> Finding {
@@ -127,7 +143,7 @@ fn of_buffers(limits: Option<&str>) -> Finding {
         words.next().and_then(|hard| hard.parse::<u64>().ok())
     });
     let (health, text) = match hard {
-        None => (Health::Note, MAY_NOT_LOOK.to_owned()),
+        None => (Health::Note, NO_SETTING.to_owned()),
         Some(Some(hard @ 1..MIN_BUFFER)) => (
             Health::Warning,
             format!(
@@ -143,19 +159,24 @@ fn of_buffers(limits: Option<&str>) -> Finding {
 }
 
 /// Times round trips, and compares clocks by the shortest one.
-async fn round_trips(control: &ControlConnection) -> Result<[Finding; 2], StoreError> {
+async fn round_trips(asking: &Asking<'_>) -> Result<[Finding; 2], StoreError> {
     let mut trips = Vec::new();
     let mut offset_ms = 0;
     for _ in 0..ROUND_TRIPS {
         let (from, here) = (Instant::now(), SystemTime::now());
-        let time = control.run(&cmd("TIME")).await?;
+        let time = asking.ask::<(u64, u64)>(&cmd("TIME")).await?;
         let trip = from.elapsed();
-        let (seconds, micros): (u64, u64) = typed(time)?;
-        let there = Duration::from_secs(seconds) + Duration::from_micros(micros);
+        let there_ms = match time {
+            Ok(time) => i64::try_from(to_ms(time)).unwrap_or(i64::MAX),
+            Err(error) => {
+                let not_asked = |check| not_asked(check, "time", &error);
+                return Ok([not_asked(Check::Latency), not_asked(Check::Clock)]);
+            }
+        };
         let here = here.duration_since(SystemTime::UNIX_EPOCH);
         let here = here.unwrap_or_default() + trip / 2;
         if trips.iter().all(|other| trip < *other) {
-            offset_ms = there.as_millis() as i64 - here.as_millis() as i64;
+            offset_ms = there_ms.saturating_sub(here.as_millis() as i64);
         }
         trips.push(trip);
     }
@@ -198,11 +219,7 @@ fn of_clock(offset_ms: i64) -> Finding {
 }
 
 /// Keys of this crate have an end, so that nothing is left of callers that do not come back.
-pub(super) async fn keys(
-    control: &ControlConnection,
-    names: &Names,
-) -> Result<Finding, StoreError> {
-    let note = |text: &str| Finding::new(Check::Keys, Health::Note, text);
+pub(super) async fn keys(asking: &Asking<'_>, names: &Names) -> Result<Finding, StoreError> {
     let (mut cursor, mut keys, mut is_whole) = (0_u64, 0, false);
     let mut looked_at: Vec<Vec<u8>> = Vec::new();
     for _ in 0..MAX_SCANS {
@@ -211,10 +228,10 @@ pub(super) async fn keys(
         scan.arg(format!("{}:*", names.namespace()))
             .arg("COUNT")
             .arg(1_000);
-        let Some(found) = allowed(control, &scan).await? else {
-            return Ok(note("the user may not look: it lacks scan"));
+        let (next, found) = match asking.ask::<(u64, Vec<Vec<u8>>)>(&scan).await? {
+            Ok(found) => found,
+            Err(error) => return Ok(not_asked(Check::Keys, "scan", &error)),
         };
-        let (next, found): (u64, Vec<Vec<u8>>) = typed(found)?;
         keys += found.len();
         let room = MAX_KEYS - looked_at.len();
         looked_at.extend(found.into_iter().take(room));
@@ -227,10 +244,10 @@ pub(super) async fn keys(
     let mut endless = 0;
     for key in &looked_at {
         let mut pttl = cmd("PTTL");
-        let Some(pttl) = allowed(control, pttl.arg(key)).await? else {
-            return Ok(note("the user may not look: it lacks pttl"));
-        };
-        endless += usize::from(typed::<i64>(pttl)? == -1);
+        match asking.ask::<i64>(pttl.arg(key)).await? {
+            Ok(rest_ms) => endless += usize::from(rest_ms == -1),
+            Err(error) => return Ok(not_asked(Check::Keys, "pttl", &error)),
+        }
     }
     let some = if is_whole { "" } else { " or more" };
     let text = format!("{keys}{some} at this node");

@@ -14,6 +14,8 @@ use redis::{
     ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 
+use tokio::runtime::{self, Handle};
+
 use super::{locked::locked, socket};
 use crate::part::Part;
 
@@ -36,7 +38,7 @@ pub(super) struct PartDialer {
     /// The node that the next search starts at.
     next: AtomicUsize,
     /// To the node that keys are moving to.
-    ahead: tokio::sync::Mutex<Option<(Node, MultiplexedConnection)>>,
+    ahead: tokio::sync::Mutex<Option<Ahead>>,
 }
 
 /// Shared by all parts.
@@ -51,6 +53,9 @@ struct Nodes {
 
 /// Host and port.
 type Node = (String, u16);
+
+/// A connection to the node that keys are moving to, with the runtime that drives it.
+type Ahead = (Node, runtime::Id, MultiplexedConnection);
 
 /// Where an error sends its command.
 enum Redirect {
@@ -195,14 +200,15 @@ impl PartDialer {
     /// Sends a command to the node that its key is moving to.
     async fn ask(&self, node: Node, command: &Cmd) -> RedisResult<Value> {
         let mut ahead = self.ahead.lock().await;
+        let runtime = Handle::current().id();
         let connection = match ahead.take() {
-            Some((known, connection)) if known == node => connection,
+            Some((known, by, connection)) if (&known, by) == (&node, runtime) => connection,
             _ => {
                 let client = self.nodes.client(node.clone())?;
                 socket::spawn(&client, &socket::config()).await?
             }
         };
-        *ahead = Some((node, connection.clone()));
+        *ahead = Some((node, runtime, connection.clone()));
         drop(ahead);
         let mut asking = redis::pipe();
         // Outcomes one by one, because an error of the whole pipeline has no redirect.

@@ -2,7 +2,8 @@
 //!
 //! It is apart from the connection of the exchanges, so that no flood of messages and no large answer delays those. It
 //! leads to the node that has one key (in a cluster; all its commands are about keys of that key's hash slot), and a task
-//! of the current runtime drives it. After an error it is dropped, and the next command makes a new one.
+//! of the current runtime drives it. After an error it is dropped, and the next command makes a new one. So does a command
+//! on another runtime, if the one that drives it has ended or stands still.
 //!
 //! Tests: below; in a cluster: `tests/operate/stores.rs`.
 
@@ -17,6 +18,7 @@ use std::{
 
 use redis::{Client, Cmd, PushInfo, PushKind, RedisResult, Value, aio::MultiplexedConnection, cmd};
 use tokio::{
+    runtime::Handle,
     sync::{Notify, mpsc},
     time::timeout,
 };
@@ -24,6 +26,7 @@ use tokio::{
 use super::{
     error::store_error,
     locked::locked,
+    opening::{Opening, Stage},
     socket,
     target::{Dialer, StoreTarget},
 };
@@ -31,6 +34,8 @@ use crate::store::StoreError;
 
 /// Nodes that one command is sent to: a cluster that is changing may redirect a few times.
 const MAX_ATTEMPTS: usize = 8;
+/// Time within which another runtime has to show that it drives a connection.
+const DRIVEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Sends commands, and receives messages of channels.
 pub(crate) struct ControlConnection {
@@ -44,6 +49,7 @@ pub(crate) struct ControlConnection {
     channels: Mutex<BTreeSet<String>>,
     inbox: Inbox,
     ended: Arc<Notify>,
+    opening: Opening,
 }
 
 /// Where messages are put. A message that does not fit is dropped before anything is read of it.
@@ -59,6 +65,19 @@ struct ControlLink {
     #[cfg_attr(not(feature = "cluster"), allow(dead_code))]
     client: Client,
     has_ended: Arc<AtomicBool>,
+    /// Drives it.
+    runtime: Handle,
+}
+
+impl ControlLink {
+    /// Whether something drives it: its runtime may have ended, or stand still, when a command comes from another one.
+    async fn is_driven(&self) -> bool {
+        if Handle::current().id() == self.runtime.id() {
+            return true;
+        }
+        let sign = self.runtime.spawn(async {});
+        matches!(timeout(DRIVEN_WITHIN, sign).await, Ok(Ok(())))
+    }
 }
 
 impl Inbox {
@@ -93,6 +112,7 @@ impl ControlConnection {
             channels: Mutex::default(),
             inbox,
             ended: Arc::default(),
+            opening: Opening::default(),
         }
     }
 
@@ -103,6 +123,11 @@ impl ControlConnection {
     /// If the future is dropped, the command may run all the same.
     pub(crate) async fn run(&self, command: &Cmd) -> Result<Value, StoreError> {
         self.in_time(self.run_at_its_node(command)).await
+    }
+
+    /// Makes a connection, if there is none.
+    pub(crate) async fn connect_now(&self) -> Result<(), StoreError> {
+        self.in_time(async { self.link().await.map(drop) }).await
     }
 
     /// Runs a script with one key.
@@ -121,7 +146,10 @@ impl ControlConnection {
     pub(crate) async fn subscribe(&self, channel: &str) -> Result<(), StoreError> {
         let subscribe = async {
             let link = self.link().await?;
-            link.connection.clone().subscribe(channel).await?;
+            self.opening.at(Stage::Subscription);
+            let subscribed = link.connection.clone().subscribe(channel).await;
+            self.opening.at(Stage::Opened);
+            subscribed?;
             locked(&self.channels).insert(channel.to_owned());
             Ok(())
         };
@@ -161,8 +189,7 @@ impl ControlConnection {
             Err(_) => {
                 // A connection that does not answer is not used again: it may be half open.
                 self.disconnect();
-                let message = format!("no answer within {:?}", self.patience);
-                Err(StoreError::outage(message))
+                Err(self.opening.no_answer(self.patience))
             }
         }
     }
@@ -216,10 +243,14 @@ impl ControlConnection {
 
     async fn link(&self) -> RedisResult<ControlLink> {
         let _connecting = self.connecting.lock().await;
-        if let Some(link) = self.current() {
+        if let Some(link) = self.current()
+            && link.is_driven().await
+        {
             return Ok(link);
         }
-        let link = self.connect().await?;
+        let link = self.connect().await;
+        self.opening.at(Stage::Opened);
+        let link = link?;
         let old = locked(&self.current).replace(link.clone());
         drop(old);
         Ok(link)
@@ -228,6 +259,7 @@ impl ControlConnection {
     async fn connect(&self) -> RedisResult<ControlLink> {
         let mut attempts = self.dialer.attempts();
         loop {
+            self.opening.at(Stage::Server);
             let client = self.dialer.client().await?;
             attempts -= 1;
             match self.open(client).await {
@@ -255,13 +287,14 @@ impl ControlConnection {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config).await?;
+        let (connection, io) = socket::open(&client, config, &self.opening).await?;
         if let Some(io) = io {
             tokio::spawn(async move {
                 io.await;
                 end();
             });
         }
+        self.opening.at(Stage::Subscription);
         let channels = locked(&self.channels).clone();
         for channel in channels {
             connection.clone().subscribe(channel).await?;
@@ -270,6 +303,7 @@ impl ControlConnection {
             connection,
             client,
             has_ended,
+            runtime: Handle::current(),
         })
     }
 

@@ -82,7 +82,7 @@ fn own_words(error: &RedisError) -> String {
     words.unwrap_or_else(|| error.to_string())
 }
 
-fn io_error(error: &RedisError) -> Option<&io::Error> {
+pub(super) fn io_error(error: &RedisError) -> Option<&io::Error> {
     let source = error.source()?;
     let source = source.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
     source.downcast_ref()
@@ -100,7 +100,11 @@ fn of_io(error: &io::Error) -> StoreError {
         let message = of_tls(error);
         return StoreError { kind, message };
     }
-    let message = error.to_string();
+    let message = match (error.kind(), error.get_ref()) {
+        // Of the `redis` crate too, however it ended.
+        (io::ErrorKind::BrokenPipe, None) => "the connection has ended".to_owned(),
+        _ => error.to_string(),
+    };
     StoreError { kind, message }
 }
 
@@ -118,6 +122,10 @@ fn of_tls(error: &rustls::Error) -> String {
             format!("invalid peer certificate: {}", variant(why))
         }
         rustls::Error::AlertReceived(alert) => format!("received fatal alert: {alert:?}"),
+        rustls::Error::InvalidMessage(_) => {
+            "the server does not answer in TLS: its URL begins with `redis://`, or it is no Redis"
+                .to_owned()
+        }
         other => format!("TLS failed: {}", variant(other)),
     }
 }

@@ -16,6 +16,7 @@
 //! | `events` | what the store reports by itself |
 //! | `control` | a connection beside the exchanges: single commands, and messages to and from operators |
 //! | `codec` | exchanges, replies and wake-ups on the wire |
+//! | `opening`, `stranger` | how far a new connection is, and what a server is that does not answer as Redis does |
 //! | `error`, `socket`, `known`, `locked` | errors, streams, names and what is known of the server, locks |
 //!
 //! The permissions that a user of the store needs are listed in `src/guide/redis.md`, which tests read. `script|load` is not
@@ -31,10 +32,12 @@ mod events;
 mod known;
 mod link;
 mod locked;
+mod opening;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod session;
 mod socket;
+mod stranger;
 mod subscription;
 mod target;
 

@@ -25,6 +25,7 @@ use super::{
     known::Known,
     link::{Link, LinkState, Opened},
     locked::locked,
+    opening::{Opening, Stage},
     socket,
     subscription::{Approach, Probed},
     target::Dialer,
@@ -112,6 +113,10 @@ impl Session for RedisSession {
     fn disconnect(&mut self) {
         self.exchanger.disconnect();
     }
+
+    fn no_answer(&self, patience: Duration) -> StoreError {
+        self.exchanger.opening.no_answer(patience)
+    }
 }
 
 /// Runs the exchanges of a session, whose futures share it, on a connection that a hello makes, and that is replaced after an
@@ -124,6 +129,7 @@ struct Exchanger {
     connecting: tokio::sync::Mutex<()>,
     current: Mutex<Option<Link>>,
     opened: Mutex<Vec<Opened>>,
+    opening: Opening,
 }
 
 /// Exchanges.
@@ -220,6 +226,7 @@ impl Exchanger {
             connecting: tokio::sync::Mutex::default(),
             current: Mutex::default(),
             opened: Mutex::default(),
+            opening: Opening::default(),
         }
     }
 
@@ -272,6 +279,7 @@ impl Exchanger {
     async fn connect(&self) -> RedisResult<Link> {
         let mut attempts = self.dialer.attempts();
         loop {
+            self.opening.at(Stage::Server);
             let client = self.dialer.client().await?;
             attempts -= 1;
             match self.connect_to(client).await {
@@ -294,6 +302,12 @@ impl Exchanger {
 
     /// A connection whose subscription is confirmed, if it is to have one. Until it is used, its end is not reported.
     async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
+        let opened = self.try_open(client, subscribes).await;
+        self.opening.at(Stage::Opened);
+        opened
+    }
+
+    async fn try_open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
         let state = Arc::new(LinkState::new(subscribes));
         // Its own `io` must not keep it.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
@@ -304,12 +318,13 @@ impl Exchanger {
             }
             Ok::<(), ()>(())
         });
-        let (connection, io) = socket::open(&client, config).await?;
+        let (connection, io) = socket::open(&client, config, &self.opening).await?;
         if let Some(io) = io {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
         if subscribes {
+            self.opening.at(Stage::Subscription);
             connection.clone().subscribe(&self.known.channel).await?;
             let is_counted = self.is_counted(&mut connection.clone()).await?;
             state.is_counted.store(is_counted, Relaxed);

@@ -1,6 +1,6 @@
 //! Opens connections that the task that awaits them drives.
 //!
-//! Tests: `tests.rs`; with TLS: `tests/tls.rs`.
+//! Tests: `tests.rs`; with TLS: `tests/tls.rs`; servers that are no Redis: `tests/operate/strangers.rs`.
 
 use futures_util::future::{BoxFuture, FutureExt, select_ok};
 use redis::{
@@ -8,7 +8,15 @@ use redis::{
     aio::MultiplexedConnection,
     io::tcp::{TcpSettings, socket2::SockRef},
 };
-use tokio::net::{TcpStream, lookup_host};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, lookup_host},
+};
+
+use super::{
+    opening::{Opening, Stage},
+    stranger::{Stranger, Watched},
+};
 
 /// Moves bytes and completes requests while it is polled, until the connection ends.
 pub(super) type Io = BoxFuture<'static, ()>;
@@ -32,24 +40,45 @@ pub(super) fn config() -> AsyncConnectionConfig {
 pub(super) async fn open(
     client: &Client,
     config: AsyncConnectionConfig,
+    opening: &Opening,
 ) -> RedisResult<(MultiplexedConnection, Option<Io>)> {
     let info = client.get_connection_info();
-    let redis = info.redis_settings();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            let stream = connect(host, *port, info.tcp_settings()).await?;
-            let (connection, io) =
-                MultiplexedConnection::new_with_config(redis, stream, config).await?;
-            Ok((connection, Some(io.boxed())))
+            opening.at(Stage::Address);
+            let stream = connect(host, *port, info.tcp_settings(), opening).await?;
+            greet(info, stream, config, opening).await
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
+            opening.at(Stage::Socket);
             let stream = tokio::net::UnixStream::connect(path).await?;
-            let (connection, io) =
-                MultiplexedConnection::new_with_config(redis, stream, config).await?;
-            Ok((connection, Some(io.boxed())))
+            greet(info, stream, config, opening).await
         }
-        _ => Ok((spawn(client, &config).await?, None)),
+        _ => {
+            opening.at(Stage::Tls);
+            Ok((spawn(client, &config).await?, None))
+        }
+    }
+}
+
+/// Says hello to the server, and names the cause if it does not answer as Redis does.
+async fn greet<S>(
+    info: &ConnectionInfo,
+    stream: S,
+    config: AsyncConnectionConfig,
+    opening: &Opening,
+) -> RedisResult<(MultiplexedConnection, Option<Io>)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    opening.at(Stage::Hello);
+    let (stream, first) = Watched::new(stream);
+    let redis = info.redis_settings();
+    let greeted = MultiplexedConnection::new_with_config(redis, stream, config).await;
+    match Stranger::of(&first, greeted.as_ref().err()) {
+        Some(stranger) => Err(stranger.into()),
+        None => greeted.map(|(connection, io)| (connection, Some(io.boxed()))),
     }
 }
 
@@ -59,14 +88,24 @@ pub(super) async fn spawn(
     config: &AsyncConnectionConfig,
 ) -> RedisResult<MultiplexedConnection> {
     check_tls(client)?;
-    client
+    let opened = client
         .get_multiplexed_async_connection_with_config(config)
-        .await
+        .await;
+    opened.map_err(|error| match Stranger::of_spawned(client, &error) {
+        Some(stranger) => stranger.into(),
+        None => error,
+    })
 }
 
 /// To the address of the host that answers first.
-async fn connect(host: &str, port: u16, settings: &TcpSettings) -> RedisResult<TcpStream> {
+async fn connect(
+    host: &str,
+    port: u16,
+    settings: &TcpSettings,
+    opening: &Opening,
+) -> RedisResult<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
+    opening.at(Stage::Socket);
     let attempts: Vec<_> = addresses
         .map(|address| TcpStream::connect(address).boxed())
         .collect();

@@ -116,6 +116,12 @@ impl StoreTarget {
         self.part().is_some()
     }
 
+    /// Whether it leads to the ledger with this digest.
+    #[cfg(feature = "operate")]
+    pub(crate) fn has_key(&self, digest: u128) -> bool {
+        self.part().is_none_or(|part| part == Part::of(digest))
+    }
+
     /// The database that it leads to.
     #[cfg(feature = "operate")]
     pub(crate) fn db(&self) -> i64 {

@@ -1,0 +1,97 @@
+//! Asks the store one thing after the other: what it refuses, or does not answer, keeps nothing else from being asked.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
+
+use redis::{Cmd, FromRedisValue, Value, from_redis_value};
+
+use tokio::time::Instant;
+
+use super::finding::{Check, Finding, Health};
+use crate::{
+    operate::roster::unreadable,
+    store::{StoreError, redis::control::ControlConnection},
+};
+
+/// Commands that were waited for in vain, for all the time that the store may take, after which it counts as gone.
+const MAX_UNANSWERED: u32 = 3;
+
+/// A store that answers, and may refuse.
+pub(super) struct Asking<'a> {
+    control: &'a ControlConnection,
+    /// Longest time of a command.
+    patience: Duration,
+    unanswered: AtomicU32,
+}
+
+/// The outcome of a command: its answer, or why there is none.
+pub(super) type Asked<T> = Result<T, StoreError>;
+
+impl<'a> Asking<'a> {
+    /// # Errors
+    ///
+    /// If there is no connection: then nothing can be asked.
+    pub(super) async fn connect(
+        control: &'a ControlConnection,
+        patience: Duration,
+    ) -> Result<Self, StoreError> {
+        control.connect_now().await?;
+        Ok(Self {
+            control,
+            patience,
+            unanswered: AtomicU32::new(0),
+        })
+    }
+
+    /// Runs a command.
+    ///
+    /// # Errors
+    ///
+    /// If the store has gone meanwhile.
+    pub(super) async fn ask<T: FromRedisValue>(
+        &self,
+        command: &Cmd,
+    ) -> Result<Asked<T>, StoreError> {
+        let from = Instant::now();
+        let outcome = self.control.run(command).await;
+        self.reached(outcome.and_then(typed), from).await
+    }
+
+    /// Subscribes to a channel.
+    ///
+    /// # Errors
+    ///
+    /// If the store has gone meanwhile.
+    pub(super) async fn subscribe(&self, channel: &str) -> Result<Asked<()>, StoreError> {
+        let from = Instant::now();
+        let outcome = self.control.subscribe(channel).await;
+        self.reached(outcome, from).await
+    }
+
+    /// The outcome, if the store is still there.
+    async fn reached<T>(&self, outcome: Asked<T>, from: Instant) -> Result<Asked<T>, StoreError> {
+        if outcome.as_ref().is_err_and(StoreError::is_outage) {
+            // It may be an answer, as of a replica that takes no writes, or a proxy that ends the connection.
+            self.control.connect_now().await?;
+            if from.elapsed() >= self.patience
+                && self.unanswered.fetch_add(1, Relaxed) + 1 >= MAX_UNANSWERED
+                && let Err(error) = outcome
+            {
+                return Err(error);
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+fn typed<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
+    from_redis_value(value).map_err(|_| unreadable())
+}
+
+/// A check that could not be made, by the name of its command.
+pub(super) fn not_asked(check: Check, command: &str, error: &StoreError) -> Finding {
+    let text = format!("cannot be seen: {command}: {error}");
+    Finding::new(check, Health::Note, text)
+}

@@ -1,0 +1,176 @@
+//! Servers that are no Redis, or speak otherwise than the URL says: recognized by how they answer the first words.
+//!
+//! The `redis` crate says of each that its answer cannot be read, or that the connection was reset. The first bytes of the
+//! answer tell which it is. Nothing of them is passed on.
+
+use std::{
+    fmt, io,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use redis::{Client, ConnectionAddr, RedisError};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::error::io_error;
+
+/// Bytes of an answer that are looked at.
+const FIRST: usize = 2;
+/// The first bytes of a record of TLS: an alert, or a message of the handshake.
+const TLS: [[u8; FIRST]; 2] = [[0x15, 3], [0x16, 3]];
+
+/// Why a server is not the one that the URL speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stranger {
+    /// It is a web server.
+    Http,
+    /// It speaks TLS.
+    Tls,
+    /// It does not speak RESP3, though it answers `HELLO 3`.
+    OldProtocol,
+    /// It ended the connection without an answer.
+    Closed,
+    /// It ended the connection in the TLS handshake.
+    ClosedTls,
+}
+
+/// The first bytes that came, once some have.
+#[derive(Debug, Default)]
+pub(super) struct FirstBytes(OnceLock<[u8; FIRST]>);
+
+/// A stream whose first bytes are noted.
+pub(super) struct Watched<S> {
+    stream: S,
+    first: Arc<FirstBytes>,
+}
+
+impl<S> Watched<S> {
+    pub(super) fn new(stream: S) -> (Self, Arc<FirstBytes>) {
+        let first = Arc::<FirstBytes>::default();
+        let watched = Self {
+            stream,
+            first: first.clone(),
+        };
+        (watched, first)
+    }
+}
+
+impl FirstBytes {
+    fn note(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let byte = |at: usize| bytes.get(at).copied().unwrap_or(0);
+            let _ = self.0.set(std::array::from_fn(byte));
+        }
+    }
+}
+
+impl Stranger {
+    /// What a server is that answered so. `None`: it is a Redis, or nothing that is known here.
+    pub(super) fn of(first: &FirstBytes, error: Option<&RedisError>) -> Option<Self> {
+        match (first.0.get(), error) {
+            // "HTTP/1.1", or the page alone that old servers answer with.
+            (Some([b'H' | b'<', _]), Some(_)) => Some(Self::Http),
+            (Some(bytes), Some(_)) if TLS.contains(bytes) => Some(Self::Tls),
+            // A map, the answer to `HELLO 3`, begins with `%`.
+            (Some([b'*', _]), None) => Some(Self::OldProtocol),
+            (None, Some(error)) if is_end(error) => Some(Self::Closed),
+            _ => None,
+        }
+    }
+
+    /// Of a connection whose bytes are not seen.
+    pub(super) fn of_spawned(client: &Client, error: &RedisError) -> Option<Self> {
+        let info = client.get_connection_info();
+        let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        (is_tls && is_end(error)).then_some(Self::ClosedTls)
+    }
+}
+
+/// Whether a connection that was there has ended.
+fn is_end(error: &RedisError) -> bool {
+    let kinds = [
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::UnexpectedEof,
+    ];
+    io_error(error).is_some_and(|error| kinds.contains(&error.kind()))
+}
+
+impl fmt::Display for Stranger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Http => "the server speaks HTTP: it is a web server, and no Redis",
+            Self::Tls => "the server speaks TLS: its URL begins with `rediss://`",
+            Self::OldProtocol => {
+                "the server answers `HELLO 3` without RESP3: it is no Redis of 6.2 or later"
+            }
+            Self::Closed => {
+                "the server ended the connection instead of answering `HELLO`: it may expect TLS (`rediss://`), \
+                 or be a proxy without RESP3, or no Redis"
+            }
+            Self::ClosedTls => {
+                "the server ended the connection in the TLS handshake: it may speak without TLS (`redis://`), \
+                 or be no Redis"
+            }
+        })
+    }
+}
+
+impl std::error::Error for Stranger {}
+
+impl From<Stranger> for RedisError {
+    fn from(stranger: Stranger) -> Self {
+        let kind = match stranger {
+            Stranger::Http | Stranger::Tls | Stranger::OldProtocol => io::ErrorKind::InvalidData,
+            // So does a server that is about to stop.
+            Stranger::Closed | Stranger::ClosedTls => io::ErrorKind::UnexpectedEof,
+        };
+        io::Error::new(kind, stranger).into()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if self.first.0.get().is_none() {
+            self.first.note(&buf.filled()[before..]);
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

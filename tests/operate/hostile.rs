@@ -1,0 +1,294 @@
+//! A store that holds anything under our names, and passes on any message: nothing panics, nothing hangs, and all works
+//! again once it is gone. The readers by themselves: `src/operate/hostile.rs`.
+
+use std::{
+    panic,
+    sync::{
+        Once,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fastrand::Rng;
+use redis::{Cmd, aio::MultiplexedConnection, cmd};
+use tokio::time::timeout;
+use tower_turnstile::{
+    Fallback, Limit, Limiter,
+    operate::{KeyDigest, Operator},
+};
+
+use crate::{
+    scene::{SOON, ada, await_replicas, replica},
+    support::redis_server::RedisServer,
+};
+
+const SEEDS: u64 = 12;
+const ROSTER: &str = "turnstile:{turnstile:control}:roster";
+const RECORD: &str = "turnstile:control";
+const LOG: &str = "{turnstile:control}:log";
+const ONE: Limit = Limit::concurrent("one", 2).fallback(Fallback::Reject);
+const RATE: Limit = Limit::rate("rate", 5, Duration::from_secs(1)).fallback(Fallback::Reject);
+
+/// Panics of the library, on whatever thread.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+fn count_panics() {
+    static BEGIN: Once = Once::new();
+    BEGIN.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let is_ours = |file: &str| file.starts_with("src/") || file.contains("/src/operate/");
+            if info.location().is_some_and(|at| is_ours(at.file())) {
+                PANICS.fetch_add(1, Relaxed);
+            }
+            before(info);
+        }));
+    });
+}
+
+/// Someone who may write everything.
+struct Foe {
+    connection: MultiplexedConnection,
+    rng: Rng,
+}
+
+impl Foe {
+    async fn run(&mut self, command: &Cmd) {
+        // A wrong type is an error.
+        let _: redis::RedisResult<redis::Value> = command.query_async(&mut self.connection).await;
+    }
+
+    fn bytes(&mut self, most: usize) -> Vec<u8> {
+        let length = self.rng.usize(..=most);
+        std::iter::repeat_with(|| self.rng.u8(..))
+            .take(length)
+            .collect()
+    }
+
+    fn member(&mut self) -> Vec<u8> {
+        match self.rng.u8(..6) {
+            0 => Vec::new(),
+            1 => self.bytes(40),
+            2 => [&b"@"[..], &self.bytes(16)].concat(),
+            3 => [&b"~"[..], &self.bytes(16)].concat(),
+            4 => b"AAAAAAAAAAAAAAAA----------".to_vec(),
+            _ => self.bytes(4_096),
+        }
+    }
+
+    fn score(&mut self) -> String {
+        let scores = [
+            "+inf",
+            "-inf",
+            "0",
+            "-1",
+            "-0.5",
+            "1",
+            "1e300",
+            "-1e300",
+            "2251799813685248",
+            "4503599627370496.5",
+            "9007199254740993",
+            "1700000000000.25",
+            "18446744073709551615",
+        ];
+        self.rng.choice(scores).unwrap_or("0").to_owned()
+    }
+
+    fn number(&mut self) -> &'static str {
+        let numbers = [
+            "0",
+            "1",
+            "-1",
+            "4294967295",
+            "18446744073709551615",
+            "1e400",
+            "null",
+            "[]",
+        ];
+        self.rng.choice(numbers).unwrap_or("0")
+    }
+
+    fn json(&mut self) -> String {
+        let open = self.rng.usize(..200);
+        match self.rng.u8(..4) {
+            0 => "[".repeat(open),
+            1 => format!(
+                "{{\"at_ms\":\"{}\",\"token\":\"\",\"note\":\"\",\"edits\":[]}}",
+                self.number()
+            ),
+            2 => format!(
+                "{{\"setting\":\"value\",\"to\":{},\"author\":\"\\u0000\",\"reason\":\"\"}}",
+                self.number()
+            ),
+            _ => String::from_utf8_lossy(&self.bytes(300)).into_owned(),
+        }
+    }
+
+    /// Puts anything under one of these names.
+    async fn write(&mut self, ledger: &str) {
+        let rate = format!("{}:rate", KeyDigest::of("rate", "acme"));
+        let rate = format!("turnstile:{{{}}}:rate", &rate[..32]);
+        let mut command = match self.rng.u8(..7) {
+            0 => cmd("ZADD")
+                .arg(ROSTER)
+                .arg(self.score())
+                .arg(self.member())
+                .clone(),
+            1 => cmd("ZADD")
+                .arg(ledger)
+                .arg(self.score())
+                .arg(self.member())
+                .clone(),
+            2 => {
+                let texts = [
+                    "",
+                    "1",
+                    "1 2 3/4/5 6 7",
+                    "-1 nan 0/0/0 0 0",
+                    "1e308 1 1/1/1 1 1",
+                ];
+                let text = self.rng.choice(texts).unwrap_or("");
+                cmd("SET").arg(rate).arg(text).clone()
+            }
+            3 => {
+                let field = *self
+                    .rng
+                    .choice(&["value:one", "mode:one", "pause:one", "token", "x"])
+                    .unwrap_or(&"");
+                let token = "0123456789abcdef0123456789abcdef";
+                let text = format!(
+                    "{} {} {token} {}",
+                    self.number(),
+                    self.number(),
+                    self.json()
+                );
+                cmd("HSET").arg(RECORD).arg(field).arg(text).clone()
+            }
+            4 => cmd("LPUSH").arg(LOG).arg(self.json()).clone(),
+            5 => {
+                let name = *self.rng.choice(&[RECORD, LOG, ledger]).unwrap_or(&RECORD);
+                cmd("SET").arg(name).arg(self.bytes(20)).clone()
+            }
+            _ => {
+                let name = *self
+                    .rng
+                    .choice(&[RECORD, LOG, ledger, &rate])
+                    .unwrap_or(&RECORD);
+                cmd("DEL").arg(name).clone()
+            }
+        };
+        command.set_no_response(false);
+        self.run(&command).await;
+    }
+
+    /// Publishes anything to operators and replicas.
+    async fn publish(&mut self, channels: &[String]) {
+        for channel in channels {
+            let row = format!(
+                "{{\"limit\":\"one\",\"key\":\"{}\",\"max\":1,\"held\":{},\"waiting\":{},\"declared_max\":1,\
+                 \"paused\":false,\"period_ms\":null,\"mode\":\"off\",\"wait_ms\":{},\"max_waiters\":1,\"keys\":{},\
+                 \"oldest_wait_ms\":null,\"differs\":false}}",
+                KeyDigest::of("one", "acme"),
+                self.number(),
+                self.number(),
+                self.number(),
+                self.number(),
+            );
+            let kind = *self
+                .rng
+                .choice(&["limits", "keys", "permits", "busy"])
+                .unwrap_or(&"limits");
+            let (number, from) = (self.rng.u8(..12), self.rng.u8(..3));
+            let message = match self.rng.u8(..5) {
+                0 => self.bytes(300),
+                1 => self.json().into_bytes(),
+                2 => format!("{} {} {} turnstile:{{x}}", self.number(), self.number(), self.json()).into_bytes(),
+                3 => format!(
+                    "{{\"v\":1,\"from\":\"AAAAAAAAAAAAAAA{from}\",\"number\":{},\"not_after_ms\":{},\"replicas\":1,\"ask\":\"limits\"}}",
+                    self.number(),
+                    self.number(),
+                )
+                .into_bytes(),
+                _ => format!(
+                    "{{\"v\":1,\"number\":{number},\"replica\":\"{from}\",\"label\":\"\\u001b\",\"left_out\":{},\"body\":{{\"{kind}\":[{row},{row}]}}}}",
+                    self.number()
+                )
+                .into_bytes(),
+            };
+            self.run(cmd("PUBLISH").arg(channel).arg(message)).await;
+        }
+    }
+}
+
+async fn call_everything(operator: &Operator, limiter: &Limiter) {
+    let acme = KeyDigest::of("one", "acme");
+    let _ = operator.replicas().await;
+    let _ = operator.limits().await;
+    let _ = operator.permits("one", None).await;
+    let _ = operator.keys("one", Some(acme)).await;
+    let _ = operator.refusals("one", None).await;
+    let _ = operator.explain("one", acme).await;
+    let _ = operator.overrides().await;
+    if let Ok(log) = operator.log().await
+        && let Some(last) = log.first()
+    {
+        let _ = operator.undo(last, &ada()).await;
+    }
+    let _ = limiter.semaphore(ONE, "acme").acquire().await.map(drop);
+    let _ = limiter.semaphore(RATE, "acme").acquire().await.map(drop);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_the_store_holds_nothing_panics_or_hangs() {
+    count_panics();
+    let server = RedisServer::start();
+    let limiter = replica(&server, "web").await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let before = server.cli(&["ZRANGE", ROSTER, "0", "-1", "WITHSCORES"]);
+    let (member, score) = before.split_once('\n').expect("the replica");
+    let client = redis::Client::open(server.url()).unwrap();
+    let ledger = format!("turnstile:{{{}}}", KeyDigest::of("one", "acme"));
+    for seed in 0..SEEDS {
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut foe = Foe {
+            connection,
+            rng: Rng::with_seed(seed),
+        };
+        for _ in 0..30 {
+            foe.write(&ledger).await;
+        }
+        let operator = Operator::connect(&server.url()).await.unwrap();
+        let channels = server.cli(&["PUBSUB", "CHANNELS", "turnstile:*"]);
+        let channels: Vec<_> = channels.lines().map(str::to_owned).collect();
+        assert!(channels.len() >= 4, "{channels:?}");
+        let foes = async {
+            loop {
+                foe.publish(&channels).await;
+                foe.write(&ledger).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let calls = timeout(SOON, call_everything(&operator, &limiter));
+        tokio::select! {
+            done = calls => assert!(done.is_ok(), "seed {seed}: a call hangs"),
+            () = foes => unreachable!("it has no end"),
+        }
+        assert_eq!(PANICS.load(Relaxed), 0, "seed {seed}");
+    }
+    // Once it is as it was, all is well.
+    server.cli(&["FLUSHALL"]);
+    server.cli(&["ZADD", ROSTER, score, member]);
+    let replicas = await_replicas(&operator, 1).await;
+    assert_eq!(replicas[0].label, "web");
+    timeout(SOON, async {
+        while limiter.semaphore(ONE, "acme").acquire().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("in time");
+    assert_eq!(PANICS.load(Relaxed), 0);
+}

@@ -1,0 +1,77 @@
+//! An operator outlives the runtime that it was connected on, and so does a replica that answers it.
+
+use tokio::runtime::{Builder, Runtime};
+use tower_turnstile::operate::Operator;
+
+use crate::{
+    scene::{await_replicas, replica},
+    support::redis_server::RedisServer,
+};
+
+fn current_thread() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+fn multi_thread() -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    let builder = builder.worker_threads(1).enable_all();
+    builder.build().expect("a runtime")
+}
+
+#[test]
+fn the_first_call_on_another_runtime_is_answered() {
+    let server = RedisServer::start();
+    let serving = multi_thread();
+    let _limiter = serving.block_on(replica(&server, "web"));
+    type Begin = fn() -> Runtime;
+    /// Returns it if it is still there.
+    type End = fn(Runtime) -> Option<Runtime>;
+    let ends: [(&str, Begin, End); 4] = [
+        ("dropped", current_thread, |first| {
+            drop(first);
+            None
+        }),
+        ("dropped, with threads", multi_thread, |first| {
+            drop(first);
+            None
+        }),
+        ("shut down", multi_thread, |first| {
+            first.shutdown_background();
+            None
+        }),
+        ("left alone", current_thread, Some),
+    ];
+    for (how, first, end) in ends {
+        let first = first();
+        let operator = first.block_on(Operator::connect(&server.url())).unwrap();
+        first.block_on(await_replicas(&operator, 1));
+        let _left = end(first);
+        let second = current_thread();
+        let replicas = second.block_on(operator.replicas());
+        let replicas = replicas.unwrap_or_else(|error| panic!("{how}: {error}"));
+        assert_eq!(replicas.answered, 1, "{how}");
+        assert!(second.block_on(operator.overrides()).is_ok(), "{how}");
+    }
+}
+
+/// Calls on several runtimes that all run share one connection, and its subscription to answers.
+#[test]
+fn runtimes_that_run_share_a_connection() {
+    let server = RedisServer::start();
+    let (first, second) = (multi_thread(), multi_thread());
+    let _limiter = first.block_on(replica(&server, "web"));
+    let operator = first.block_on(Operator::connect(&server.url())).unwrap();
+    first.block_on(await_replicas(&operator, 1));
+    let clients = || {
+        let clients = server.cli(&["CLIENT", "LIST"]);
+        let ids = clients.lines().filter_map(|line| line.split(' ').next());
+        ids.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = clients();
+    let answered = second.block_on(operator.replicas()).unwrap().answered;
+    assert_eq!(answered, 1);
+    // The last one is that of the question.
+    let after = clients();
+    assert_eq!(after[..after.len() - 1], before[..before.len() - 1]);
+}
