@@ -558,7 +558,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
             .await;
         let ended = caught(response.unwrap().into_body().collect()).await;
         assert!(ended.is_err());
-        until_told("a slot was taken back").await;
+        until_told("slots were taken back").await;
         until_told("a slot has ended: its response is aborted").await;
     });
 }

@@ -60,6 +60,7 @@ mod outages;
 mod proxy;
 mod queue;
 mod refusals;
+mod reports;
 mod requests;
 mod runtimes;
 mod scene;
