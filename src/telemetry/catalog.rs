@@ -83,7 +83,7 @@ pub(super) const METRICS: [Metric; 21] = [
     ),
     gauge(
         STORE_UP,
-        "1 if the store answers, 0 if fallbacks apply; in a cluster the share that answers",
+        "1 if the store works, 0 if fallbacks apply; in a cluster the share that works",
     ),
     counter(BREAKER_OPENED, "Times that the circuit breaker opened"),
 ];
