@@ -206,8 +206,6 @@ struct KeeperRequest {
     /// Its first limit.
     limit: LimitId,
     label: Label,
-    /// Whether other keepers are asked too, for the same permit.
-    is_leg: bool,
     stage: RequestStage,
 }
 
@@ -222,9 +220,7 @@ type Collected = Result<Option<Taken>, AcquireError>;
 
 impl KeeperRequest {
     fn of_leg(keepers: &Keepers, (part, leg): &(Part, Leg)) -> Self {
-        let mut request = Self::new(keepers.of_part(*part).clone(), Demand::One(leg.clone()));
-        request.is_leg = true;
-        request
+        Self::new(keepers.of_part(*part).clone(), Demand::One(leg.clone()))
     }
 
     fn new(keeper: Arc<Keeper>, demand: Demand) -> Self {
@@ -232,7 +228,6 @@ impl KeeperRequest {
             keeper,
             limit: demand.first_limit(),
             label: Label::default(),
-            is_leg: false,
             stage: RequestStage::New(demand),
         }
     }
@@ -287,7 +282,7 @@ impl KeeperRequest {
                 Err(error) => return (None, Err(error)),
             };
             let answer = core.collect(&submission, wants_quotas, now);
-            (Some(submission), self.collected(core, answer))
+            (Some(submission), collected(core, answer))
         });
         match (submission, collected) {
             (Some(submission), Ok(None)) => self.stage = RequestStage::Submitted(submission),
@@ -309,7 +304,7 @@ impl KeeperRequest {
     ) -> (Collected, bool) {
         let ((collected, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
             let answer = core.collect(submission, wants_quotas, now);
-            let answer = self.collected(core, answer);
+            let answer = collected(core, answer);
             (answer, core.is_watched_by(submission, waker))
         });
         match collected {
@@ -328,19 +323,8 @@ impl KeeperRequest {
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
             let answer = core.collect_or_watch(submission, wants_quotas, waker, now);
-            self.collected(core, answer)
+            collected(core, answer)
         })
-    }
-
-    /// In the step that collects: slots of a leg are no permit yet.
-    #[inline(always)]
-    fn collected(&self, core: &mut Core, answer: Option<Result<Taken, AcquireError>>) -> Collected {
-        if let Some(Ok(taken)) = &answer
-            && self.is_leg
-        {
-            core.hold_for_leg(taken);
-        }
-        answer.transpose()
     }
 
     /// Without the driver no lease would be renewed, and no exchange sent.
@@ -358,6 +342,17 @@ impl KeeperRequest {
         }
         Err(self.keeper.with(|core, _| core.refuse(self.limit, kind)))
     }
+}
+
+/// In the step that collects: in a cluster other keepers may be asked too, and the slots are no permit yet.
+#[inline(always)]
+fn collected(core: &mut Core, answer: Option<Result<Taken, AcquireError>>) -> Collected {
+    if let Some(Ok(taken)) = &answer
+        && core.settings().part.is_some()
+    {
+        core.hold_for_leg(taken);
+    }
+    answer.transpose()
 }
 
 fn give_back(keeper: &Keeper, taken: Taken) {

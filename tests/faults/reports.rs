@@ -68,6 +68,8 @@ fn local(name: &'static str) -> Limit {
     limit.fallback(Fallback::Local(3))
 }
 
+type Commands<'a> = &'a [&'a [&'a str]];
+
 /// Its folder is gone: nobody is kept from writing by its rights, if the tests run as root.
 fn cannot_save(server: &RedisServer) {
     let folder = server.cli(&["CONFIG", "GET", "dir"]);
@@ -82,7 +84,7 @@ async fn a_state_in_which_some_commands_work_is_reported_once() {
     let nobody = free_port().to_string();
     let replicaof = ["REPLICAOF", "127.0.0.1", &nobody];
     let deny = |command| ["ACL", "SETUSER", "default", command];
-    let cases: [(&str, &[&[&str]], &[&[&str]], &str); 5] = [
+    let cases: [(&str, Commands, Commands, &str); 5] = [
         (
             "READONLY",
             &[&replicaof],
