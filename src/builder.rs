@@ -451,7 +451,7 @@ impl LimiterBuilder {
             poll_interval: self.poll_interval,
             waiter_ttl: self.waiter_ttl,
             seed,
-            news: Arc::default(),
+            news: Default::default(),
         })
     }
 }
