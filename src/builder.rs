@@ -351,8 +351,10 @@ impl LimiterBuilder {
         let (home, mut keepers) = (self.home()?, Vec::new());
         #[cfg(feature = "operate")]
         let link = self.identity.link(&target, self.store_timeout);
+        let news = Arc::default();
         for (part, target) in target.parts() {
-            let settings = self.settings(part)?;
+            let mut settings = self.settings(part)?;
+            settings.news = Arc::clone(&news);
             let store = RedisStore::new(target, &settings.namespace, settings.replica);
             let keeper = Keeper::new(settings, Some(Arc::new(store)), &home);
             keepers.push(keeper);
@@ -449,6 +451,7 @@ impl LimiterBuilder {
             poll_interval: self.poll_interval,
             waiter_ttl: self.waiter_ttl,
             seed,
+            news: Default::default(),
         })
     }
 }

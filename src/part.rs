@@ -18,7 +18,7 @@ pub(crate) struct Part(usize);
 
 impl Part {
     #[cfg_attr(not(any(feature = "cluster", test)), allow(dead_code))]
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
+    pub(crate) fn all() -> impl DoubleEndedIterator<Item = Self> + Clone {
         (0..PARTS).map(Self)
     }
 

@@ -15,7 +15,8 @@ pub struct Status {
     pub held: usize,
     /// Queued requests of this process.
     pub waiting: usize,
-    /// Whether the last call to the store succeeded. Always true in memory.
+    /// Whether the store works, as far as is known. After an outage that recurs within a minute it has to work for some seconds
+    /// first. Always true in memory.
     pub store_up: bool,
 }
 

@@ -560,7 +560,7 @@ fn layers(runtime: &Runtime, limiter: &Limiter) {
             .await;
         let ended = caught(response.unwrap().into_body().collect()).await;
         assert!(ended.is_err());
-        until_told("a slot was taken back").await;
+        until_told("slots were taken back").await;
         until_told("a slot has ended: its response is aborted").await;
     });
 }
@@ -577,8 +577,10 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
         timeout(PATIENT, lost).await.expect("the lease ends");
         until_told("permits were lost: not renewed in time").await;
         until_told("the store is down: the fallback of each limit applies").await;
+        let meanwhile = held(limiter, &job).await;
         server.resume();
         until_told("the store is back").await;
+        until_told("permits that a fallback had admitted were entered into the store").await;
         until("it is back", || limiter.status().store_up).await;
         server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
         let _ = caught(limiter.semaphore(&job, "full").acquire()).await;
@@ -593,7 +595,7 @@ fn troubles(runtime: &Runtime, server: &RedisServer, limiter: &Limiter) {
         })
         .await;
         let_go();
-        drop(permit);
+        drop((permit, meanwhile));
         // A key of another type.
         let wrong = limiter.semaphore(&job, "wrong");
         let held = wrong.acquire().await.unwrap();

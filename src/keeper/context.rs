@@ -22,7 +22,7 @@ use crate::{
     overrides::InForce,
     part::Part,
     sync::{Confirmations, Inquiry},
-    telemetry::{History, LimitMeter, Measure},
+    telemetry::{Cause, History, LimitMeter, Measure, Reports, StoreNews, Topic},
 };
 
 /// Moments in a lease at which renewals are sent. With more of them fewer renewals share an exchange, with fewer the
@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub waiter_ttl: Duration,
     /// Seed of the jitter.
     pub seed: u64,
+    /// Shared by the keepers of a limiter.
+    pub news: Arc<StoreNews>,
 }
 
 impl Settings {
@@ -87,6 +89,7 @@ pub(super) struct Context {
     pub ending: bool,
     pub effects: Effects,
     pub counts: Counts,
+    pub reports: Reports,
     /// Releases that a task waits for.
     pub confirmations: Confirmations,
     lost_leases: Vec<Weak<Lease>>,
@@ -137,6 +140,7 @@ impl Context {
             ending: false,
             effects: Effects::default(),
             counts: Counts::default(),
+            reports: Reports::default(),
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
             claims_to_advance: BTreeSet::new(),
@@ -248,8 +252,8 @@ impl Context {
         }
     }
 
-    /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it: then
-    /// [`Core::note_admissions`](super::core::Core::note_admissions) counts it.
+    /// Counts a request that this limit has admitted. In a cluster another limit may still refuse it:
+    /// [`Core::admit_leg`](super::core::Core::admit_leg) counts it.
     pub fn note_admission(&mut self, limit: LimitId, waited: Duration) {
         if self.settings.part.is_none() {
             self.measure(limit, Measure::Admitted(waited));
@@ -261,9 +265,21 @@ impl Context {
         self.measure(limit, Measure::RefusedInShadow(kind));
     }
 
+    /// Counts the end of a permit, by its lease. Each admitted permit ends once: here, or in its pool.
+    pub fn note_end(&mut self, limit: LimitId, lease: &Lease) {
+        let (reason, held) = (lease.end_reason(), lease.tenure_lasts(self.now));
+        self.measure(limit, Measure::Ended(reason, held));
+        self.counts.lost += u64::from(matches!(
+            reason,
+            Some(LostErrorKind::Lost | LostErrorKind::ShutDown)
+        ));
+        if let Some(topic) = Topic::of_end(reason) {
+            self.report(limit, topic, lease.queue, 1);
+        }
+    }
+
     /// Updates the mean time for which permits of a limit are held: the recent ones count more.
     pub fn note_hold(&mut self, limit: LimitId, held: Duration, weight: u32) {
-        self.measure(limit, Measure::Hold(held));
         let seconds = held.as_secs_f64();
         let unit_seconds = seconds * f64::from(weight);
         let hold = match self.holds[limit.0] {
@@ -299,6 +315,34 @@ impl Context {
 
     pub fn log(&mut self, event: LogEvent) {
         self.effects.push(Effect::Log(event));
+    }
+
+    /// Logs that the store is in trouble, unless that is known of another part of it.
+    pub fn log_trouble(&mut self, cause: Cause, why: &str) {
+        if self.settings.news.begins(cause, self.settings.part) {
+            let error = why.to_owned();
+            self.log(LogEvent::Trouble { cause, error });
+        }
+    }
+
+    /// Logs that the store is back, unless another part of it is in trouble.
+    pub fn log_recovery(&mut self) {
+        if self.settings.news.ends(self.settings.part) {
+            self.log(LogEvent::StoreBack);
+        }
+    }
+
+    /// Logs before long what has happened to permits of a key, together with others of the limit.
+    pub fn report(&mut self, limit: LimitId, topic: Topic, key: QueueId, permits: u64) {
+        self.reports.add(limit, topic, key, permits, self.now);
+    }
+
+    /// Logs what was reported so far.
+    pub fn log_reports(&mut self) {
+        for report in self.reports.take() {
+            let limit = self.limits[report.limit.0].clone();
+            self.log(LogEvent::Permits { limit, report });
+        }
     }
 
     /// Drops inquiries without an answer.

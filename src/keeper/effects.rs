@@ -9,12 +9,11 @@ use std::{mem, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    error::LostErrorKind,
     leases::Lease,
     limit::Limit,
     status::Usage,
     sync::{Confirmation, Inquiry, StoredWaker, assert_unlocked, shielded},
-    telemetry::{History, LimitMeter, Measure, StoreMeter, StoreState},
+    telemetry::{Cause, History, LimitMeter, Measure, Report, StoreMeter, StoreState},
 };
 
 /// The effects of one step, in the order in which they came up.
@@ -48,38 +47,24 @@ pub(super) enum Effect {
 /// A log event for operators.
 #[derive(Debug)]
 pub(super) enum LogEvent {
-    StoreDown {
+    Trouble {
+        cause: Cause,
         error: String,
     },
     /// It has not answered since the limiter was made.
     StoreNeverReached {
         error: String,
     },
-    StoreRefuses {
-        error: String,
-    },
-    StoreFull {
-        error: String,
-    },
     StoreBack,
     DriverReplaced,
-    DriverStalled,
     LedgerUnusable {
         limit: Arc<Limit>,
         error: String,
     },
-    Adopted {
+    /// Something has happened to permits, perhaps of many keys.
+    Permits {
         limit: Arc<Limit>,
-        count: usize,
-        in_use: u32,
-    },
-    Lost {
-        limit: Arc<Limit>,
-        count: u64,
-    },
-    Ended {
-        limit: Arc<Limit>,
-        kind: LostErrorKind,
+        report: Report,
     },
     /// A value that the limit cannot have.
     OverrideMisfit {
@@ -181,7 +166,10 @@ impl Effect {
 impl LogEvent {
     fn write(self, namespace: &str) {
         match self {
-            Self::StoreDown { error } => {
+            Self::Trouble {
+                cause: Cause::Outage,
+                error,
+            } => {
                 tracing::warn!(
                     namespace,
                     error,
@@ -195,14 +183,20 @@ impl LogEvent {
                     "the store has not been reached since the start: the fallback of each limit applies"
                 );
             }
-            Self::StoreRefuses { error } => {
+            Self::Trouble {
+                cause: Cause::Refusal,
+                error,
+            } => {
                 tracing::error!(
                     namespace,
                     error,
                     "the store is misconfigured: its limits refuse all requests"
                 );
             }
-            Self::StoreFull { error } => {
+            Self::Trouble {
+                cause: Cause::Full,
+                error,
+            } => {
                 tracing::warn!(
                     namespace,
                     error,
@@ -215,7 +209,10 @@ impl LogEvent {
                 "the limiter's task did not run in time, since its runtime is blocked or not driven: \
                  another one is started on the runtime of a request"
             ),
-            Self::DriverStalled => tracing::warn!(
+            Self::Trouble {
+                cause: Cause::Stall,
+                ..
+            } => tracing::warn!(
                 namespace,
                 "the limiter's task did not run in time, since its runtime is blocked or not driven: \
                  the fallback of each limit applies until it does"
@@ -228,33 +225,7 @@ impl LogEvent {
                     "a key of the limit cannot be used: its requests are refused"
                 );
             }
-            Self::Adopted {
-                limit,
-                count,
-                in_use,
-            } => tracing::warn!(
-                namespace,
-                limit = limit.name(),
-                count,
-                in_use,
-                "permits that the store had lost were put back"
-            ),
-            Self::Lost { limit, count } => {
-                tracing::warn!(
-                    namespace,
-                    limit = limit.name(),
-                    count,
-                    "permits were lost: not renewed in time"
-                );
-            }
-            Self::Ended { limit, kind } => {
-                tracing::info!(
-                    namespace,
-                    limit = limit.name(),
-                    ?kind,
-                    "a slot was taken back"
-                );
-            }
+            Self::Permits { limit, report } => report.write(namespace, &limit),
             Self::OverrideMisfit { error } => {
                 tracing::warn!(namespace, error, "an override does not apply");
             }

@@ -541,10 +541,7 @@ impl Keepers {
         self.first().peek(|core| core.in_acquisition_order(legs))
     }
 
-    /// A permit that was acquired limit by limit counts once.
-    pub(super) fn note_companions(&self, taken: &Taken) {
-        for lease in taken.leases.all().iter().skip(1) {
-            self.all[lease.keeper.index()].with(|core, _| core.set_companion(lease));
-        }
+    pub(super) fn of_lease(&self, lease: &Lease) -> &Arc<Keeper> {
+        &self.all[lease.keeper.index()]
     }
 }

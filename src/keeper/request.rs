@@ -8,11 +8,18 @@ use std::{
 };
 
 use super::{
+    core::Core,
     demand::{Demand, Leg, Submission, Taken},
     keepers::{Granted, Keepers},
     lock::Keeper,
 };
-use crate::{error::AcquireError, leases::Label, limit::LimitId, part::Part, sync::StoredWaker};
+use crate::{
+    error::AcquireError,
+    leases::{Label, Lease},
+    limit::LimitId,
+    part::Part,
+    sync::StoredWaker,
+};
 
 /// A request for a permit; what the public future is made of.
 ///
@@ -101,11 +108,16 @@ impl Request {
                 (Ok(now), Some(before)) => before.and(now),
                 (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
             };
-            let Some(left) = self.left.checked_sub(1) else {
-                let first = self.keepers.first();
-                first.with(|core, _| core.note_admissions(&self.legs, &taken));
-                self.keepers.note_companions(&taken);
+            if self.left == 0 && self.admit(&taken) {
                 return Poll::Ready(Ok(self.granted(taken)));
+            }
+            let (taken, left) = match self.left.checked_sub(1) {
+                Some(left) => (taken, left),
+                // It was lost at this very moment.
+                None => {
+                    let taken = self.ask_for_slots_again(taken);
+                    (taken, self.left.saturating_sub(1))
+                }
             };
             let label = mem::take(&mut self.current.label);
             self.current = KeeperRequest::of_leg(&self.keepers, &self.legs[left]);
@@ -113,6 +125,25 @@ impl Request {
             self.left = left;
             self.taken = Some(Box::new(taken));
         }
+    }
+
+    /// Makes a permit of slots that were acquired limit by limit, and counts it: as one that is held, and under each limit as
+    /// admitted. Returns whether it still has all of them.
+    fn admit(&self, taken: &Taken) -> bool {
+        let admit = |(number, lease): (usize, &Arc<Lease>)| {
+            let keeper = self.keepers.of_lease(lease);
+            keeper.with(|core, now| core.admit_leg(lease, number > 0, taken.waited, now))
+        };
+        if !taken.leases.all().iter().enumerate().all(admit) {
+            return false;
+        }
+        if let Some(notes) = &taken.notes
+            && !notes.fees.is_empty()
+        {
+            let first = self.keepers.first();
+            first.with(|core, _| core.note_charged_legs(&self.legs, taken));
+        }
+        true
     }
 
     fn granted(&self, taken: Taken) -> Granted {
@@ -251,7 +282,7 @@ impl KeeperRequest {
                 Err(error) => return (None, Err(error)),
             };
             let answer = core.collect(&submission, wants_quotas, now);
-            (Some(submission), answer.transpose())
+            (Some(submission), collected(core, answer))
         });
         match (submission, collected) {
             (Some(submission), Ok(None)) => self.stage = RequestStage::Submitted(submission),
@@ -273,7 +304,8 @@ impl KeeperRequest {
     ) -> (Collected, bool) {
         let ((collected, is_watched), needs_driver) = self.keeper.with_need(|core, now| {
             let answer = core.collect(submission, wants_quotas, now);
-            (answer.transpose(), core.is_watched_by(submission, waker))
+            let answer = collected(core, answer);
+            (answer, core.is_watched_by(submission, waker))
         });
         match collected {
             Ok(taken) if needs_driver => (self.start_driver(taken), is_watched),
@@ -291,7 +323,7 @@ impl KeeperRequest {
         let waker = StoredWaker::of(waker);
         self.keeper.with(|core, now| {
             let answer = core.collect_or_watch(submission, wants_quotas, waker, now);
-            answer.transpose()
+            collected(core, answer)
         })
     }
 
@@ -310,6 +342,17 @@ impl KeeperRequest {
         }
         Err(self.keeper.with(|core, _| core.refuse(self.limit, kind)))
     }
+}
+
+/// In the step that collects: in a cluster other keepers may be asked too, and the slots are no permit yet.
+#[inline(always)]
+fn collected(core: &mut Core, answer: Option<Result<Taken, AcquireError>>) -> Collected {
+    if let Some(Ok(taken)) = &answer
+        && core.settings().part.is_some()
+    {
+        core.hold_for_leg(taken);
+    }
+    answer.transpose()
 }
 
 fn give_back(keeper: &Keeper, taken: Taken) {
@@ -381,6 +424,7 @@ mod tests {
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(10),
             seed: 1,
+            news: Arc::default(),
         };
         let keeper = Keeper::new(settings, None, &Home::Caller);
         let keepers = Keepers::new(vec![keeper]);

@@ -243,15 +243,21 @@ impl Lease {
 
     /// Whether it is over, and why.
     pub(crate) fn over(&self) -> Option<LostErrorKind> {
-        if !self.is_lost() {
-            return self.is_revoked().then_some(LostErrorKind::Revoked);
+        // Asks the clock: its end may not be written down yet.
+        let _ = self.is_lost();
+        self.end_reason()
+    }
+
+    /// Why the permit that has it now has ended, once it is [over](Self::is_over), [ended](Self::end) or
+    /// [given back](Self::return_at). `None`: by its release alone.
+    pub(crate) fn end_reason(&self) -> Option<LostErrorKind> {
+        match self.until_us.load(Ordering::Acquire) {
+            LOST => Some(LostErrorKind::Lost),
+            HELD_TOO_LONG => Some(LostErrorKind::HeldTooLong),
+            IDLE => Some(LostErrorKind::Idle),
+            SHUT_DOWN => Some(LostErrorKind::ShutDown),
+            _ => self.is_revoked().then_some(LostErrorKind::Revoked),
         }
-        Some(match self.until_us.load(Ordering::Acquire) {
-            HELD_TOO_LONG => LostErrorKind::HeldTooLong,
-            IDLE => LostErrorKind::Idle,
-            SHUT_DOWN => LostErrorKind::ShutDown,
-            _ => LostErrorKind::Lost,
-        })
     }
 
     /// Revokes the permit of this tenure. Its lease goes on, and is renewed, until its owners are gone: so a revoked permit

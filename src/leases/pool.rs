@@ -46,6 +46,12 @@ const SHARDS: usize = if cfg!(turnstile_loom) { 2 } else { 4 };
 /// one. So each decision is made by what its own shard says, under one lock: once [`close`](Self::close) has been at a
 /// shard it has no slot, and none is put there; a slot that a permit gives back meanwhile is drained from a shard that
 /// `close` has yet to come to, or is refused.
+///
+/// The end of each permit is counted once (`turnstile_released_total` and others): by the pool that takes its slot, or by
+/// the keeper under its lock, when the slot's entry goes. An entry does not know whether its slot is idle, so a keeper that finds
+/// the lease to be over first writes that down, and then [removes](Self::remove) the slot from the shards. A slot that was put
+/// back before is found there, and its permit was counted; one that comes later is refused, since it is over by then: the
+/// lock of the shard orders the two.
 pub(crate) struct Pool {
     shards: [Shard; SHARDS],
     meter: Arc<LimitMeter>,
@@ -122,8 +128,8 @@ impl Pool {
         Some(lease)
     }
 
-    /// Takes back the slot of a permit that was dropped, unless it may not be kept. Returns how long it was held.
-    pub(crate) fn put(&self, lease: &Arc<Lease>, now: Instant) -> Option<Duration> {
+    /// Takes back the slot of a permit that was dropped, unless it may not be kept. Returns how the permit ended.
+    pub(crate) fn put(&self, lease: &Arc<Lease>, now: Instant) -> Option<Measure> {
         self.put_if(lease, now, |_| true)
     }
 
@@ -132,15 +138,17 @@ impl Pool {
         lease: &Arc<Lease>,
         now: Instant,
         may: impl Fn(&Slots) -> bool,
-    ) -> Option<Duration> {
+    ) -> Option<Measure> {
         let mut slots = self.shards[own_shard()].lock();
         if slots.right.is_over(now) || !may(&slots) || lease.is_over(now) {
             return None;
         }
+        // Before the tenure ends: a later permit is not revoked with this one.
+        let reason = lease.end_reason();
         let held = lease.end_tenure(now);
         slots.idle.push(lease.clone());
         slots.used = true;
-        Some(held)
+        Some(Measure::Ended(reason, held))
     }
 
     /// The store has given the right, until then.
@@ -204,6 +212,18 @@ impl Pool {
         idle
     }
 
+    /// Takes this slot out, whose lease is over. Returns whether it was idle: otherwise a permit has it, since no slot that is
+    /// over is put back or taken.
+    pub(crate) fn remove(&self, lease: &Arc<Lease>) -> bool {
+        let is_it = |idle: &Arc<Lease>| Arc::ptr_eq(idle, lease);
+        self.shards.iter().any(|shard| {
+            let mut slots = shard.lock();
+            let place = slots.idle.iter().position(is_it);
+            let removed = place.map(|place| slots.remove(place));
+            removed.is_some()
+        })
+    }
+
     /// Whether the right is to be asked for, for the first time or again.
     pub(crate) fn wants_right(&self, now: Instant) -> bool {
         self.first().right.is_over(now + RIGHT / 2)
@@ -265,10 +285,10 @@ impl Recycle for Pool {
         if !lease.is_reusable() {
             return false;
         }
-        let Some(held) = self.put_if(lease, Instant::now(), may) else {
+        let Some(ended) = self.put_if(lease, Instant::now(), may) else {
             return false;
         };
-        self.meter.note(Measure::Hold(held));
+        self.meter.note(ended);
         self.meter.note(Measure::Held(-1.0));
         true
     }
@@ -289,9 +309,13 @@ impl Slots {
     /// The last one to come free of those that will do. The others are left for the keeper to find.
     fn pop(&mut self, will_do: impl Fn(&Lease) -> bool) -> Option<Arc<Lease>> {
         let last = self.idle.iter().rposition(|lease| will_do(lease))?;
-        let lease = self.idle.remove(last);
+        Some(self.remove(last))
+    }
+
+    fn remove(&mut self, place: usize) -> Arc<Lease> {
+        let lease = self.idle.remove(place);
         self.surplus = self.surplus.min(self.idle.len());
-        Some(lease)
+        lease
     }
 }
 

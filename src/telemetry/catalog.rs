@@ -29,7 +29,9 @@ pub(super) const REFUSALS: &str = "turnstile_refusals_total";
 pub(super) const SHADOW_REFUSALS: &str = "turnstile_shadow_refusals_total";
 pub(super) const UNKEYED: &str = "turnstile_unkeyed_total";
 pub(super) const UNKNOWN_RATE: &str = "turnstile_unknown_rate_total";
+pub(super) const RELEASED: &str = "turnstile_released_total";
 pub(super) const LOST: &str = "turnstile_lost_total";
+pub(super) const REVOKED: &str = "turnstile_revoked_total";
 pub(super) const ADOPTED: &str = "turnstile_adopted_total";
 pub(super) const EXPIRED: &str = "turnstile_expired_total";
 pub(super) const ABORTED: &str = "turnstile_aborted_total";
@@ -39,7 +41,7 @@ pub(super) const EXCHANGE: &str = "turnstile_exchange_seconds";
 pub(super) const STORE_UP: &str = "turnstile_store_up";
 pub(super) const BREAKER_OPENED: &str = "turnstile_breaker_opened_total";
 
-pub(super) const METRICS: [Metric; 20] = [
+pub(super) const METRICS: [Metric; 22] = [
     gauge(MAX, "The value of the limit that is in force"),
     gauge(
         OVERRIDDEN,
@@ -49,7 +51,7 @@ pub(super) const METRICS: [Metric; 20] = [
     gauge(WAITING, "Queued requests of this process"),
     counter(ADMITTED, "Requests that got their permits"),
     seconds(WAIT, "Time from the request to its permit"),
-    seconds(HOLD, "Time from a permit to its release or loss"),
+    seconds(HOLD, "Time from a permit to its end"),
     counter(REFUSALS, "Requests that were refused"),
     counter(
         SHADOW_REFUSALS,
@@ -63,12 +65,17 @@ pub(super) const METRICS: [Metric; 20] = [
         UNKNOWN_RATE,
         "Calls that charge or settle a rate which their request does not have",
     ),
-    counter(LOST, "Permits that were lost"),
+    counter(RELEASED, "Permits that were released"),
+    counter(LOST, "Permits that were lost, or ended by a shutdown"),
+    counter(
+        REVOKED,
+        "Permits that an operator revoked and that were released then",
+    ),
     counter(
         ADOPTED,
-        "Permits that the store had lost and that were put back",
+        "Permits entered into the store, which had lost them or had not admitted them",
     ),
-    counter(EXPIRED, "Slots taken back by max_hold or idle"),
+    counter(EXPIRED, "Permits ended by max_hold or idle"),
     counter(ABORTED, "Responses that ended with their slot"),
     counter(
         COST,
@@ -81,7 +88,7 @@ pub(super) const METRICS: [Metric; 20] = [
     ),
     gauge(
         STORE_UP,
-        "1 if the store answers, 0 if fallbacks apply; in a cluster the share that answers",
+        "1 if the store works, 0 if fallbacks apply; in a cluster the share that works",
     ),
     counter(BREAKER_OPENED, "Times that the circuit breaker opened"),
 ];

@@ -5,7 +5,14 @@
 //!
 //! Tests: `tests.rs`, `tests/metrics/main.rs`.
 
-use std::{sync::OnceLock, time::Duration};
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use super::{
     catalog,
@@ -33,14 +40,21 @@ pub(crate) enum Measure {
     Refused(AcquireErrorKind),
     /// A request would have been refused, if the limit were enforced.
     RefusedInShadow(AcquireErrorKind),
-    /// Time for which a permit was held.
-    Hold(Duration),
-    Lost,
-    Adopted(u64),
-    /// A slot was taken back at a bound.
-    Expired(LostErrorKind),
+    /// A permit has ended after this time: it was released if there is no other reason. Each admitted permit ends once.
+    Ended(Option<LostErrorKind>, Duration),
+    /// Permits were entered into a store that did not have them.
+    Adopted(Adopted, u64),
     /// Cost at a rate.
     Cost(Cost, u64),
+}
+
+/// Why a store did not have a permit that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Adopted {
+    /// It has lost what it had granted.
+    Lost,
+    /// A fallback had admitted it.
+    Fallback,
 }
 
 /// How a cost at a rate came up.
@@ -71,13 +85,17 @@ pub(crate) struct LimitMeter {
     admitted: Series<Counter>,
     wait: Series<Histogram>,
     hold: Series<Histogram>,
+    released: Series<Counter>,
     lost: Series<Counter>,
-    adopted: Series<Counter>,
+    revoked: Series<Counter>,
+    adopted_lost: Series<Counter>,
+    adopted_fallback: Series<Counter>,
     refusals: RefusalCounters,
     shadow_refusals: RefusalCounters,
     expired_max_hold: Series<Counter>,
     expired_idle: Series<Counter>,
     aborted: Ends,
+    abort_log: AbortLog,
     costs: Costs,
     unkeyed: Series<Counter>,
     refused_unkeyed: Series<Counter>,
@@ -123,6 +141,7 @@ impl LimitMeter {
     pub(crate) fn new(namespace: &str, limit: &str) -> Self {
         let expired =
             |kind: LostErrorKind| Series::labelled(catalog::EXPIRED, ("bound", kind.as_str()));
+        let adopted = |reason| Series::labelled(catalog::ADOPTED, ("reason", reason));
         Self {
             labels: [("namespace", namespace), ("limit", limit)]
                 .map(|(name, value)| (name, value.to_owned())),
@@ -133,13 +152,17 @@ impl LimitMeter {
             admitted: Series::new(catalog::ADMITTED),
             wait: Series::new(catalog::WAIT),
             hold: Series::new(catalog::HOLD),
+            released: Series::new(catalog::RELEASED),
             lost: Series::new(catalog::LOST),
-            adopted: Series::new(catalog::ADOPTED),
+            revoked: Series::new(catalog::REVOKED),
+            adopted_lost: adopted("lost"),
+            adopted_fallback: adopted("fallback"),
             refusals: RefusalCounters::new(catalog::REFUSALS),
             shadow_refusals: RefusalCounters::new(catalog::SHADOW_REFUSALS),
             expired_max_hold: expired(LostErrorKind::HeldTooLong),
             expired_idle: expired(LostErrorKind::Idle),
             aborted: Ends::new(catalog::ABORTED),
+            abort_log: AbortLog::default(),
             costs: Costs::new(catalog::COST),
             unkeyed: Series::new(catalog::UNKEYED),
             refused_unkeyed: Series::labelled(catalog::REFUSALS, ("reason", "no_key")),
@@ -176,10 +199,15 @@ impl LimitMeter {
         if !is_rate {
             self.held.of(&self.labels);
             self.hold.of(&self.labels);
+            self.released.of(&self.labels);
             self.lost.of(&self.labels);
         }
+        if !is_rate && cfg!(feature = "operate") {
+            self.revoked.of(&self.labels);
+        }
         if !is_rate && has_store {
-            self.adopted.of(&self.labels);
+            self.adopted_lost.of(&self.labels);
+            self.adopted_fallback.of(&self.labels);
         }
         if waits && !in_shadow {
             self.waiting.of(&self.labels);
@@ -259,13 +287,15 @@ impl LimitMeter {
             Measure::RefusedInShadow(kind) => {
                 self.shadow_refusals.by(kind).of(labels).increment(1);
             }
-            Measure::Hold(held) => self.hold.of(labels).record(held),
-            Measure::Lost => self.lost.of(labels).increment(1),
-            Measure::Adopted(count) => self.adopted.of(labels).increment(count),
-            Measure::Expired(kind) => {
-                if let Some(expired) = self.expired_by(kind) {
-                    expired.of(labels).increment(1);
-                }
+            Measure::Ended(reason, held) => {
+                self.ended_by(reason).of(labels).increment(1);
+                self.hold.of(labels).record(held);
+            }
+            Measure::Adopted(Adopted::Lost, count) => {
+                self.adopted_lost.of(labels).increment(count);
+            }
+            Measure::Adopted(Adopted::Fallback, count) => {
+                self.adopted_fallback.of(labels).increment(count);
             }
             Measure::Cost(kind, cost) => self.costs.by(kind).of(labels).increment(cost),
         }
@@ -278,6 +308,22 @@ impl LimitMeter {
             LostErrorKind::Idle => Some(&self.expired_idle),
             LostErrorKind::Lost | LostErrorKind::ShutDown | LostErrorKind::Revoked => None,
         }
+    }
+
+    /// The series of permits that ended so. Those that a shutdown ends are lost, too.
+    fn ended_by(&self, reason: Option<LostErrorKind>) -> &Series<Counter> {
+        match reason {
+            None => &self.released,
+            Some(LostErrorKind::Lost | LostErrorKind::ShutDown) => &self.lost,
+            Some(LostErrorKind::HeldTooLong) => &self.expired_max_hold,
+            Some(LostErrorKind::Idle) => &self.expired_idle,
+            Some(LostErrorKind::Revoked) => &self.revoked,
+        }
+    }
+
+    /// A response is ended with its slot. Returns for how many of them an event is due.
+    pub(crate) fn abort_to_log(&self, kind: LostErrorKind) -> Option<u64> {
+        self.abort_log.add(kind, Instant::now())
     }
 
     /// A response was ended with its slot.
@@ -375,6 +421,28 @@ impl Ends {
             LostErrorKind::Idle => &self.idle,
             LostErrorKind::Revoked => &self.revoked,
         }
+    }
+}
+
+/// Time between two log events of aborted responses.
+const ABORTS_GATHERED_FOR: Duration = Duration::from_secs(1);
+
+/// Aborted responses that are not logged yet, and when an event was last due, by kind. Nothing else is locked or called under
+/// its lock.
+#[derive(Debug, Default)]
+struct AbortLog(Mutex<BTreeMap<&'static str, (u64, Option<Instant>)>>);
+
+impl AbortLog {
+    /// The first of many is logged at once.
+    fn add(&self, kind: LostErrorKind, now: Instant) -> Option<u64> {
+        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (unlogged, last) = kinds.entry(kind.as_str()).or_default();
+        *unlogged += 1;
+        if last.is_some_and(|last| now < last + ABORTS_GATHERED_FOR) {
+            return None;
+        }
+        *last = Some(now);
+        Some(mem::take(unlogged))
     }
 }
 

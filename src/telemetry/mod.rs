@@ -12,6 +12,8 @@
 //! | `store` | what is measured of the store |
 //! | `unknown_rates` | charges at rates that their requests do not have |
 //! | `facade` | the handles; `noop` in its place without the feature |
+//! | `tests` | with `balance`: each admitted permit ends once, and is counted so |
+//! | `reports` | what happens at many places at a time, for one event of the log |
 //! | `history` | exchanges and permits, event by event at TRACE: diagnostics for tests, unstable |
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +26,7 @@ mod facade;
 mod facade;
 mod history;
 mod limit;
+mod reports;
 mod store;
 #[cfg(all(test, feature = "metrics"))]
 mod tests;
@@ -31,7 +34,8 @@ mod unknown_rates;
 
 pub(crate) use self::{
     history::History,
-    limit::{Cost, LimitMeter, Measure},
+    limit::{Adopted, Cost, LimitMeter, Measure},
+    reports::{CAUSES, Cause, Report, Reports, StoreNews, Topic},
     store::{StoreMeter, StoreState},
     unknown_rates::{RateCall, UnknownRates},
 };

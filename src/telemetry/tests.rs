@@ -1,5 +1,8 @@
 //! The values that a recorder receives.
 
+#[cfg(all(feature = "operate", feature = "test-util"))]
+mod balance;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -9,7 +12,8 @@ use metrics::LocalRecorderGuard;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 use super::{
-    LimitMeter, Measure, StoreMeter, StoreState, UnknownRates, catalog::METRICS, describe, facade,
+    Adopted, LimitMeter, Measure, StoreMeter, StoreState, UnknownRates, catalog::METRICS, describe,
+    facade,
 };
 use crate::{
     error::{AcquireErrorKind, LostErrorKind},
@@ -80,9 +84,9 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         Measure::Held(-1.0),
         Measure::Waiting(3.0),
         Measure::Admitted(Duration::from_secs(7)),
-        Measure::Lost,
-        Measure::Adopted(6),
-        Measure::Hold(Duration::from_secs(8)),
+        Measure::Adopted(Adopted::Lost, 6),
+        Measure::Adopted(Adopted::Fallback, 5),
+        Measure::Ended(None, Duration::from_secs(8)),
     ] {
         meters.chat.note(measure);
     }
@@ -91,13 +95,17 @@ fn a_limit_has_a_name_for_each_of_its_handles() {
         ("held", 2.0),
         ("waiting", 3.0),
         ("admitted_total", 1.0),
-        ("lost_total", 1.0),
-        ("adopted_total", 6.0),
+        ("released_total", 1.0),
         ("wait_seconds", 1.0),
         ("hold_seconds", 1.0),
     ];
     let named = named.map(|(name, value)| (format!("turnstile_{name}{chat}"), value));
-    assert_eq!(recorded(&snapshotter), BTreeMap::from(named));
+    let adopted = [("lost", 6.0), ("fallback", 5.0)].map(|(reason, value)| {
+        let labels = format!("{{namespace=shop,limit=chat,reason={reason}}}");
+        (format!("turnstile_adopted_total{labels}"), value)
+    });
+    let expected = named.into_iter().chain(adopted);
+    assert_eq!(recorded(&snapshotter), BTreeMap::from_iter(expected));
 }
 
 #[test]
@@ -124,23 +132,34 @@ fn each_refusal_has_its_reason() {
 #[test]
 fn each_end_has_its_reason() {
     let (meters, snapshotter) = meters(false, None);
-    let expired = "turnstile_expired_total{namespace=shop,limit=chat,bound=";
-    let aborted = "turnstile_aborted_total{namespace=shop,limit=chat,reason=";
-    for (kind, reason) in [
-        (LostErrorKind::HeldTooLong, "max_hold"),
-        (LostErrorKind::Idle, "idle"),
+    let chat = "namespace=shop,limit=chat";
+    let held = format!("turnstile_hold_seconds{{{chat}}}");
+    for (kind, ended, reason) in [
+        (
+            LostErrorKind::HeldTooLong,
+            "expired_total,bound=max_hold",
+            "max_hold",
+        ),
+        (LostErrorKind::Idle, "expired_total,bound=idle", "idle"),
+        (LostErrorKind::Lost, "lost_total", "lost"),
+        (LostErrorKind::ShutDown, "lost_total", "shut_down"),
+        (LostErrorKind::Revoked, "revoked_total", "revoked"),
     ] {
-        meters.chat.note(Measure::Expired(kind));
+        meters.chat.note(Measure::Ended(Some(kind), Duration::ZERO));
         meters.chat.aborted(kind);
-        let (expired, aborted) = (
-            format!("{expired}{reason}}}"),
-            format!("{aborted}{reason}}}"),
+        let (name, label) = ended.split_once(',').unwrap_or((ended, ""));
+        let label = if label.is_empty() {
+            String::new()
+        } else {
+            format!(",{label}")
+        };
+        let ended = format!("turnstile_{name}{{{chat}{label}}}");
+        let aborted = format!("turnstile_aborted_total{{{chat},reason={reason}}}");
+        assert_recorded(
+            &snapshotter,
+            &[(&ended, 1.0), (&held, 1.0), (&aborted, 1.0)],
         );
-        assert_recorded(&snapshotter, &[(&expired, 1.0), (&aborted, 1.0)]);
     }
-    meters.chat.note(Measure::Expired(LostErrorKind::Lost));
-    meters.chat.aborted(LostErrorKind::Lost);
-    assert_recorded(&snapshotter, &[(&format!("{aborted}lost}}"), 1.0)]);
 }
 
 #[test]
@@ -232,14 +251,24 @@ fn a_limit_has_the_series_that_can_occur() {
         "wait_seconds",
     ];
     let of_operators = cfg!(feature = "operate").then_some("limit_overridden");
-    let of_slots = ["held", "hold_seconds", "lost_total", "refusals_total full"];
+    let of_slots = [
+        "held",
+        "hold_seconds",
+        "lost_total",
+        "released_total",
+        "refusals_total full",
+    ];
     let of_rates = ["cost_total charged", "refusals_total too_soon"];
     let of_waits = [
         "waiting",
         "refusals_total queue_full",
         "refusals_total timed_out",
     ];
-    let of_store = ["adopted_total", "refusals_total misconfigured"];
+    let of_store = [
+        "adopted_total fallback",
+        "adopted_total lost",
+        "refusals_total misconfigured",
+    ];
     let waits = |limit: &Limit| limit.clone().wait_up_to(Duration::from_secs(1));
     for (limit, has_store, expected) in [
         (SLOTS, false, vec![&of_slots[..]]),
@@ -255,12 +284,12 @@ fn a_limit_has_the_series_that_can_occur() {
         (
             waits(&RATE),
             true,
-            vec![&of_rates, &["waiting"], &of_store[1..]],
+            vec![&of_rates, &["waiting"], &of_store[2..]],
         ),
         (
             waits(&SLOTS).mode(Mode::Shadow),
             false,
-            vec![&of_slots[..3], &["shadow_refusals_total full"]],
+            vec![&of_slots[..4], &["shadow_refusals_total full"]],
         ),
     ] {
         let (meters, snapshotter) = meters(false, None);
@@ -268,6 +297,8 @@ fn a_limit_has_the_series_that_can_occur() {
         meters.chat.expect(&limit, has_store);
         let mut expected = expected.concat();
         expected.extend(of_all.into_iter().chain(of_operators));
+        let revocable = limit.period().is_none() && cfg!(feature = "operate");
+        expected.extend(revocable.then_some("revoked_total"));
         expected.sort_unstable();
         assert_eq!(series(&snapshotter), expected, "{limit:?}, {has_store}");
     }

@@ -134,4 +134,21 @@ impl LimiterBuilder {
         keeper.greet().await.map_err(refused)?;
         Ok(Limiter::new(Keepers::new(vec![keeper])))
     }
+
+    /// As [`connect_to`](Self::connect_to), with a keeper for each part, as for a cluster.
+    #[cfg(test)]
+    #[cfg_attr(not(all(feature = "metrics", feature = "operate")), allow(dead_code))]
+    pub(crate) async fn connect_parts_to(self, store: &TestStore) -> Result<Limiter, ConfigError> {
+        let (home, mut keepers) = (self.home()?, Vec::new());
+        let news = Arc::default();
+        for part in crate::part::Part::all() {
+            let mut settings = self.settings(Some(part))?;
+            settings.news = Arc::clone(&news);
+            let replica = Replica::new(store.0.clone(), settings.replica);
+            let keeper = Keeper::new(settings, Some(Arc::new(replica)), &home);
+            keeper.greet().await.map_err(refused)?;
+            keepers.push(keeper);
+        }
+        Ok(Limiter::new(Keepers::new(keepers)))
+    }
 }

@@ -25,13 +25,13 @@
 //! | lost, late and repeated charges, sums and refunds of budgets, processes killed, data lost | G1 for rates | `budgets` |
 //! | server clock stepped | G1, G3, G5 | `clocks::a_server_clock_stepped_forward_overshoots_once`, `clocks::a_server_clock_stepped_back_breaks_no_cap`, `clocks::a_clock_stepped_back_by_a_day_leaves_no_deadline_beyond_the_longest_lease`, `clocks::small_steps_cost_no_queue_position` |
 //! | client clocks wrong | G1, G3 | `clocks::replicas_whose_clocks_are_wrong_share_one_cap` |
-//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, S `a_store_that_may_evict_is_warned_of_once` |
+//! | restart without persistence, FLUSHALL, eviction | G1, bounded | `storage::a_flushed_store_is_restored`, `storage::a_store_that_restarts_empty_is_restored`, `storage::an_evicted_ledger_is_restored`, `reports::data_that_the_store_has_lost_is_reported_with_counts_and_not_by_key`, S `a_store_that_may_evict_is_warned_of_once` |
 //! | failover that loses writes | G1, bounded | `storage::a_failover_that_loses_writes_overshoots_by_what_it_lost`; with a sentinel: `tests/sentinel.rs` |
-//! | READONLY, LOADING, NOREPLICAS, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `outages::a_loading_server_is_an_outage`, `outages::a_busy_server_is_an_outage`, `outages::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
+//! | READONLY, LOADING, NOREPLICAS, MISCONF, CLUSTERDOWN, MASTERDOWN, BUSY, OOM, TRYAGAIN | G8 | `outages::passing_trouble_of_a_server_is_an_outage`, `reports::a_state_in_which_some_commands_work_is_reported_once`, `outages::a_loading_server_is_an_outage`, `outages::a_busy_server_is_an_outage`, `outages::a_slot_without_a_node_is_an_outage`, `src/store/server_error.rs` |
 //! | resharding under load | G1, G5 | `tests/cluster.rs` |
 //! | SCRIPT FLUSH in a loop | G8 | `storage::flushed_scripts_are_noticed_by_no_request`, S `a_script_that_was_flushed_is_sent_again` |
 //! | OOM under noeviction | G5, G8 | `storage::without_memory_holders_hold_on_and_give_back`, `storage::without_memory_the_store_is_reported_once_and_asked_rarely`, S `without_memory_leases_are_renewed_and_released_and_newcomers_refused` |
-//! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `outages::a_paused_server_is_an_outage`, `outages::a_sleeping_server_is_an_outage`, `outages::a_broken_network_is_an_outage`, `outages::holders_survive_a_short_outage`, R `a_store_that_stands_still_is_an_outage` |
+//! | CLIENT PAUSE, DEBUG SLEEP, half-open connections | G8 | `outages::a_paused_server_is_an_outage`, `outages::a_sleeping_server_is_an_outage`, `outages::a_broken_network_is_an_outage`, `outages::holders_survive_a_short_outage`, `reports::permits_of_a_fallback_are_no_evidence_of_lost_data`, R `a_store_that_stands_still_is_an_outage` |
 //! | the runtime of a connection is left, blocked or dropped | G1, G8 | `runtimes`, M `runtimes.rs` |
 //! | output buffers too small for subscribers | G4, G8 | `buffers::output_buffers_that_are_too_small_for_subscribers_are_no_outage`, S the same |
 //! | a partition | G1, G2, G5 | `outages::a_partition_gives_no_slot_twice` |
@@ -60,6 +60,7 @@ mod outages;
 mod proxy;
 mod queue;
 mod refusals;
+mod reports;
 mod requests;
 mod runtimes;
 mod scene;

@@ -60,6 +60,46 @@ async fn aborted_response_is_a_warning() {
     }
 }
 
+/// An event for each of thousands would hide all others. The time stands still.
+#[tokio::test(start_paused = true)]
+async fn responses_that_are_aborted_together_are_one_warning() {
+    let log = log();
+    let limiter = Limiter::in_memory();
+    let layer = limiter.layer(Limit::concurrent("logged-aborts", 50));
+    let service = layer
+        .on_lost(OnLost::Abort)
+        .max_hold(Duration::from_secs(5))
+        .layer(serve(Script::of([]).then_waits()));
+    let mut responses = Vec::new();
+    for _ in 0..50 {
+        responses.push(send(&service, get("/")).await);
+    }
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    let logged = log.lines_with("logged-aborts").into_iter();
+    let (aborted, others): (Vec<_>, Vec<_>) = logged.partition(|line| line.contains("aborted"));
+    assert_eq!(aborted.len(), 1, "{aborted:?}");
+    let [ended] = &others[..] else {
+        panic!("{others:?}");
+    };
+    for part in [
+        "INFO",
+        "slots were taken back",
+        "keys=1",
+        "count=50",
+        "max_hold",
+    ] {
+        assert!(ended.contains(part), "{ended}");
+    }
+    // The rest of them is in the next event.
+    let last = send(&service, get("/")).await;
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    let aborted = log.lines_with("logged-aborts").into_iter();
+    let aborted: Vec<_> = aborted.filter(|line| line.contains("aborted")).collect();
+    assert_eq!(aborted.len(), 2);
+    assert!(aborted[1].contains("count=50"), "{aborted:?}");
+    drop((responses, last));
+}
+
 /// One limit, or the first of several.
 #[tokio::test]
 async fn aborted_body_of_a_client_names_its_limit() {

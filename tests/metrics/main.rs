@@ -30,7 +30,9 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use support::redis_server::RedisServer;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_turnstile::{AcquireError, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore};
+use tower_turnstile::{
+    AcquireError, Limit, LimitLayer, Limiter, Mode, OnLost, Permit, Semaphore, test_util::TestStore,
+};
 use tracing_subscriber::layer::SubscriberExt;
 
 const ONE: Limit = Limit::concurrent("one", 1);
@@ -231,8 +233,16 @@ async fn series_begin_when_they_can_occur() {
         names.collect::<BTreeSet<_>>()
     };
     let refused = |reason| of("refusals_total", "one", Some(reason));
-    let operators = cfg!(feature = "operate").then_some("limit_overridden");
-    let first = ["admitted_total", "held", "limit_max", "lost_total"].into_iter();
+    let operators = ["limit_overridden", "revoked_total"].into_iter();
+    let operators = operators.filter(|_| cfg!(feature = "operate"));
+    let first = [
+        "admitted_total",
+        "held",
+        "limit_max",
+        "lost_total",
+        "released_total",
+    ]
+    .into_iter();
     let first = first.chain(operators).map(|metric| of(metric, "one", None));
     let first = BTreeSet::from_iter(first.chain(["full", "shut_down"].map(refused)));
     assert_eq!(series(), first);
@@ -470,7 +480,8 @@ async fn permits_that_the_store_has_lost_are_counted() {
     let limiter = builder.connect(&redis.url()).await.expect("a store");
     let held = limiter.semaphore(&ONE, "key").acquire().await;
     redis.cli(&["FLUSHALL"]);
-    let adopted = of("adopted_total", "one", None);
+    let adopted = of("adopted_total", "one", Some("lost"));
+    let entered = of("adopted_total", "one", Some("fallback"));
     let is_adopted = async {
         while value(&recorded, &adopted) == 0.0 {
             sleep(Duration::from_millis(10)).await;
@@ -479,6 +490,7 @@ async fn permits_that_the_store_has_lost_are_counted() {
     let patience = Duration::from_secs(20);
     timeout(patience, is_adopted).await.expect("it is renewed");
     assert_eq!(value(&recorded, &adopted), 1.0);
+    assert_eq!(value(&recorded, &entered), 0.0);
     assert!(!held.expect("free").is_lost());
 }
 
@@ -684,4 +696,44 @@ async fn a_recorder_that_always_panics_costs_no_request() {
         assert_eq!(semaphore.usage().await.expect("up").in_use, 1);
         assert!(permit.release().await.is_ok(), "the store has confirmed it");
     }
+}
+
+/// A process that stood still: the response finds its slot over before the driver does, and ends with it.
+#[tokio::test(start_paused = true)]
+async fn permits_whose_responses_see_the_loss_first_are_counted() {
+    const LEASE: Duration = Duration::from_secs(30);
+    let (recorded, _guard) = recorder();
+    let store = TestStore::new();
+    let limiter = Limiter::builder().lease(LEASE).connect_to(&store).await;
+    let limiter = limiter.expect("valid settings");
+    let layer = limiter
+        .layer(Limit::concurrent("one", 8))
+        .on_lost(OnLost::Abort);
+    let mut responses = Vec::new();
+    for _ in 0..8 {
+        responses.push(pending_response(&layer).await);
+    }
+    // Time passes at the first poll, and the driver has not run when the responses are read.
+    let mut stands_still = std::pin::pin!(tokio::time::advance(2 * LEASE));
+    assert!(stands_still.as_mut().now_or_never().is_none());
+    for mut response in responses {
+        let frame = response.frame().now_or_never().expect("at once");
+        assert!(frame.expect("no end").is_err());
+    }
+    stands_still.await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(value(&recorded, &of("lost_total", "one", None)), 8.0);
+    assert_eq!(value(&recorded, &of("held", "one", None)), 0.0);
+}
+
+/// A response that does not end by itself.
+async fn pending_response(
+    layer: &LimitLayer,
+) -> Response<impl http_body::Body<Data = Bytes> + Unpin> {
+    let service = service_fn(|_: Request<()>| async move {
+        let frames = futures_util::stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>();
+        Ok::<_, Infallible>(Response::new(http_body_util::StreamBody::new(frames)))
+    });
+    let response = layer.layer(service).oneshot(Request::default()).await;
+    response.expect("infallible")
 }

@@ -1,10 +1,15 @@
 //! The circuit breaker: whether requests are decided on by the store.
 //!
-//! While it is open (the store is *down*) one probe at a time is sent, with a back-off. A probe asks for the time only, so a
-//! store that answers it may still not do any work; the back-off starts again only when the store has shown that it
-//! does. A pure state machine: [`Core`](super::Core) acts on its changes.
+//! While it is open (the store is *down*) one probe at a time is sent, with a back-off. A probe asks for the time, which a
+//! store may tell that does no work: one that takes no writes, whose user lacks a right, or that cuts each connection that
+//! asks for more. So the breaker closes once the store has also passed a *trial*, a release of a name that nobody has.
+//!
+//! A *trouble* lasts from the first opening until the store is known to work again, and each of its causes is news once. A
+//! store without memory passes the trial and refuses newcomers: it is in trouble until it admits one. Whatever else works
+//! on trial and fails under load would come back each second: a store that was in trouble a moment ago has to work for
+//! longer until that is news. A pure state machine: [`Core`](super::Core) acts on its changes.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -12,20 +17,30 @@ use crate::{
     keeper::context::{Availability, jittered},
     ledger::{Charged, ClaimReply, Reply, Standing},
     store::Failure,
+    telemetry::{CAUSES, Cause},
 };
 
 const FIRST_PROBE: Duration = Duration::from_millis(50);
 const LONGEST_PROBE: Duration = Duration::from_secs(1);
 /// Connections that may fail one after the other while no exchange does any work.
 const MAX_FRUITLESS: u32 = 5;
+/// A trouble that begins within this time of the end of another is the same one.
+const RECURS_WITHIN: Duration = Duration::from_secs(60);
+/// Time for which a store works, without a failure that opens the breaker, until the end of a trouble that recurs is news.
+const FIRST_PROOF: Duration = Duration::from_secs(5);
+const LONGEST_PROOF: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     state: BreakerState,
     /// The pause before the next probe, or before the first one if the breaker is closed.
     pause: Duration,
-    /// The store has refused to write since it last admitted anybody, although it answers.
-    refuses_writes: bool,
+    /// `None`: as far as is known nothing is wrong with the store.
+    trouble: Option<Trouble>,
+    /// When the last trouble was over.
+    recovered: Option<Instant>,
+    /// How long the store has to work until that is news.
+    proof: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +54,19 @@ enum BreakerState {
     Open {
         refused: bool,
         probe_at: Instant,
+        /// The store has answered the last probe: the next one asks for work.
+        on_trial: bool,
     },
+}
+
+#[derive(Debug, Default)]
+struct Trouble {
+    /// Whether each [`Cause`] was news.
+    reported: [bool; CAUSES],
+    /// It has refused to write, and admitted nobody since.
+    is_full: bool,
+    /// Since when it works.
+    works_since: Option<Instant>,
 }
 
 /// The work that an answer shows the store to have done.
@@ -87,7 +114,7 @@ pub(super) enum Transition {
     },
     /// It still is, by one more probe.
     StaysOpen,
-    /// Requests go to the store again. `is_news`: as far as is known nothing is wrong with it any more.
+    /// Requests go to the store again. `is_news`: it is not in trouble any more.
     Closed {
         is_news: bool,
     },
@@ -103,7 +130,9 @@ impl Breaker {
                 fruitless: 0,
             },
             pause: FIRST_PROBE,
-            refuses_writes: false,
+            trouble: None,
+            recovered: None,
+            proof: Duration::ZERO,
         }
     }
 
@@ -123,9 +152,14 @@ impl Breaker {
         }
     }
 
+    /// Whether the next probe is to ask for work.
+    pub fn is_on_trial(&self) -> bool {
+        matches!(self.state, BreakerState::Open { on_trial: true, .. })
+    }
+
     /// Whether the store is known to be in no trouble.
     pub fn is_well(&self) -> bool {
-        matches!(self.state, BreakerState::Closed { .. }) && !self.refuses_writes
+        matches!(self.state, BreakerState::Closed { .. }) && self.trouble.is_none()
     }
 
     /// An exchange that was sent then has failed.
@@ -150,48 +184,66 @@ impl Breaker {
                     failed.get_or_insert(now);
                     return Transition::None;
                 }
-                self.refuses_writes = false;
-                self.back_off(refused, now, rng);
-                Transition::Opened { is_news: true }
+                let cause = if refused {
+                    Cause::Refusal
+                } else {
+                    Cause::Outage
+                };
+                self.open(cause, now, rng)
             }
             BreakerState::Open {
                 refused: was_refused,
                 ..
             } => {
-                let is_news = refused && !*was_refused;
-                self.back_off(refused, now, rng);
-                match is_news {
-                    true => Transition::Opened { is_news },
-                    false => Transition::StaysOpen,
+                if refused && !*was_refused {
+                    return self.open(Cause::Refusal, now, rng);
                 }
+                self.back_off(refused, now, rng);
+                Transition::StaysOpen
             }
         }
     }
 
     /// The store has answered, and has refused to write.
     pub fn refused_to_write(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
-        if let BreakerState::Open { .. } = self.state {
-            return Transition::None;
+        match self.state {
+            BreakerState::Open { .. } => Transition::None,
+            BreakerState::Closed { .. } => self.open(Cause::Full, now, rng),
         }
-        let is_news = !std::mem::replace(&mut self.refuses_writes, true);
-        self.back_off(false, now, rng);
-        Transition::Opened { is_news }
     }
 
     /// No answer has come in the time that requests can wait, whatever the reason.
     pub fn given_up(&mut self, now: Instant, rng: &mut fastrand::Rng) -> Transition {
         match self.state {
             BreakerState::Open { .. } => Transition::None,
-            BreakerState::Closed { .. } => {
-                self.back_off(false, now, rng);
-                Transition::Opened { is_news: true }
-            }
+            BreakerState::Closed { .. } => self.open(Cause::Stall, now, rng),
+        }
+    }
+
+    fn open(&mut self, cause: Cause, now: Instant, rng: &mut fastrand::Rng) -> Transition {
+        self.back_off(matches!(cause, Cause::Refusal), now, rng);
+        if self.trouble.is_none() {
+            let recurs = |at| now < at + RECURS_WITHIN;
+            self.proof = match self.recovered.is_some_and(recurs) {
+                true => (self.proof * 2).clamp(FIRST_PROOF, LONGEST_PROOF),
+                false => Duration::ZERO,
+            };
+        }
+        let trouble = self.trouble.get_or_insert_default();
+        trouble.is_full = matches!(cause, Cause::Full);
+        trouble.works_since = None;
+        let was_reported = mem::replace(&mut trouble.reported[cause as usize], true);
+        Transition::Opened {
+            is_news: !was_reported,
         }
     }
 
     fn back_off(&mut self, refused: bool, now: Instant, rng: &mut fastrand::Rng) {
-        let probe_at = now + jittered(self.pause, rng);
-        self.state = BreakerState::Open { refused, probe_at };
+        self.state = BreakerState::Open {
+            refused,
+            probe_at: now + jittered(self.pause, rng),
+            on_trial: false,
+        };
         self.pause = (self.pause * 2).min(LONGEST_PROBE);
     }
 
@@ -203,13 +255,17 @@ impl Breaker {
     }
 
     /// The store has answered.
-    pub fn answered(&mut self, work: Work) -> Transition {
-        let was_open = matches!(self.state, BreakerState::Open { .. });
-        let recovered = self.refuses_writes && work == Work::Admitted;
-        self.refuses_writes &= !recovered;
-        if work != Work::None && !self.refuses_writes {
-            self.pause = FIRST_PROBE;
-        }
+    pub fn answered(&mut self, work: Work, now: Instant) -> Transition {
+        let was_open = match &mut self.state {
+            BreakerState::Open {
+                probe_at, on_trial, ..
+            } if work == Work::None => {
+                (*probe_at, *on_trial) = (now, true);
+                return Transition::None;
+            }
+            BreakerState::Open { .. } => true,
+            BreakerState::Closed { .. } => false,
+        };
         let fruitless = match self.state {
             BreakerState::Closed { fruitless, .. } if work == Work::None => fruitless,
             _ => 0,
@@ -218,13 +274,52 @@ impl Breaker {
             failed: None,
             fruitless,
         };
+        let recovered = self.note_work(work, now);
+        let is_full = self.trouble.as_ref().is_some_and(|trouble| trouble.is_full);
+        // A trial is no more than a promise.
+        if recovered || !was_open && work != Work::None && !is_full {
+            self.pause = FIRST_PROBE;
+        }
         match (was_open, recovered) {
-            (true, _) => Transition::Closed {
-                is_news: !self.refuses_writes,
-            },
+            (true, is_news) => Transition::Closed { is_news },
             (false, true) => Transition::Recovered,
             (false, false) => Transition::None,
         }
+    }
+
+    /// The store works. Returns whether that ends a trouble.
+    fn note_work(&mut self, work: Work, now: Instant) -> bool {
+        let Some(trouble) = &mut self.trouble else {
+            return false;
+        };
+        trouble.is_full &= work != Work::Admitted;
+        if trouble.is_full || work == Work::None {
+            return false;
+        }
+        trouble.works_since.get_or_insert(now);
+        self.end_trouble(now)
+    }
+
+    /// When a trouble is over if nothing fails until then.
+    pub fn ends_at(&self) -> Option<Instant> {
+        let since = self.trouble.as_ref()?.works_since?;
+        Some(since + self.proof)
+    }
+
+    /// Time passes.
+    pub fn on_time(&mut self, now: Instant) -> Transition {
+        match self.end_trouble(now) {
+            true => Transition::Recovered,
+            false => Transition::None,
+        }
+    }
+
+    fn end_trouble(&mut self, now: Instant) -> bool {
+        let is_over = self.ends_at().is_some_and(|end| now >= end);
+        if is_over {
+            (self.trouble, self.recovered) = (None, Some(now));
+        }
+        is_over
     }
 }
 
@@ -255,6 +350,18 @@ mod tests {
             self.now += Duration::from_millis(1);
             let Self { breaker, now, rng } = self;
             breaker.failed(failure, sent, *now, rng)
+        }
+
+        fn answers(&mut self, work: Work) -> Transition {
+            self.breaker.answered(work, self.now)
+        }
+
+        /// A probe is answered, and the trial that follows.
+        fn passes(&mut self) -> Transition {
+            assert_eq!(self.answers(Work::None), Transition::None);
+            assert!(self.breaker.is_on_trial());
+            assert_eq!(self.breaker.probe_at(), Some(self.now));
+            self.answers(Work::Some)
         }
 
         fn refuses_to_write(&mut self) -> Transition {
@@ -299,7 +406,7 @@ mod tests {
         for _ in 0..MAX_FRUITLESS {
             assert_eq!(scene.fails(Failure::Cut), Transition::None);
             scene.breaker.connected();
-            assert_eq!(scene.breaker.answered(Work::None), Transition::None);
+            assert_eq!(scene.answers(Work::None), Transition::None);
         }
         assert_eq!(scene.fails(Failure::Cut), NEWS);
     }
@@ -310,7 +417,7 @@ mod tests {
         for _ in 0..3 * MAX_FRUITLESS {
             assert_eq!(scene.fails(Failure::Cut), Transition::None);
             scene.breaker.connected();
-            scene.breaker.answered(Work::Some);
+            scene.answers(Work::Some);
         }
     }
 
@@ -323,9 +430,67 @@ mod tests {
             let mut scene = Scene::new();
             assert_eq!(scene.fails(failure), NEWS);
             assert_eq!(scene.breaker.availability(), availability);
-            assert_eq!(scene.breaker.answered(Work::None), BACK);
+            assert_eq!(scene.passes(), BACK);
             assert!(scene.breaker.is_well());
         }
+    }
+
+    /// READONLY, MISCONF, NOREPLICAS; a right that the script lacks; scripts that are cut or time out.
+    #[test]
+    fn a_store_that_tells_the_time_and_does_no_work_is_told_of_once() {
+        for failure in [Failure::Cut, Failure::TimedOut, Failure::Refused] {
+            let mut scene = Scene::new();
+            while scene.fails(failure) != NEWS {
+                scene.breaker.connected();
+                assert_eq!(scene.answers(Work::None), Transition::None);
+            }
+            for _ in 0..10 {
+                assert_eq!(scene.answers(Work::None), Transition::None);
+                assert_ne!(scene.breaker.availability(), Availability::Up);
+                assert_eq!(scene.fails(failure), Transition::StaysOpen);
+                assert!(!scene.breaker.is_on_trial());
+            }
+            assert!(scene.pause() > SECOND / 2);
+            assert_eq!(scene.passes(), BACK);
+        }
+    }
+
+    /// As one that passes each trial and times out under load, or whose memory is just about full.
+    #[test]
+    fn a_trouble_that_recurs_is_over_when_the_store_has_worked_for_a_while() {
+        let mut scene = Scene::new();
+        let (mut began, mut ended) = (0, 0);
+        for _ in 0..600 {
+            scene.now += SECOND;
+            began += u32::from(scene.fails(Failure::TimedOut) == NEWS);
+            ended += u32::from(scene.passes() == BACK);
+            ended += u32::from(scene.answers(Work::Admitted) == Transition::Recovered);
+        }
+        assert_eq!((began, ended), (2, 1), "in ten minutes");
+        assert!(!scene.breaker.is_well());
+        let end = scene.breaker.ends_at().expect("it works");
+        assert_eq!(end, scene.now + FIRST_PROOF);
+        assert_eq!(scene.breaker.on_time(end - SECOND), Transition::None);
+        assert_eq!(scene.breaker.on_time(end), Transition::Recovered);
+        assert!(scene.breaker.is_well() && scene.breaker.ends_at().is_none());
+        scene.now = end + RECURS_WITHIN;
+        assert_eq!(scene.fails(Failure::TimedOut), NEWS);
+        assert_eq!(scene.passes(), BACK, "that is another one");
+    }
+
+    /// A server that loads its data after each restart, and then misses a password.
+    #[test]
+    fn each_cause_of_a_trouble_is_news_once() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.fails(Failure::TimedOut), NEWS);
+        assert_eq!(scene.fails(Failure::Refused), NEWS);
+        for _ in 0..5 {
+            assert_eq!(scene.fails(Failure::TimedOut), Transition::StaysOpen);
+            let refused_again = Transition::Opened { is_news: false };
+            assert_eq!(scene.fails(Failure::Refused), refused_again);
+            assert_eq!(scene.breaker.availability(), Availability::Refused);
+        }
+        assert_eq!(scene.passes(), BACK);
     }
 
     #[test]
@@ -355,11 +520,11 @@ mod tests {
         let mut scene = Scene::new();
         for _ in 0..10 {
             scene.fails(Failure::TimedOut);
-            scene.breaker.answered(Work::None);
+            scene.answers(Work::None);
         }
         scene.fails(Failure::TimedOut);
         assert!(scene.pause() > SECOND / 2);
-        scene.breaker.answered(Work::Some);
+        scene.answers(Work::Some);
         scene.fails(Failure::TimedOut);
         assert!(scene.pause() < SECOND / 2);
     }
@@ -369,10 +534,9 @@ mod tests {
         let mut scene = Scene::new();
         assert_eq!(scene.refuses_to_write(), NEWS);
         for _ in 0..10 {
-            let still = Transition::Closed { is_news: false };
-            assert_eq!(scene.breaker.answered(Work::None), still);
             // Releases and renewals work.
-            assert_eq!(scene.breaker.answered(Work::Some), Transition::None);
+            assert_eq!(scene.passes(), Transition::Closed { is_news: false });
+            assert_eq!(scene.answers(Work::Some), Transition::None);
             assert!(!scene.breaker.is_well());
             assert_eq!(
                 scene.refuses_to_write(),
@@ -380,11 +544,8 @@ mod tests {
             );
         }
         assert!(scene.pause() > SECOND / 2);
-        scene.breaker.answered(Work::None);
-        assert_eq!(
-            scene.breaker.answered(Work::Admitted),
-            Transition::Recovered
-        );
+        scene.passes();
+        assert_eq!(scene.answers(Work::Admitted), Transition::Recovered);
         assert!(scene.breaker.is_well());
         assert_eq!(scene.refuses_to_write(), NEWS);
         assert!(scene.pause() < SECOND / 2);
@@ -394,9 +555,9 @@ mod tests {
     fn a_store_that_refused_to_write_and_then_goes_down_is_told_of_again() {
         let mut scene = Scene::new();
         scene.refuses_to_write();
-        scene.breaker.answered(Work::None);
+        scene.passes();
         assert_eq!(scene.fails(Failure::TimedOut), NEWS);
-        assert_eq!(scene.breaker.answered(Work::None), BACK);
+        assert_eq!(scene.passes(), BACK);
         assert_eq!(scene.refuses_to_write(), NEWS);
     }
 }

@@ -18,6 +18,7 @@ use crate::{
         context::Context,
         queue::{LegState, PendingBatch, Queue, StoreMoment},
     },
+    key::Key,
     leases::{Lease, Paid, StoreClock},
     ledger::{
         Ask, Batch, Claim, ClaimAsk, Exchange, MAX_PERMITS, Refund, Reply, Want, number_of,
@@ -92,6 +93,10 @@ impl Core {
         }
         self.ctx.now = now;
         let mut draft = Draft::new(now + self.ctx.settings.store_timeout);
+        if let Some(trial) = self.trial() {
+            draft.batches.push(trial);
+            return Some(self.send(draft));
+        }
         // Without the store's time no acquire can be given an end, and a store that is down is asked nothing else.
         if self.store_is_up() && self.clock.is_some() {
             self.fill(&mut draft);
@@ -109,6 +114,18 @@ impl Core {
             draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
         }
         Some(self.send(draft))
+    }
+
+    /// Work for a store that has answered a probe: a release, which it has to write even at `maxmemory`. It is of a name that
+    /// was never asked for, in a ledger that no limit has, so that it changes nothing.
+    fn trial(&mut self) -> Option<Batch> {
+        let is_due = self.breaker.is_on_trial() && self.clock.is_some();
+        is_due.then(|| Batch {
+            key: self.ctx.settings.ledger_name(&Key::SHARED, "").into(),
+            limit: 1,
+            release: vec![self.ctx.next_name(1)],
+            ..Batch::default()
+        })
     }
 
     /// Since when the requests that are to be sent have been asking: the first of each queue, and the claims.

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "config")]
 use std::collections::HashMap;
-use std::{cmp::Reverse, mem, slice, sync::Arc};
+use std::{cmp::Reverse, mem, slice, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -14,6 +14,7 @@ use crate::{
         effects::LogEvent,
     },
     key::Key,
+    leases::Lease,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::Part,
@@ -78,13 +79,43 @@ impl Core {
         Err(ConfigError::new(ConfigErrorKind::Conflict, message))
     }
 
-    /// Counts a request as admitted by each of these limits that is not in shadow mode. In a cluster none of them knows of
-    /// the others when it admits it.
-    pub fn note_admissions(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
+    /// A slot that was just collected is for a request that acquires limit by limit, which goes on to ask others.
+    pub fn hold_for_leg(&mut self, taken: &Taken) {
+        for lease in taken.leases.all() {
+            if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
+                queue.hold_for_leg(lease.seq());
+            }
+        }
+    }
+
+    /// Such a request has all its slots. Returns whether it still has this one: then its permit is admitted under this limit.
+    /// `beside`: the permit counts as held by another slot.
+    pub fn admit_leg(
+        &mut self,
+        lease: &Lease,
+        beside: bool,
+        waited: Duration,
+        now: Instant,
+    ) -> bool {
+        self.ctx.now = now;
+        let Some(queue) = self.queues.without_listing_if_there(lease.queue) else {
+            return false;
+        };
+        let has_it = queue.admit_leg(&mut self.ctx, lease, waited);
+        if has_it && beside {
+            queue.set_companion(&mut self.ctx, lease.seq());
+        }
+        has_it
+    }
+
+    /// Counts a request as admitted by each of these rates that has not let it pass in shadow mode. In a cluster none of
+    /// them knows of the others when it admits it.
+    pub fn note_charged_legs(&mut self, legs: &[(Part, Leg)], taken: &Taken) {
         for (_, leg) in legs {
             let limit = &self.ctx.limits[leg.limit.0];
             let bypassed = |(other, _): &(Arc<Limit>, _)| other.name() == limit.name();
-            if limit.current_mode() != Mode::Off && !taken.bypassed().iter().any(bypassed) {
+            let applies = limit.period().is_some() && limit.current_mode() != Mode::Off;
+            if applies && !taken.bypassed().iter().any(bypassed) {
                 self.ctx.measure(leg.limit, Measure::Admitted(taken.waited));
             }
         }

@@ -90,7 +90,7 @@ pub(super) struct Core {
     breaker: Breaker,
     connection: Connection,
     reach: Reach,
-    /// When a key of a limit that cannot be used was last reported.
+    /// When a key of a limit last turned out to be unusable.
     complained: HashMap<LimitId, Instant>,
     orphaned: bool,
     /// Whether it was shut down before.

@@ -290,13 +290,6 @@ impl Core {
         self.release(lease, now);
     }
 
-    /// A permit that was acquired limit by limit has this slot beside another one.
-    pub fn set_companion(&mut self, lease: &Lease) {
-        if let Some(queue) = self.queues.without_listing_if_there(lease.queue) {
-            queue.set_companion(&mut self.ctx, lease.seq());
-        }
-    }
-
     /// A slot is not used after all.
     pub fn untake(&mut self, lease: &Arc<Lease>, now: Instant) {
         self.ctx.now = now;
@@ -383,6 +376,7 @@ impl Core {
     pub fn next_due(&self) -> Option<Instant> {
         let probe = self.breaker.probe_at();
         let due = [
+            self.breaker.ends_at(),
             self.queues.next_due(),
             self.ctx.renewals.first().map(|(at, ..)| *at),
             self.ctx.expiries.first().map(|(at, ..)| *at),
@@ -393,6 +387,7 @@ impl Core {
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),
             self.ctx.confirmations.next_due(),
+            self.ctx.reports.next_due(),
             self.alarm,
         ];
         due.into_iter().fold(None, earliest)
@@ -405,6 +400,7 @@ impl Core {
         while let Some(overdue) = self.ctx.confirmations.take_overdue(now) {
             self.ctx.effects.push(Effect::GiveUpOn(overdue));
         }
+        self.end_trouble();
         self.end_overrides();
         self.wake_sleepers();
         self.accounts.on_time(now);
@@ -426,6 +422,9 @@ impl Core {
         }
         self.renew_due();
         self.advance_claims();
+        if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
+            self.ctx.log_reports();
+        }
     }
 
     /// The connection has ended, and no exchange has made another since. Waiters and holders need one: a hello makes it.
@@ -461,17 +460,21 @@ impl Core {
     /// Takes back permits whose bounds are over.
     fn end_bounded(&mut self) {
         while let Some((lease, kind)) = self.bounded.pop_over(self.ctx.now) {
-            self.ctx.end_lease(&lease, kind);
-            let seq = lease.seq();
+            let (seq, was_lost) = (lease.seq(), lease.is_over(self.ctx.now));
             let queue = self.queues.get(lease.queue);
-            // If the slot was lost before, only the response is left to end.
-            if queue.is_some_and(|queue| queue.contains(seq)) {
+            let is_held = queue.is_some_and(|queue| queue.contains(seq));
+            // If the slot was lost before, though nobody has seen it, only the response is left to end.
+            if is_held && was_lost {
                 self.queues
                     .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                        let limit = queue.limit().clone();
-                        ctx.log(LogEvent::Ended { limit, kind });
-                        ctx.measure(queue.limit_id(), Measure::Expired(kind));
-                        queue.give_up(ctx, seq);
+                        queue.lose(ctx, seq)
+                    });
+            }
+            self.ctx.end_lease(&lease, kind);
+            if is_held && !was_lost {
+                self.queues
+                    .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                        queue.give_up(ctx, seq)
                     });
             }
         }
@@ -500,6 +503,7 @@ impl Core {
         self.each_queue(|queue, ctx| lost += queue.lose_all(ctx));
         self.ctx.end_lost_leases();
         self.advance_claims();
+        self.ctx.log_reports();
         lost
     }
 
@@ -511,11 +515,13 @@ impl Core {
         self.measure_limits();
         self.empty_pools();
         self.advance_claims();
+        self.ctx.log_reports();
     }
 
     /// Reports slots that nobody will release: the limiter was dropped without a shutdown, and there is no driver, or may
     /// soon be none.
     pub fn log_unreleased(&mut self) {
+        self.ctx.log_reports();
         if !self.orphaned || self.was_shut_down || !self.ctx.shared {
             return;
         }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     Asker, ClaimStage, Connection, Core, ExchangeId, PendingExchange,
-    breaker::{Transition, Work},
+    breaker::{Breaker, Transition, Work},
     rates::harsher,
 };
 use crate::{
@@ -22,11 +22,11 @@ use crate::{
     ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
     limit::Limit,
     store::{Event, ExchangeError, Failure, StoreError},
-    telemetry::StoreState,
+    telemetry::{Cause, StoreState},
 };
 
-/// Time between two log events that a key of one limit cannot be used, however many requests it refuses.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+/// Time without a refused request after which it is news again that keys of a limit cannot be used.
+const COMPLAINT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Pause between two connections: a server that ends every connection is not given a new one more often.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
@@ -202,20 +202,14 @@ impl Core {
 impl Core {
     /// Follows the failure of an exchange that was sent at `sent`.
     pub(super) fn note_failure(&mut self, failure: Failure, sent: Instant, why: &str) {
-        let was_well = self.breaker.is_well();
-        let change = self
-            .breaker
-            .failed(failure, sent, self.ctx.now, &mut self.ctx.rng);
-        self.follow_breaker(change, was_well);
-        match change {
-            Transition::Opened { .. } => {
-                self.reach.reported = Some(self.ctx.now);
-                let error = why.to_owned();
-                self.ctx.log(match failure {
-                    Failure::Refused => LogEvent::StoreRefuses { error },
-                    Failure::Cut | Failure::TimedOut => LogEvent::StoreDown { error },
-                });
-            }
+        let cause = match failure {
+            Failure::Refused => Cause::Refusal,
+            Failure::Cut | Failure::TimedOut => Cause::Outage,
+        };
+        let failed =
+            |breaker: &mut Breaker, now, rng: &mut _| breaker.failed(failure, sent, now, rng);
+        match self.follow_breaker(failed, (cause, why)) {
+            Transition::Opened { is_news: true } => self.reach.reported = Some(self.ctx.now),
             Transition::StaysOpen => {
                 self.each_queue(|queue, ctx| queue.forget_releases(ctx.now));
                 self.remind_of(why);
@@ -227,37 +221,25 @@ impl Core {
     /// The store has answered, perhaps that it cannot work.
     pub(super) fn note_answer(&mut self, work: Work, outage: Option<&StoreError>) {
         match outage {
-            Some(error) => self.note_refused_write(&error.message),
+            Some(error) => {
+                let why = (Cause::Full, error.message.as_str());
+                self.follow_breaker(Breaker::refused_to_write, why);
+            }
             None => self.note_success(work),
         }
     }
 
     /// The driver does not run, so that the store's answers are not seen.
     fn note_stall(&mut self) {
-        let was_well = self.breaker.is_well();
-        let change = self.breaker.given_up(self.ctx.now, &mut self.ctx.rng);
-        self.follow_breaker(change, was_well);
-        self.ctx.log(LogEvent::DriverStalled);
-    }
-
-    /// The store answers, and refuses to write.
-    fn note_refused_write(&mut self, why: &str) {
-        let was_well = self.breaker.is_well();
-        let change = self
-            .breaker
-            .refused_to_write(self.ctx.now, &mut self.ctx.rng);
-        self.follow_breaker(change, was_well);
-        if let Transition::Opened { is_news: true } = change {
-            let error = why.to_owned();
-            self.ctx.log(LogEvent::StoreFull { error });
-        }
+        self.follow_breaker(Breaker::given_up, (Cause::Stall, ""));
     }
 
     /// Reports each minute that the store was never reached: its address may be wrong.
     fn remind_of(&mut self, why: &str) {
         let now = self.ctx.now;
         let is_due = |at| now >= at + REMINDER_INTERVAL;
-        if !self.reach.reached && self.reach.reported.is_some_and(is_due) {
+        let speaks_for_all = self.ctx.settings.part.is_none_or(|part| part.number() == 0);
+        if speaks_for_all && !self.reach.reached && self.reach.reported.is_some_and(is_due) {
             self.reach.reported = Some(now);
             let error = why.to_owned();
             self.ctx.log(LogEvent::StoreNeverReached { error });
@@ -266,25 +248,32 @@ impl Core {
 
     fn note_success(&mut self, work: Work) {
         self.reach.reached = true;
-        let was_well = self.breaker.is_well();
-        let change = self.breaker.answered(work);
-        self.follow_breaker(change, was_well);
-        if let Transition::Closed { is_news: true } | Transition::Recovered = change {
-            self.ctx.log(LogEvent::StoreBack);
-        }
+        let answered = |breaker: &mut Breaker, now, _: &mut _| breaker.answered(work, now);
+        self.follow_breaker(answered, (Cause::Outage, ""));
     }
 
-    /// Acts on a change of the breaker.
-    fn follow_breaker(&mut self, change: Transition, was_well: bool) {
+    /// A store that was in trouble has worked for long enough, if it has.
+    pub(super) fn end_trouble(&mut self) {
+        let on_time = |breaker: &mut Breaker, now, _: &mut _| breaker.on_time(now);
+        self.follow_breaker(on_time, (Cause::Outage, ""));
+    }
+
+    /// Has the breaker take a step, and acts on its change. `why`: the cause, if that is a trouble.
+    fn follow_breaker(
+        &mut self,
+        turn: impl FnOnce(&mut Breaker, Instant, &mut fastrand::Rng) -> Transition,
+        (cause, why): (Cause, &str),
+    ) -> Transition {
+        let was_up = self.breaker.is_well();
+        let change = turn(&mut self.breaker, self.ctx.now, &mut self.ctx.rng);
         let availability = self.breaker.availability();
         self.ctx.availability = availability;
-        let is_well = self.breaker.is_well();
         let state = match change {
             Transition::Opened { is_news: true } => Some(StoreState::Down {
-                was_up: was_well,
+                was_up,
                 refused: availability == Availability::Refused,
             }),
-            _ if is_well && !was_well => Some(StoreState::Up),
+            _ if self.breaker.is_well() && !was_up => Some(StoreState::Up),
             _ => None,
         };
         if let Some(state) = state {
@@ -295,6 +284,14 @@ impl Core {
             Transition::Closed { .. } => self.each_queue(|queue, ctx| queue.return_to_store(ctx)),
             Transition::None | Transition::StaysOpen | Transition::Recovered => {}
         }
+        match change {
+            Transition::Opened { is_news: true } => self.ctx.log_trouble(cause, why),
+            Transition::Closed { is_news: true } | Transition::Recovered => {
+                self.ctx.log_recovery();
+            }
+            _ => {}
+        }
+        change
     }
 
     fn leave_store(&mut self) {
@@ -361,15 +358,15 @@ impl Core {
         error.is_outage().then_some(error)
     }
 
-    /// Reports that a key cannot be used, so that its limit refuses all requests. An outage is reported elsewhere.
+    /// Reports that a key cannot be used, so that its requests are refused: once for as long as that lasts, and for all keys of
+    /// its limit. An outage is reported elsewhere.
     fn complain(&mut self, limit: &Arc<Limit>, error: &StoreError) {
         let now = self.ctx.now;
-        let is_due = |at| now >= at + COMPLAINT_INTERVAL;
+        let is_due = |at| now >= at + COMPLAINT_PAUSE;
         let Some(id) = self.limit_id(limit.name()).filter(|_| !error.is_outage()) else {
             return;
         };
-        if self.complained.get(&id).copied().is_none_or(is_due) {
-            self.complained.insert(id, now);
+        if self.complained.insert(id, now).is_none_or(is_due) {
             let (limit, error) = (limit.clone(), error.message.clone());
             self.ctx.log(LogEvent::LedgerUnusable { limit, error });
         }

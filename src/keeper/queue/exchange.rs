@@ -11,13 +11,10 @@ use super::{
 };
 use crate::{
     error::AcquireErrorKind,
-    keeper::{
-        context::Context,
-        effects::{Effect, LogEvent},
-    },
+    keeper::{context::Context, effects::Effect},
     leases::local_deadline,
     ledger::{Ask, Batch, BatchReply, Seq, Standing, Wake, Want, weight_of},
-    telemetry::Measure,
+    telemetry::{Adopted, Measure, Topic},
 };
 
 /// Batches.
@@ -183,7 +180,6 @@ impl Queue {
             head,
             ..
         } = answer;
-        let lost_before = ctx.counts.lost;
         self.remember_waiting(head);
         self.snapshot = Snapshot {
             in_use,
@@ -207,17 +203,7 @@ impl Queue {
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at);
         }
-        let was_adopted = |standing: &&Standing| matches!(standing, Standing::Adopted { .. });
-        let count = answer.adopted.iter().filter(was_adopted).count();
-        if count > 0 {
-            ctx.measure(self.limit_id, Measure::Adopted(count as u64));
-            let limit = self.limit.clone();
-            ctx.log(LogEvent::Adopted {
-                limit,
-                count,
-                in_use,
-            });
-        }
+        self.report_adopted(ctx, batch, &answer.adopted);
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at);
         }
@@ -238,7 +224,26 @@ impl Queue {
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
         }
-        self.log_losses(ctx, lost_before);
+    }
+
+    /// Counts the permits that the store did not have, before their leases are extended: one without a deadline was never
+    /// granted by it.
+    fn report_adopted(&self, ctx: &mut Context, batch: &Batch, standings: &[Standing]) {
+        let (mut lost, mut by_fallback) = (0, 0);
+        for (seq, standing) in batch.adopt.iter().zip(standings) {
+            let was_granted = |entry: &Entry| entry.lease.deadline().is_some();
+            match (standing, self.entries.get(seq)) {
+                (Standing::Adopted { .. }, Some(entry)) if was_granted(entry) => lost += 1,
+                (Standing::Adopted { .. }, Some(_)) => by_fallback += 1,
+                _ => {}
+            }
+        }
+        for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
+            if count > 0 {
+                ctx.measure(self.limit_id, Measure::Adopted(why, count));
+                ctx.report(self.limit_id, Topic::Adopted(why), self.id, count);
+            }
+        }
     }
 
     /// The store says that a slot is held, `counted` from then, `until_ms`.

@@ -13,10 +13,9 @@ use crate::{
     error::{AcquireErrorKind, LostErrorKind},
     keeper::{
         context::{Availability, Context},
-        effects::{Effect, LogEvent},
+        effects::Effect,
     },
     ledger::{Ask, Batch, Seq, number_of},
-    telemetry::Measure,
 };
 
 /// Failures. The availability decides what becomes of the requests of the exchange: `Up` if the connection failed and the store may
@@ -177,7 +176,7 @@ impl Queue {
     }
 
     /// Ends a held slot that is lost. If no permit has it yet, its request goes on, once its fate is known.
-    pub(super) fn lose(&mut self, ctx: &mut Context, seq: Seq) {
+    pub fn lose(&mut self, ctx: &mut Context, seq: Seq) {
         self.lose_by(ctx, seq, LostErrorKind::Lost);
     }
 
@@ -186,14 +185,17 @@ impl Queue {
             return;
         };
         match entry.holder() {
-            Some(Holder::Permit | Holder::JointPermit | Holder::Companion) => {
+            Some(Holder::Permit | Holder::JointPermit | Holder::Companion | Holder::Leg) => {
                 ctx.record(|history, now| history.lost(&self.ledger, seq, now));
-                ctx.end_lease(&entry.lease, kind);
-                if kind == LostErrorKind::Lost {
-                    ctx.note_lost_lease(&entry.lease);
+                let lease = entry.lease.clone();
+                ctx.end_lease(&lease, kind);
+                // A slot comes and goes without the keeper's lock, but not once its lease is over.
+                if self.pool().is_some_and(|pool| pool.remove(&lease)) {
+                    return self.give_up_idle(ctx, seq);
                 }
-                ctx.counts.lost += 1;
-                ctx.measure(self.limit_id, Measure::Lost);
+                if kind == LostErrorKind::Lost {
+                    ctx.note_lost_lease(&lease);
+                }
                 self.give_up(ctx, seq);
             }
             Some(Holder::Request | Holder::Reuser) if !entry.in_store.entering => {
@@ -209,20 +211,13 @@ impl Queue {
         let mut lost = 0;
         for seq in self.names() {
             if let Some(entry) = self.entries.get(&seq).filter(|entry| entry.is_held()) {
-                lost += usize::from(entry.holder() != Some(Holder::Companion));
+                let is_alone = entry.holder() != Some(Holder::Companion);
+                let is_permit = entry.holder().is_some_and(Holder::is_permit);
+                lost += usize::from(is_permit && is_alone);
                 self.lose_by(ctx, seq, LostErrorKind::ShutDown);
             }
         }
         lost
-    }
-
-    /// Logs how many permits were lost beyond those `before`.
-    pub(super) fn log_losses(&self, ctx: &mut Context, before: u64) {
-        let count = ctx.counts.lost - before;
-        if count > 0 {
-            let limit = self.limit.clone();
-            ctx.log(LogEvent::Lost { limit, count });
-        }
     }
 }
 

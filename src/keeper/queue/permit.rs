@@ -23,6 +23,15 @@ use crate::{
     telemetry::Measure,
 };
 
+/// How the slot of an entry was used that goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Held,
+    Unused,
+    /// It was in the pool: no permit has it, and the end of the last one was counted.
+    Idle,
+}
+
 impl Queue {
     /// Makes an entry for a request for a single slot, or for a leg of a claim.
     pub(super) fn enter(
@@ -269,26 +278,33 @@ impl Queue {
 
     /// Drops an entry whose user has gone: now, or when the exchange that may put it into the store is answered.
     pub fn give_up(&mut self, ctx: &mut Context, seq: Seq) {
-        self.leave(ctx, seq, true);
+        self.leave(ctx, seq, Use::Held);
     }
 
     /// The same for a slot that was not used: nothing is learned from it of how long slots are held.
     pub fn give_up_unused(&mut self, ctx: &mut Context, seq: Seq) {
-        self.leave(ctx, seq, false);
+        self.leave(ctx, seq, Use::Unused);
     }
 
-    fn leave(&mut self, ctx: &mut Context, seq: Seq, was_used: bool) {
+    /// The same for an idle slot, which was taken out of the pool.
+    pub(super) fn give_up_idle(&mut self, ctx: &mut Context, seq: Seq) {
+        ctx.measure(self.limit_id, Measure::Held(1.0));
+        self.leave(ctx, seq, Use::Idle);
+    }
+
+    fn leave(&mut self, ctx: &mut Context, seq: Seq, use_of_slot: Use) {
         let Some(entry) = self.entries.get_mut(&seq) else {
             return;
         };
         if !matches!(entry.state, State::Leaving) {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
-        if let Some(Holder::Permit | Holder::JointPermit | Holder::Companion) = entry.holder()
-            && was_used
-        {
-            let held = entry.lease.tenure_lasts(ctx.now);
-            ctx.note_hold(self.limit_id, held, weight_of(seq));
+        if entry.holder().is_some_and(Holder::is_permit) && use_of_slot != Use::Idle {
+            ctx.note_end(self.limit_id, &entry.lease);
+            if use_of_slot == Use::Held {
+                let held = entry.lease.tenure_lasts(ctx.now);
+                ctx.note_hold(self.limit_id, held, weight_of(seq));
+            }
         }
         ctx.effects.drop_waker(entry.waker.take());
         if entry.in_store.entering {

@@ -24,6 +24,7 @@ use crate::{
     overrides::Steered,
     status::{Quota, Usage},
     sync::{Inquiry, StoredWaker},
+    telemetry::Measure,
 };
 
 /// Permits of one ledger that are due within this part of a lease are renewed together: it costs more to look at a ledger
@@ -166,6 +167,26 @@ impl Queue {
         }
     }
 
+    /// A request that acquires limit by limit has this slot, and does not have its permit yet.
+    pub fn hold_for_leg(&mut self, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.hand_over(Holder::Leg);
+        }
+    }
+
+    /// Such a request has all its slots, and its permit is admitted now. Returns whether it still has this one.
+    pub fn admit_leg(&mut self, ctx: &mut Context, lease: &Lease, waited: Duration) -> bool {
+        let Some(entry) = self.entries.get_mut(&lease.seq()) else {
+            return false;
+        };
+        if entry.holder() != Some(Holder::Leg) || lease.is_over(ctx.now) {
+            return false;
+        }
+        entry.hand_over(Holder::Permit);
+        ctx.measure(self.limit_id, Measure::Admitted(waited));
+        true
+    }
+
     /// A permit with several slots releases this one on its own, so it does not go to the pool.
     pub fn set_apart(&mut self, seq: Seq) {
         if let Some(entry) = self.entries.get_mut(&seq)
@@ -192,7 +213,6 @@ impl Queue {
 impl Queue {
     /// Renews these permits, or ends them if they are over; and with them others that are due before long.
     pub fn renew_due(&mut self, ctx: &mut Context, due: impl Iterator<Item = Seq>) {
-        let before = ctx.counts.lost;
         due.for_each(|seq| self.renew_or_end(ctx, seq));
         let soon = ctx.now + ctx.settings.lease / TOGETHER;
         let is_due = |entry: &Entry| match entry.state() {
@@ -204,7 +224,6 @@ impl Queue {
         for seq in others.map(|(seq, _)| *seq).collect::<Vec<_>>() {
             self.renew_or_end(ctx, seq);
         }
-        self.log_losses(ctx, before);
     }
 
     fn renew_or_end(&mut self, ctx: &mut Context, seq: Seq) {

@@ -56,10 +56,10 @@ impl Queue {
             return false;
         }
         lease.set_reusable(true);
-        let Some(held) = pool.put(lease, ctx.now) else {
+        let Some(ended) = pool.put(lease, ctx.now) else {
             return false;
         };
-        ctx.measure(self.limit_id, Measure::Hold(held));
+        ctx.measure(self.limit_id, ended);
         ctx.measure(self.limit_id, Measure::Held(-1.0));
         true
     }
@@ -162,8 +162,7 @@ impl Queue {
 
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {
         for lease in idle {
-            ctx.measure(self.limit_id, Measure::Held(1.0));
-            self.give_up_unused(ctx, lease.seq());
+            self.give_up_idle(ctx, lease.seq());
         }
     }
 }

@@ -68,6 +68,7 @@ impl World {
             poll_interval: POLL,
             waiter_ttl: WAITER_TTL,
             seed: self.rng.u64(..),
+            news: Default::default(),
         };
         let mut core = Core::new(settings, true, self.local());
         for number in 0..3 {

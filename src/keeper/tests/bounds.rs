@@ -61,3 +61,23 @@ fn a_lost_permit_still_reaches_its_bound() {
     assert_eq!(lease.over(), Some(LostErrorKind::HeldTooLong));
     assert_eq!(world.keepers[0].next_due(), None);
 }
+
+/// A process that stood still for longer than the lease and the bound: others may have had the slot before the bound.
+#[test]
+fn a_permit_that_was_lost_before_its_bound_counts_as_lost() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.grant(PATIENT);
+    let now = world.local();
+    let bounds = Bounds {
+        max_hold: Some(LEASE),
+        idle: None,
+    };
+    world.keepers[0].bound(&lease, bounds, now);
+    world.pass(2 * LEASE);
+    assert_eq!(world.keepers[0].lost(), 1);
+    assert_eq!(
+        lease.over(),
+        Some(LostErrorKind::HeldTooLong),
+        "it is final"
+    );
+}

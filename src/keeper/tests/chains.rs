@@ -89,6 +89,7 @@ fn replica(number: u128, store: impl Fn(Part) -> Option<Arc<dyn Store>>) -> Arc<
             poll_interval: Duration::from_secs(1),
             waiter_ttl: Duration::from_secs(5),
             seed: 0,
+            news: Arc::default(),
         };
         Keeper::new(settings, store(part), &Home::Caller)
     };

@@ -239,8 +239,7 @@ fn a_claim_is_not_held_back_for_a_holder_that_is_gone() {
     let holder = holder.expect("open");
     assert!(held(world.look(&holder)));
     world.pass(Duration::from_secs(1));
-    let probe = world.send(0);
-    world.complete(0, &probe);
+    world.recover(0);
     let confirms = world.send(0);
     assert_eq!(confirms.exchange.batches[0].renew.len(), 1);
     world.complete(0, &confirms);

@@ -85,6 +85,7 @@ fn settings(number: usize) -> Settings {
         poll_interval: Duration::from_secs(1),
         waiter_ttl: Duration::from_secs(5),
         seed: 0,
+        news: Arc::default(),
     }
 }
 
@@ -219,6 +220,14 @@ impl World {
         let now = self.local();
         self.keepers[keeper].on_event(&Event::Connected, now);
         self.complete(keeper, &hello);
+    }
+
+    /// A store that was down passes the probe and the trial.
+    fn recover(&mut self, keeper: usize) {
+        for _ in ["probe", "trial"] {
+            let sent = self.send(keeper);
+            self.complete(keeper, &sent);
+        }
     }
 
     fn complete(&mut self, keeper: usize, outgoing: &Outgoing) {

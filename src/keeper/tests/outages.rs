@@ -1,7 +1,11 @@
 //! A store that is silent, cut off or unwilling.
 
 use super::*;
-use crate::store::Event;
+use crate::{
+    keeper::effects::LogEvent,
+    store::Event,
+    telemetry::{Adopted, Topic},
+};
 
 /// A connection that was cut is not an outage: the request asks again, under another name.
 #[test]
@@ -665,4 +669,84 @@ fn introduced() -> (World, Outgoing) {
     let introduction = world.send(0);
     assert_eq!(introduction.exchange.batches[0].renew.len(), 1);
     (world, introduction)
+}
+
+/// G8: a store that answers a probe does some work before it decides on requests: until then fallbacks do, and no request
+/// waits for it.
+#[test]
+fn a_store_on_trial_decides_on_nobody() {
+    let mut world = World::new(1, &STRICT);
+    let now = world.local();
+    let sent = world.keepers[0].hello(now);
+    world.fail(0, &sent, Failure::TimedOut);
+    drop(world.keepers[0].take_effects());
+    for round in 0..3 {
+        world.pass(Duration::from_secs(1));
+        let hello = world.send(0);
+        assert!(hello.exchange.is_hello());
+        world.complete(0, &hello);
+        let lease = world.ask(0, PATIENT);
+        let unavailable = Some(AcquireErrorKind::Unavailable);
+        assert_eq!(world.refusal(0, &lease), unavailable, "round {round}");
+        let trial = world.send(0);
+        assert_eq!(trial.exchange.batches[0].release.len(), 1);
+        assert!(!world.may_send(0), "one at a time");
+        match round {
+            0 => world.fail(0, &trial, Failure::Cut),
+            1 => world.fail(0, &trial, Failure::TimedOut),
+            _ => world.complete(0, &trial),
+        }
+        assert_eq!(world.keepers[0].status().store_up, round == 2);
+    }
+    let effects = world.keepers[0].take_effects();
+    let events: Vec<_> = effects.logged().collect();
+    assert!(matches!(events[..], [LogEvent::StoreBack]), "{events:?}");
+    assert_eq!(world.ledgers.iter().count(), 0, "a trial leaves nothing");
+    world.grant(PATIENT);
+}
+
+/// What the store has granted and lost is told from what a fallback has admitted, over all keys in one event of each.
+#[test]
+fn adopted_permits_are_reported_by_where_they_come_from() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1));
+    let ask = |world: &mut World, key: u64| {
+        let (now, key) = (world.local(), Key::from(key));
+        let leg = Leg {
+            key,
+            ..leg(0, Duration::ZERO)
+        };
+        let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+        asked.expect("open")
+    };
+    let collect = |world: &mut World, asked: &Submission| {
+        let now = world.local();
+        assert!(held(world.keepers[0].collect(asked, false, now)));
+    };
+    let granted: Vec<_> = (0..100).map(|key| ask(&mut world, key)).collect();
+    world.settle();
+    granted.iter().for_each(|asked| collect(&mut world, asked));
+    let now = world.local();
+    world.keepers[0].fail(now);
+    let admitted: Vec<_> = (100..170).map(|key| ask(&mut world, key)).collect();
+    admitted.iter().for_each(|asked| collect(&mut world, asked));
+    for (forgets, expected) in [
+        (false, vec![(Topic::Adopted(Adopted::Fallback), 70, 70)]),
+        (true, vec![(Topic::Adopted(Adopted::Lost), 170, 170)]),
+    ] {
+        if forgets {
+            world.ledgers.clear();
+            let now = world.local();
+            world.keepers[0].on_event(&Event::Connected, now);
+        }
+        drop(world.keepers[0].take_effects());
+        world.pass(Duration::from_millis(60));
+        world.settle();
+        world.pass(Duration::from_secs(1));
+        let effects = world.keepers[0].take_effects();
+        let reports = effects.logged().filter_map(|event| match event {
+            LogEvent::Permits { report, .. } => Some((report.topic, report.keys, report.permits)),
+            _ => None,
+        });
+        assert_eq!(reports.collect::<Vec<_>>(), expected);
+    }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{Demand, LEASE, Lease, Leg, Submission, World, lasts, leg};
-use crate::{keeper::effects::LogEvent, key::Key, ledger::Seq, limit::Limit};
+use crate::{keeper::effects::LogEvent, key::Key, ledger::Seq, limit::Limit, telemetry::Topic};
 
 const KEYS: u64 = 1_000;
 
@@ -106,9 +106,14 @@ fn a_loss_that_an_answer_shows_is_logged() {
     world.answer(0, &renewal, reply);
     assert!(lease.is_over(world.local()));
     let effects = world.keepers[0].take_effects();
+    assert_eq!(effects.logged().count(), 0, "others may follow");
+    world.pass(Duration::from_secs(1));
+    let effects = world.keepers[0].take_effects();
     let lost = effects.logged().filter_map(|event| match event {
-        LogEvent::Lost { limit, count } => Some((limit.name(), *count)),
+        LogEvent::Permits { limit, report } if report.topic == Topic::Lost => {
+            Some((limit.name().to_owned(), report.keys, report.permits))
+        }
         _ => None,
     });
-    assert_eq!(lost.collect::<Vec<_>>(), [("a", 1)]);
+    assert_eq!(lost.collect::<Vec<_>>(), [("a".to_owned(), 1, 1)]);
 }

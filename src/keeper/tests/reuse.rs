@@ -387,3 +387,27 @@ fn a_slot_that_was_lost_serves_nobody() {
     assert!(pool.take(world.local()).is_none());
     assert!(!is_reused(&mut world, &kept));
 }
+
+/// The answer to the renewal of an idle slot is read when its lease is over: no permit has lost it.
+#[test]
+fn an_idle_slot_that_is_over_is_no_lost_permit() {
+    let (mut world, kept) = keeping(1);
+    let renewal = loop {
+        world.pass(RIGHT / 4);
+        assert!(is_reused(&mut world, &kept));
+        let now = world.local();
+        let Some(sent) = world.keepers[0].next_exchange(now) else {
+            continue;
+        };
+        if !sent.exchange.batches[0].renew.is_empty() {
+            break sent;
+        }
+        world.complete(0, &sent);
+    };
+    let reply = world.run(&renewal);
+    world.now += 2 * LEASE;
+    world.answer(0, &renewal, reply);
+    assert!(kept.is_over(world.local()));
+    assert_eq!(world.keepers[0].lost(), 0);
+    assert_eq!(world.keepers[0].status().held, 0);
+}

@@ -287,3 +287,26 @@ fn an_order_is_for_the_permit_that_was_seen() {
         assert!(!next.is_revoked());
     });
 }
+
+/// A lease is over, and its permit is dropped or its idle slot taken meanwhile: the permit's end is counted by the pool that
+/// gets its slot, or by the keeper if the slot is not idle.
+#[test]
+fn an_end_is_counted_once() {
+    explore("pool: loss, put and take", |clock| {
+        let (pool, clock) = (with_slots(clock, &[0]), *clock);
+        let held = clock.lease(1, Some(&pool), 10);
+        let (giving, returned) = (pool.clone(), held.clone());
+        let put = spawn(1, move || giving.put(&returned, clock.at(9)).is_some());
+        held.end(LostErrorKind::Lost);
+        let was_idle = pool.remove(&held);
+        assert_eq!(join(put), was_idle);
+
+        let idle = pool.take(clock.at(9)).expect("it was not lost");
+        assert!(pool.put(&idle, clock.at(9)).is_some());
+        let taking = pool.clone();
+        let taken = spawn(1, move || taking.take(clock.at(9)).is_some());
+        idle.end(LostErrorKind::Lost);
+        let was_idle = pool.remove(&idle);
+        assert_ne!(join(taken), was_idle);
+    });
+}

@@ -95,6 +95,8 @@ pub(in crate::keeper::queue) enum Holder {
     Request,
     /// The same, and the slot came from the pool.
     Reuser,
+    /// A request that acquires limit by limit, in a cluster: it has this slot, and asks for others before its permit is admitted.
+    Leg,
     /// A permit with this slot only. The slot may be in use, or idle in the pool.
     Permit,
     /// A permit with several slots.
@@ -127,6 +129,16 @@ struct ClaimLeg {
     shadow: bool,
     /// It has had its turn, so its time to wait runs.
     begun: bool,
+}
+
+impl Holder {
+    /// Whether it is a permit, which was counted as admitted and whose end counts.
+    pub fn is_permit(self) -> bool {
+        match self {
+            Self::Permit | Self::JointPermit | Self::Companion => true,
+            Self::Request | Self::Reuser | Self::Leg => false,
+        }
+    }
 }
 
 impl State {
@@ -236,7 +248,9 @@ impl Entry {
                 let tenure = self.lease.tenure_since();
                 let since = match hold.holder {
                     Holder::Request | Holder::Reuser => tenure.or(Some(hold.since)),
-                    _ => tenure,
+                    Holder::Leg | Holder::Permit | Holder::JointPermit | Holder::Companion => {
+                        tenure
+                    }
                 };
                 since.map(|since| (false, since))
             }

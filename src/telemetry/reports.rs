@@ -1,0 +1,225 @@
+//! What happens at many places at a time and is one event of the log: to permits of thousands of keys, when a store comes back,
+//! and to all parts of a cluster.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::Adopted;
+use crate::{
+    error::LostErrorKind,
+    leases::QueueId,
+    limit::{Limit, LimitId},
+    part::{PARTS, Part},
+};
+
+/// Time for which a report waits for more of its kind.
+const GATHERED_FOR: Duration = Duration::from_secs(1);
+
+/// What has happened to permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Topic {
+    /// They were not renewed in time.
+    Lost,
+    /// They were entered into a store that did not have them.
+    Adopted(Adopted),
+    /// They have reached a bound.
+    Ended(Bound),
+}
+
+/// A bound that ends permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bound {
+    MaxHold,
+    Idle,
+}
+
+/// Reports that are not logged yet.
+#[derive(Default)]
+pub(crate) struct Reports {
+    pending: BTreeMap<(LimitId, Topic), Concerned>,
+    due: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Concerned {
+    keys: BTreeSet<QueueId>,
+    permits: u64,
+}
+
+/// One line of the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    pub(crate) limit: LimitId,
+    pub(crate) topic: Topic,
+    pub(crate) keys: usize,
+    pub(crate) permits: u64,
+}
+
+impl Report {
+    pub(crate) fn write(self, namespace: &str, limit: &Limit) {
+        let Self {
+            topic,
+            keys,
+            permits: count,
+            ..
+        } = self;
+        let limit = limit.name();
+        match topic {
+            Topic::Lost => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits were lost: not renewed in time"
+            ),
+            Topic::Adopted(Adopted::Lost) => tracing::warn!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that the store had lost were put back"
+            ),
+            Topic::Adopted(Adopted::Fallback) => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                "permits that a fallback had admitted were entered into the store"
+            ),
+            Topic::Ended(bound) => tracing::info!(
+                namespace,
+                limit,
+                keys,
+                count,
+                kind = bound.as_str(),
+                "slots were taken back"
+            ),
+        }
+    }
+}
+
+impl Topic {
+    /// `None`: that is not reported, as it is what was asked for.
+    pub(crate) fn of_end(reason: Option<LostErrorKind>) -> Option<Self> {
+        match reason? {
+            LostErrorKind::Lost => Some(Self::Lost),
+            LostErrorKind::HeldTooLong => Some(Self::Ended(Bound::MaxHold)),
+            LostErrorKind::Idle => Some(Self::Ended(Bound::Idle)),
+            LostErrorKind::ShutDown | LostErrorKind::Revoked => None,
+        }
+    }
+}
+
+impl Bound {
+    /// As in the metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::MaxHold => LostErrorKind::HeldTooLong.as_str(),
+            Self::Idle => LostErrorKind::Idle.as_str(),
+        }
+    }
+}
+
+impl Reports {
+    pub(crate) fn add(
+        &mut self,
+        limit: LimitId,
+        topic: Topic,
+        key: QueueId,
+        permits: u64,
+        now: Instant,
+    ) {
+        let concerned = self.pending.entry((limit, topic)).or_default();
+        concerned.keys.insert(key);
+        concerned.permits += permits;
+        self.due.get_or_insert(now + GATHERED_FOR);
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// All of them, to be logged.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Report> + use<> {
+        self.due = None;
+        let pending = std::mem::take(&mut self.pending).into_iter();
+        pending.map(|((limit, topic), Concerned { keys, permits })| Report {
+            limit,
+            topic,
+            keys: keys.len(),
+            permits,
+        })
+    }
+}
+
+/// Why a store is in trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Outage,
+    Refusal,
+    /// It answers, and refuses to write.
+    Full,
+    /// This process does not see its answers.
+    Stall,
+}
+
+/// How many causes there are.
+pub(crate) const CAUSES: usize = 4;
+
+/// The troubles of a store that were logged. The keepers of a cluster's parts share it: the first part that fails is logged for
+/// all of them, and the last that works again.
+///
+/// One word, with a bit for each cause and part, so that of several threads one finds its change to be the first or the last.
+#[derive(Debug, Default)]
+pub(crate) struct StoreNews(AtomicU64);
+
+const _: () = assert!(CAUSES * PARTS <= 64);
+
+impl StoreNews {
+    /// A part is in trouble. Returns whether no part was, for this cause.
+    pub(crate) fn begins(&self, cause: Cause, part: Option<Part>) -> bool {
+        let all = ((1 << PARTS) - 1) << (cause as usize * PARTS);
+        let before = self
+            .0
+            .fetch_or(bit(cause as usize, part), Ordering::Relaxed);
+        before & all == 0
+    }
+
+    /// A part works again. Returns whether all do, and one did not.
+    pub(crate) fn ends(&self, part: Option<Part>) -> bool {
+        let causes = (0..CAUSES).map(|cause| bit(cause, part));
+        let own = causes.fold(0, |all, bit| all | bit);
+        let before = self.0.fetch_and(!own, Ordering::Relaxed);
+        before != 0 && before & !own == 0
+    }
+}
+
+fn bit(cause: usize, part: Option<Part>) -> u64 {
+    1 << (cause * PARTS + part.map_or(0, Part::number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_part_that_fails_and_the_last_that_recovers_are_news() {
+        let news = StoreNews::default();
+        let parts = Part::all().map(Some);
+        let began = { parts.clone() }.filter(|part| news.begins(Cause::Outage, *part));
+        assert_eq!(began.collect::<Vec<_>>(), [Some(Part::of(0))]);
+        assert!(
+            news.begins(Cause::Refusal, Some(Part::of(15))),
+            "another cause"
+        );
+        let ended = parts.rev().filter(|part| news.ends(*part));
+        assert_eq!(ended.collect::<Vec<_>>(), [Some(Part::of(0))]);
+        assert!(!news.ends(None), "nothing was wrong");
+        assert!(news.begins(Cause::Outage, None) && news.ends(None));
+    }
+}
