@@ -352,7 +352,7 @@ impl Semaphore {
         try_join_all(usages).await
     }
 
-    /// Returns the limit; of several the first.
+    /// Returns the limit, as the semaphore was created with it; of several the first.
     pub fn limit(&self) -> &Limit {
         &self.0.first.limit
     }
@@ -413,7 +413,7 @@ impl Bound {
     fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let (number, _) = keepers.register(limit)?;
         Ok(Self {
-            limit: limit.clone(),
+            limit: keepers.returned(limit.clone()),
             number,
             pool: keepers.bind(number, &key),
             key,

@@ -243,7 +243,17 @@ impl Keepers {
     }
 
     /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
+    ///
+    /// A limit that was [returned](Self::limit) is known, and its values may have been updated since, at any moment. So they
+    /// are not compared.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
+        let first = self.first();
+        if limit.is_registered_at(first.replica)
+            && let Some(known) = first.peek(|core| core.known(limit.name()))
+        {
+            limit.validate()?;
+            return Ok(known);
+        }
         let meter = self.meter_for(limit);
         let (number, meter) = self.change_and_run(|core, _| core.register(limit, &meter))?;
         meter.expect(limit, self.first().store.is_some());
@@ -293,8 +303,22 @@ impl Keepers {
     /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
-        let known = first.peek(|core| core.meter_of(limit.name()));
-        known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
+        let known = first.peek(|core| core.known(limit.name()));
+        match known {
+            Some((_, meter)) => meter,
+            None => Arc::new(LimitMeter::new(&first.namespace, limit.name())),
+        }
+    }
+
+    /// The limit of this name with its latest values, without overrides.
+    pub fn limit(&self, limit_name: &str) -> Option<Limit> {
+        let limit = self.first().peek(|core| core.updated(limit_name))?;
+        Some(self.returned(limit))
+    }
+
+    /// The limit, which is registered, as one that these keepers return.
+    pub fn returned(&self, limit: Limit) -> Limit {
+        limit.registered_at(self.first().replica)
     }
 
     /// Whether a limit is enforced now.
@@ -326,7 +350,7 @@ impl Keepers {
     }
 
     #[cfg(feature = "config")]
-    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
+    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<u32>>) {
         for keeper in &self.all {
             keeper.with(|core, now| core.set_values(limit_name, values, now));
         }

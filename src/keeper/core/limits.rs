@@ -47,9 +47,16 @@ impl Core {
         Ok((id, meter.clone()))
     }
 
-    pub fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
+    /// The number and the meter of the limit of this name.
+    pub fn known(&self, limit_name: &str) -> Option<(LimitId, Arc<LimitMeter>)> {
         let id = self.limit_id(limit_name)?;
-        Some(self.ctx.meter(id).clone())
+        Some((id, self.ctx.meter(id).clone()))
+    }
+
+    /// The limit of this name with its latest values, without overrides.
+    pub fn updated(&self, limit_name: &str) -> Option<Limit> {
+        let id = self.limit_id(limit_name)?;
+        Some(Limit::clone(&self.updated[id.0]))
     }
 
     /// Whether a limit is enforced now.
@@ -138,16 +145,22 @@ impl Core {
         Ok(())
     }
 
-    /// Gives single keys of a limit new values, without waiting for their next requests. Keys that are not listed have
-    /// the limit's.
+    /// Gives single keys of a limit new values, or the limit's, without waiting for their next requests. Keys that are not
+    /// listed keep theirs, which may come from code.
     #[cfg(feature = "config")]
-    pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, u32>, now: Instant) {
+    pub fn set_values(
+        &mut self,
+        limit_name: &str,
+        values: &HashMap<Key, Option<u32>>,
+        now: Instant,
+    ) {
         self.ctx.now = now;
         let id = self.limit_id(limit_name);
         self.each_queue(|queue, ctx| {
-            if Some(queue.limit_id()) == id {
-                let own_max = values.get(queue.key()).copied();
-                queue.set_own_max(ctx, own_max);
+            if Some(queue.limit_id()) == id
+                && let Some(own_max) = values.get(queue.key())
+            {
+                queue.set_own_max(ctx, *own_max);
             }
         });
         self.advance_claims();
