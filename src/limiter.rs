@@ -132,7 +132,8 @@ impl Limiter {
     /// # Ok::<(), tower_turnstile::ConfigError>(())
     /// ```
     pub fn limit(&self, name: &str) -> Option<Limit> {
-        self.keepers.limit(name)
+        let limit = self.keepers.updated(name)?;
+        Some(limit.registered_at(self.keepers.replica()))
     }
 
     pub(crate) fn keepers(&self) -> &Arc<Keepers> {

@@ -413,7 +413,7 @@ impl Bound {
     fn new(keepers: &Keepers, limit: &Limit, key: Key) -> Result<Self, ConfigError> {
         let (number, _) = keepers.register(limit)?;
         Ok(Self {
-            limit: keepers.returned(limit.clone()),
+            limit: limit.clone().registered_at(keepers.replica()),
             number,
             pool: keepers.bind(number, &key),
             key,

@@ -293,7 +293,10 @@ fn apply(
     }
     faults.into_result()?;
     for (name, checked) in &mut checked.limits {
-        checked.limit = limiter.keepers().returned(checked.limit.clone());
+        checked.limit = checked
+            .limit
+            .clone()
+            .registered_at(limiter.keepers().replica());
         let values = checked.values.clone();
         let limit = checked.limit.clone();
         known.insert(name.clone(), Known { limit, values });

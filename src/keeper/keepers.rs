@@ -15,26 +15,24 @@ use tokio::time::Instant;
 
 use super::{
     core::Core,
-    demand::{Leg, Taken},
+    demand::Taken,
     lock::{Afterwards, Keeper},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
-    ledger::MemberId,
+    ledger::{MemberId, ReplicaId},
     limit::{Limit, LimitId, MAX_WAIT, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
     status::{Quota, ShutdownReport, Status, Usage},
-    sync::LockMarker,
-    sync::{Confirmation, Inquiry},
+    sync::{Confirmation, Inquiry, LockMarker},
     telemetry::{Cost, LimitMeter},
 };
 #[cfg(feature = "operate")]
 use crate::{
-    ledger::ReplicaId,
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
     overrides::LocalRecord,
 };
@@ -239,23 +237,14 @@ impl Keepers {
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.first().peek(|core| core.check(limit)).map(drop)
+        let me = self.replica();
+        self.first().peek(|core| core.check(limit, me)).map(drop)
     }
 
     /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
-    ///
-    /// A limit that was [returned](Self::limit) is known, and its values may have been updated since, at any moment. So they
-    /// are not compared.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
-        let first = self.first();
-        if limit.is_registered_at(first.replica)
-            && let Some(known) = first.peek(|core| core.known(limit.name()))
-        {
-            limit.validate()?;
-            return Ok(known);
-        }
-        let meter = self.meter_for(limit);
-        let (number, meter) = self.change_and_run(|core, _| core.register(limit, &meter))?;
+        let (me, meter) = (self.replica(), self.meter_for(limit));
+        let (number, meter) = self.change_and_run(|core, _| core.register(limit, me, &meter))?;
         meter.expect(limit, self.first().store.is_some());
         Ok((number, meter))
     }
@@ -303,22 +292,13 @@ impl Keepers {
     /// The meter of a limit, made if need be: without a lock, since a recorder is foreign code.
     fn meter_for(&self, limit: &Limit) -> Arc<LimitMeter> {
         let first = self.first();
-        let known = first.peek(|core| core.known(limit.name()));
-        match known {
-            Some((_, meter)) => meter,
-            None => Arc::new(LimitMeter::new(&first.namespace, limit.name())),
-        }
+        let known = first.peek(|core| core.meter_of(limit.name()));
+        known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
     /// The limit of this name with its latest values, without overrides.
-    pub fn limit(&self, limit_name: &str) -> Option<Limit> {
-        let limit = self.first().peek(|core| core.updated(limit_name))?;
-        Some(self.returned(limit))
-    }
-
-    /// The limit, which is registered, as one that these keepers return.
-    pub fn returned(&self, limit: Limit) -> Limit {
-        limit.registered_at(self.first().replica)
+    pub fn updated(&self, limit_name: &str) -> Option<Limit> {
+        self.first().peek(|core| core.updated(limit_name))
     }
 
     /// Whether a limit is enforced now.
@@ -359,6 +339,11 @@ impl Keepers {
 
 /// The limiter.
 impl Keepers {
+    /// The name of this limiter, also for operators: that of its first keeper in the store.
+    pub fn replica(&self) -> ReplicaId {
+        self.first().replica
+    }
+
     pub fn status(&self) -> Status {
         let mut all = Status {
             held: 0,
@@ -411,11 +396,6 @@ impl Keepers {
 /// The view of operators: of all keepers, unless it says otherwise.
 #[cfg(feature = "operate")]
 impl Keepers {
-    /// The name of this process for operators: that of its first keeper in the store.
-    pub fn replica(&self) -> ReplicaId {
-        self.first().replica
-    }
-
     /// The names of the keepers in the store.
     pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
         self.all.iter().map(|keeper| keeper.replica)
@@ -557,12 +537,7 @@ impl Drop for BoundPool {
     }
 }
 
-/// The legs of a demand on a cluster, as they are acquired, from the last to the first.
 impl Keepers {
-    pub(super) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
-        self.first().peek(|core| core.in_acquisition_order(legs))
-    }
-
     /// A permit that was acquired limit by limit counts once.
     pub(super) fn note_companions(&self, taken: &Taken) {
         for lease in taken.leases.all().iter().skip(1) {
