@@ -14,7 +14,7 @@
 //! `--author` the page is read-only. It listens on the loopback interface only, where everybody on this machine is an
 //! operator: a page that others can reach belongs behind an authentication, which names the author of each request.
 
-use std::{convert::Infallible, error::Error, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, error::Error, io, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -23,7 +23,14 @@ use axum::{
 };
 use clap::Parser;
 use futures_util::{StreamExt, stream};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+    time::sleep,
+};
 use tower_turnstile::{
     Limit, Limiter,
     admin::{Admin, AdminBuilder},
@@ -75,10 +82,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::select! {
         served = axum::serve(listener, service) => served?,
         served = axum::serve(page_listener, page) => served?,
-        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        stopped = stop() => stopped?,
     }
     limiter.shutdown(Duration::from_secs(1)).await;
     Ok(())
+}
+
+/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+async fn stop() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        pressed = ctrl_c() => pressed,
+    }
 }
 
 /// In memory the one process is all there is. With a store, all replicas are asked.

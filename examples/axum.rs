@@ -8,18 +8,19 @@
 //! `GET /metrics` for Prometheus.
 
 use std::{
-    convert::Infallible, future::IntoFuture, io::IsTerminal, net::SocketAddr, process::ExitCode,
-    time::Duration,
+    collections::VecDeque, convert::Infallible, future::IntoFuture, io::IsTerminal,
+    net::SocketAddr, process::ExitCode, time::Duration,
 };
 
 use axum::{
     Extension, Json, Router,
     extract::{
         Query, State,
-        ws::{Message, WebSocket, WebSocketUpgrade},
+        ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
     },
+    http::HeaderMap,
     response::{IntoResponse, Response, Sse, sse::Event},
-    routing::get,
+    routing::{any, get},
     serve::ListenerExt,
 };
 use clap::Parser;
@@ -32,13 +33,16 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tower_turnstile::{
-    ConfigError, ConfigErrorKind, Fallback, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost, Slot,
+    ConfigError, ConfigErrorKind, Fallback, Key, Limit, LimitLayer, Limiter, MAX_LIMIT, OnLost,
+    Semaphore, Slot,
 };
 use tracing_subscriber::EnvFilter;
 
 /// How long open streams may go on after a signal, and how long their connections may take to close.
 const GRACE: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
+/// Messages of a socket that may wait for their turns.
+const MOST_ASKED: usize = 16;
 
 /// A server whose streams are capped across all replicas that share a store.
 #[derive(Parser)]
@@ -128,7 +132,11 @@ async fn run(options: Options) -> Result<(), String> {
         .connect(&options.store)
         .await
         .map_err(|error| format!("{}: {error}", blamed(&error)))?;
-    let layer = layer(&limiter, &options)?;
+    let limit = limit(&options)?;
+    let layer = limiter
+        .try_layer(limit.clone().by_header("x-api-key"))
+        .map_err(|error| format!("--max-wait, --max-waiters: {error}"))?
+        .on_lost(options.on_lost());
     let listener = TcpListener::bind(options.listen)
         .await
         .map_err(|error| format!("--listen {}: {error}", options.listen))?;
@@ -144,6 +152,7 @@ async fn run(options: Options) -> Result<(), String> {
     let (phase, now) = watch::channel(Phase::Open);
     let demo = Demo {
         limiter: limiter.clone(),
+        limit,
         on_lost: options.on_lost(),
         now: now.clone(),
     };
@@ -165,23 +174,20 @@ async fn run(options: Options) -> Result<(), String> {
     Ok(())
 }
 
-fn layer(limiter: &Limiter, options: &Options) -> Result<LimitLayer, String> {
+fn limit(options: &Options) -> Result<Limit, String> {
     let limit = Limit::try_concurrent("streams", options.limit)
         .map_err(|error| format!("--limit: {error}"))?
         .wait_up_to(options.max_wait)
         .max_waiters(options.max_waiters)
         .fallback(options.fallback());
-    let limit = if options.reuse { limit.reuse() } else { limit };
-    let layer = limiter
-        .try_layer(limit.by_header("x-api-key"))
-        .map_err(|error| format!("--max-wait, --max-waiters: {error}"))?;
-    Ok(layer.on_lost(options.on_lost()))
+    Ok(if options.reuse { limit.reuse() } else { limit })
 }
 
 /// What the handlers share.
 #[derive(Clone)]
 struct Demo {
     limiter: Limiter,
+    limit: Limit,
     on_lost: OnLost,
     now: watch::Receiver<Phase>,
 }
@@ -203,8 +209,9 @@ fn app(layer: LimitLayer, metrics: Router<Demo>) -> Router<Demo> {
     Router::new()
         .route("/stream", get(stream).post(stream))
         .route("/work", get(work).post(work))
-        .route("/ws", get(socket))
+        .route("/ws", any(socket))
         .route_layer(layer)
+        .route("/turns", any(turns))
         .route("/free", get(async || "ok"))
         .route("/status", get(status))
         .merge(metrics)
@@ -284,7 +291,9 @@ async fn work(Query(ask): Query<Ask>) -> &'static str {
     "done"
 }
 
-/// The response ends with its 101; the slot goes with the conversation.
+/// The response ends with its head; the slot goes with the conversation.
+///
+/// A WebSocket begins with a GET request over HTTP/1, and with a CONNECT request over HTTP/2: hence the route by `any`.
 async fn socket(
     State(demo): State<Demo>,
     Extension(slot): Extension<Slot>,
@@ -293,19 +302,117 @@ async fn socket(
     let hold = slot.hold();
     upgrade.on_upgrade(async move |mut socket| {
         tokio::select! {
-            () = echo(&mut socket) => {}
-            () = until(demo.now, Phase::Over) => {}
+            () = echo(&mut socket, &demo.now) => {}
+            () = until(demo.now.clone(), Phase::Over) => {}
             _ = slot.lost(), if demo.on_lost == OnLost::Abort => {}
         }
-        let _ = socket.send(Message::Close(None)).await;
         drop(hold);
     })
 }
 
-async fn echo(socket: &mut WebSocket) {
+async fn echo(socket: &mut WebSocket, now: &watch::Receiver<Phase>) {
+    while let Some(message) = next(socket, now).await {
+        if socket.send(message).await.is_err() {
+            break;
+        }
+    }
+}
+
+/// The next text or data from the client. `None`: the socket is closed.
+async fn next(socket: &mut WebSocket, now: &watch::Receiver<Phase>) -> Option<Message> {
+    loop {
+        let message = tokio::select! {
+            message = socket.recv() => message?.ok()?,
+            () = until(now.clone(), Phase::Closing) => {
+                go_away(socket).await;
+                return None;
+            }
+        };
+        if is_said(&message) {
+            return Some(message);
+        }
+    }
+}
+
+fn is_said(message: &Message) -> bool {
+    matches!(message, Message::Text(_) | Message::Binary(_))
+}
+
+/// Asks the client to close the socket as soon as the shutdown begins, and waits until it has: it can connect to another
+/// replica at once.
+async fn go_away(socket: &mut WebSocket) {
+    let frame = CloseFrame {
+        code: close_code::AWAY,
+        reason: "shutting down".into(),
+    };
+    if socket.send(Message::Close(Some(frame))).await.is_ok() {
+        while let Some(Ok(_)) = socket.recv().await {}
+    }
+}
+
+/// A slot for each message instead of the whole conversation: an idle socket takes none.
+async fn turns(
+    State(demo): State<Demo>,
+    Query(ask): Query<Ask>,
+    headers: HeaderMap,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let key = headers.get("x-api-key").map_or(Key::SHARED, Key::from);
+    let turns = demo.limiter.semaphore(&demo.limit, key);
+    let work = Duration::from_millis(ask.ms);
+    upgrade.on_upgrade(async move |mut socket| {
+        tokio::select! {
+            () = take_turns(&mut socket, &turns, work, &demo.now) => {}
+            () = until(demo.now.clone(), Phase::Over) => {}
+        }
+    })
+}
+
+async fn take_turns(
+    socket: &mut WebSocket,
+    turns: &Semaphore,
+    work: Duration,
+    now: &watch::Receiver<Phase>,
+) {
+    let mut asked = VecDeque::new();
+    loop {
+        let question = match asked.pop_front() {
+            Some(question) => question,
+            None => match next(socket, now).await {
+                Some(question) => question,
+                None => return,
+            },
+        };
+        let answer = tokio::select! {
+            answer = answer(turns, question, work) => answer,
+            // Dropping the turn gives up its place in the queue, or its slot.
+            () = closed(socket, &mut asked) => return,
+        };
+        if socket.send(answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits for a turn, and works for a while.
+async fn answer(turns: &Semaphore, question: Message, work: Duration) -> Message {
+    match turns.acquire().await {
+        Ok(_permit) => {
+            sleep(work).await;
+            question
+        }
+        Err(refused) => Message::text(refused.to_string()),
+    }
+}
+
+/// Reads on during a turn, or it would not be noticed that the client leaves. It ends when the client has left, or asks too
+/// much.
+async fn closed(socket: &mut WebSocket, asked: &mut VecDeque<Message>) {
     while let Some(Ok(message)) = socket.recv().await {
-        let is_said = matches!(message, Message::Text(_) | Message::Binary(_));
-        if is_said && socket.send(message).await.is_err() {
+        if is_said(&message) {
+            asked.push_back(message);
+        }
+        if asked.len() > MOST_ASKED {
             break;
         }
     }

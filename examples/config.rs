@@ -1,12 +1,12 @@
 //! A raw hyper server whose limits are in a file. It reads the file again on SIGHUP.
 //!
 //! ```sh
-//! cargo run --example config --features config   # or with the path of another file behind `--`
+//! cargo run --example config --features config   # another file and another address go behind `--`
 //! curl -N -X POST -H 'x-api-key: me' http://127.0.0.1:3000/v1/chat
 //! kill -HUP $(pgrep -x config)
 //! ```
 
-use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, env, io, net::SocketAddr, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -16,22 +16,27 @@ use http_body_util::StreamBody;
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
+    server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
 use tokio::{
+    join,
     net::{TcpListener, TcpStream},
     signal::{
         ctrl_c,
         unix::{SignalKind, signal},
     },
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tower::{BoxError, ServiceBuilder};
 use tower_turnstile::{
     LimitLayer, PeerAddress,
     config::{Config, ConfigFileError, LiveConfig},
 };
+
+/// How long open streams may go on after a signal, and how long their connections may take to close.
+const GRACE: Duration = Duration::from_secs(10);
+const CLOSE: Duration = Duration::from_secs(1);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -40,11 +45,14 @@ async fn main() -> Result<(), BoxError> {
     let live = LiveConfig::connect(&Config::from_file(&path).await?).await?;
 
     let mut hangups = signal(SignalKind::hangup())?;
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
-    println!(
-        "try: curl -N -X POST -H 'x-api-key: me' http://{}/v1/chat",
-        listener.local_addr()?
-    );
+    let address = env::args().nth(2);
+    let address = address.unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    println!("listening on http://{address}");
+    println!("try: curl -N -X POST -H 'x-api-key: me' http://{address}/v1/chat");
+    let connections = GracefulShutdown::new();
+    let mut stop = pin!(stop());
     loop {
         tokio::select! {
             Some(()) = hangups.recv() => match reload(&live, &path).await {
@@ -53,21 +61,37 @@ async fn main() -> Result<(), BoxError> {
             },
             accepted = listener.accept() => {
                 let (connection, peer) = accepted?;
-                tokio::spawn(serve(connection, peer, live.layer()));
+                serve(connection, peer, live.layer(), &connections);
             }
-            _ = ctrl_c() => break,
+            stopped = &mut stop => break stopped?,
         }
     }
+    drop(listener);
     // Streams may go on for a while; then their slots are released.
-    live.limiter().shutdown(Duration::from_secs(5)).await;
+    let closed = timeout(GRACE + CLOSE, connections.shutdown());
+    let _ = join!(live.limiter().shutdown(GRACE), closed);
     Ok(())
+}
+
+/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+async fn stop() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        pressed = ctrl_c() => pressed,
+    }
 }
 
 async fn reload(live: &LiveConfig, path: &str) -> Result<(), ConfigFileError> {
     live.reload(&Config::from_file(path).await?)
 }
 
-async fn serve(connection: TcpStream, peer: SocketAddr, layer: LimitLayer) {
+fn serve(
+    connection: TcpStream,
+    peer: SocketAddr,
+    layer: LimitLayer,
+    connections: &GracefulShutdown,
+) {
     let service = ServiceBuilder::new()
         .map_request(move |mut request: Request<Incoming>| {
             // For keys by client address.
@@ -78,10 +102,13 @@ async fn serve(connection: TcpStream, peer: SocketAddr, layer: LimitLayer) {
         .service_fn(count);
     let server = auto::Builder::new(TokioExecutor::new());
     let connection = TokioIo::new(connection);
-    let served = server.serve_connection(connection, TowerToHyperService::new(service));
-    if let Err(error) = served.await {
-        eprintln!("a connection broke: {error}");
-    }
+    let connection = server.serve_connection(connection, TowerToHyperService::new(service));
+    let connection = connections.watch(connection.into_owned());
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            eprintln!("a connection broke: {error}");
+        }
+    });
 }
 
 async fn count(

@@ -4,8 +4,10 @@
 //! cargo run --example hyper
 //! curl -N http://127.0.0.1:3000 & curl -N http://127.0.0.1:3000 & curl -N http://127.0.0.1:3000
 //! ```
+//!
+//! Another address goes behind `--`.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, env, io, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -15,14 +17,25 @@ use http_body_util::StreamBody;
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
+    server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, signal::ctrl_c, time::sleep};
+use tokio::{
+    join,
+    net::TcpListener,
+    signal::{
+        ctrl_c,
+        unix::{SignalKind, signal},
+    },
+    time::{sleep, timeout},
+};
 use tower::{BoxError, ServiceBuilder};
 use tower_turnstile::{Limit, Limiter};
 
 const COUNTS: Limit = Limit::concurrent("counts", 2).wait_up_to(Duration::from_secs(10));
+/// How long open streams may go on after a signal, and how long their connections may take to close.
+const GRACE: Duration = Duration::from_secs(10);
+const CLOSE: Duration = Duration::from_secs(1);
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -32,25 +45,42 @@ async fn main() -> Result<(), BoxError> {
         .service_fn(count);
     let service = TowerToHyperService::new(service);
 
-    let listener = TcpListener::bind("127.0.0.1:3000").await?;
-    println!("try: curl -N http://{}", listener.local_addr()?);
+    let address = env::args().nth(1);
+    let address = address.unwrap_or_else(|| "127.0.0.1:3000".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    println!("listening on http://{address}");
+    println!("try: curl -N http://{address}");
+    let connections = GracefulShutdown::new();
+    let mut stop = pin!(stop());
     loop {
         let (connection, _) = tokio::select! {
             accepted = listener.accept() => accepted?,
-            _ = ctrl_c() => break,
+            stopped = &mut stop => break stopped?,
         };
-        let service = service.clone();
+        let server = auto::Builder::new(TokioExecutor::new());
+        let connection = server.serve_connection(TokioIo::new(connection), service.clone());
+        let connection = connections.watch(connection.into_owned());
         tokio::spawn(async move {
-            let server = auto::Builder::new(TokioExecutor::new());
-            let connection = TokioIo::new(connection);
-            if let Err(error) = server.serve_connection(connection, service).await {
+            if let Err(error) = connection.await {
                 eprintln!("a connection broke: {error}");
             }
         });
     }
+    drop(listener);
     // Streams may go on for a while; then their slots are released.
-    limiter.shutdown(Duration::from_secs(5)).await;
+    let closed = timeout(GRACE + CLOSE, connections.shutdown());
+    let _ = join!(limiter.shutdown(GRACE), closed);
     Ok(())
+}
+
+/// Completes on SIGTERM, by which a service manager ends a process, and on ctrl-c.
+async fn stop() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        pressed = ctrl_c() => pressed,
+    }
 }
 
 async fn count(

@@ -103,11 +103,37 @@ impl Limiter {
     /// The wait is not changed: each layer and semaphore keeps its own. Update the other replicas too; while they differ,
     /// the largest value applies.
     ///
+    /// Layers and semaphores that are created afterwards name the limit by its first values, by these, or by
+    /// [`limit`](Self::limit).
+    ///
     /// # Errors
     ///
     /// If a value is out of range, or a limit of slots would become a rate or the other way round.
     pub fn update(&self, limit: &Limit) -> Result<(), ConfigError> {
         self.keepers.update(&[limit])
+    }
+
+    /// Returns the limit of this name with its current values, for another [`Semaphore`](crate::Semaphore) or layer.
+    ///
+    /// These always have the limit's latest values, even if it is updated between this call and their creation. An
+    /// operator's override is not included. `None`: no semaphore, layer or update has named it yet.
+    ///
+    /// ```
+    /// use tower_turnstile::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::in_memory();
+    /// let _layer = limiter.layer(Limit::concurrent("chat", 5));
+    /// limiter.update(&Limit::concurrent("chat", 8))?;
+    /// let chat = limiter.limit("chat").expect("the layer has it");
+    /// assert_eq!(chat.max(), 8);
+    ///
+    /// limiter.update(&Limit::concurrent("chat", 9))?;
+    /// let semaphore = limiter.semaphore(&chat, "acme"); // under 9 permits
+    /// # Ok::<(), tower_turnstile::ConfigError>(())
+    /// ```
+    pub fn limit(&self, name: &str) -> Option<Limit> {
+        let limit = self.keepers.updated(name)?;
+        Some(limit.registered_at(self.keepers.replica()))
     }
 
     pub(crate) fn keepers(&self) -> &Arc<Keepers> {

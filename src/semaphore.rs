@@ -352,7 +352,7 @@ impl Semaphore {
         try_join_all(usages).await
     }
 
-    /// Returns the limit; of several the first.
+    /// Returns the limit, as the semaphore was created with it; of several the first.
     pub fn limit(&self) -> &Limit {
         &self.0.first.limit
     }
@@ -416,7 +416,7 @@ impl Bound {
             keepers.unknown_rates.expect();
         }
         Ok(Self {
-            limit: limit.clone(),
+            limit: limit.clone().registered_at(keepers.replica()),
             number,
             pool: keepers.bind(number, &key),
             key,

@@ -12,13 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::BodyExt;
 use support::{
     alone,
     redis_server::RedisServer,
-    replica::{Replica, run_to_end},
+    replica::{CLOSE, Replica, TEXT, command, frame, run_to_end},
     watch::{Ledger, Streams, script_calls, until_empty},
 };
 use tokio::{
+    net::TcpStream,
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -532,13 +536,164 @@ fn a_websocket_holds_its_slot_to_the_end() {
     alone(async {
         let server = RedisServer::start();
         let replica = Replica::start(&server.url(), &["--limit", "1", "--max-wait", "0s"]).await;
-        let mut socket = replica.websocket().await;
+        let mut socket = replica.websocket("/ws").await;
         assert_eq!(socket.echo("hello").await, "hello");
         assert_eq!(replica.get("/work?ms=1").status().await, 429);
         assert_eq!(replica.get("/free").status().await, 200);
         drop(socket);
         timeout(SECOND, until_empty(&server)).await.expect("G5");
         assert_eq!(replica.get("/work?ms=1").status().await, 200);
+    });
+}
+
+/// The same over HTTP/2, where a WebSocket begins with a CONNECT request (RFC 8441).
+#[test]
+fn a_websocket_over_http2_holds_its_slot_to_the_end() {
+    alone(async {
+        let server = RedisServer::start();
+        let replica = Replica::start(&server.url(), &["--limit", "1", "--max-wait", "0s"]).await;
+        let stream = TcpStream::connect(replica.address()).await.expect("up");
+        let (mut client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+        let connection = tokio::spawn(connection);
+        let url = |path| format!("http://{}{path}", replica.address());
+        // The server's settings come before its first response.
+        let request = Request::get(url("/free")).body(()).expect("valid");
+        client = client.ready().await.expect("open");
+        let (response, _) = client.send_request(request, true).expect("sent");
+        assert_eq!(response.await.expect("a response").status(), 200);
+        assert!(client.is_extended_connect_protocol_enabled());
+
+        let request = Request::builder()
+            .method(Method::CONNECT)
+            .uri(url("/ws"))
+            .header("x-api-key", "me")
+            .header("sec-websocket-version", "13")
+            .extension(h2::ext::Protocol::from("websocket"))
+            .body(())
+            .expect("valid");
+        client = client.ready().await.expect("open");
+        let (response, mut to_server) = client.send_request(request, false).expect("sent");
+        let response = response.await.expect("a response");
+        assert_eq!(response.status(), 200);
+        let hello = Bytes::from(frame(TEXT, b"hello"));
+        to_server.send_data(hello, false).expect("open");
+        let (mut from_server, mut answer) = (response.into_body(), Vec::new());
+        while answer.len() < 7 {
+            let data = from_server.data().await.expect("a frame").expect("open");
+            let taken = from_server.flow_control().release_capacity(data.len());
+            taken.expect("it was received");
+            answer.extend_from_slice(&data);
+        }
+        assert_eq!(answer, b"\x81\x05hello");
+        assert_eq!(replica.get("/work?ms=1").status().await, 429);
+        to_server.send_reset(h2::Reason::CANCEL);
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+        assert_eq!(replica.get("/work?ms=1").status().await, 200);
+        connection.abort();
+    });
+}
+
+/// G5: a WebSocket that takes a slot for each message takes none between messages, and gives up its turn when it closes.
+#[test]
+fn a_websocket_that_closes_gives_up_its_turn() {
+    alone(async {
+        let server = RedisServer::start();
+        let replica = Replica::start(&server.url(), &["--limit", "1"]).await;
+        let (streams, watch) = (Streams::default(), Ledger::watch(&server));
+        let mut socket = replica.websocket("/turns?ms=1").await;
+        assert_eq!(socket.echo("one").await, "one");
+        // An idle socket holds nothing.
+        timeout(SECOND, until_empty(&server)).await.expect("G5");
+        let holder = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
+        watch.until_holders(1).await;
+        for ends_by_close in [true, false] {
+            let mut socket = replica.websocket("/turns?ms=1").await;
+            socket.send(TEXT, b"two").await;
+            watch.until_members(2).await;
+            if ends_by_close {
+                socket.send(CLOSE, &1000_u16.to_be_bytes()).await;
+                watch.until_members(1).await;
+            }
+            drop(socket);
+            watch.until_members(1).await;
+        }
+        // One that stays has its turn, and what it asks meanwhile is answered in order.
+        for text in ["three", "four"] {
+            socket.send(TEXT, text.as_bytes()).await;
+        }
+        watch.until_members(2).await;
+        holder.abort();
+        for text in ["three", "four"] {
+            assert_eq!(socket.receive().await, (TEXT, text.into()));
+        }
+    });
+}
+
+/// Sockets are asked to close when a shutdown begins, not when its time is over.
+#[test]
+fn a_websocket_learns_of_a_shutdown_at_its_beginning() {
+    for path in ["/ws", "/turns"] {
+        alone(async {
+            let server = RedisServer::start();
+            let mut replica = Replica::start(&server.url(), &["--limit", "2"]).await;
+            let streams = Streams::default();
+            // It goes on until the end of the shutdown.
+            let stream = streams.open(0, replica.get("/stream?chunks=100000&every=25"));
+            streams.until_started(0).await;
+            let mut socket = replica.websocket(path).await;
+            assert_eq!(socket.echo("hello").await, "hello");
+            replica.ask_to_end();
+            let (kind, data) = socket.receive().await;
+            assert_eq!(kind, CLOSE);
+            assert_eq!(data[..2], 1001_u16.to_be_bytes(), "going away");
+            streams.until_events(0, streams.events(0) + 10).await;
+            socket.send(CLOSE, &data[..2]).await;
+            socket.until_closed().await;
+            assert_eq!(replica.terminated().await, Some(0));
+            stream.await.expect("no panic").expect("it ends in order");
+        });
+    }
+}
+
+/// SIGTERM, by which orchestrators end a process, lets a stream in progress come to its end: in each example that serves.
+#[test]
+fn a_stream_in_progress_outlives_sigterm() {
+    alone(async {
+        let server = RedisServer::start();
+        let axum = Replica::start(&server.url(), &["--limit", "1"]).await;
+        whole_after_sigterm(axum, "/stream?chunks=8&every=100", 8).await;
+        let hyper = Replica::launch(command("hyper", &["127.0.0.1:0"])).await;
+        whole_after_sigterm(hyper, "/", 10).await;
+        #[cfg(feature = "config")]
+        {
+            let options = ["examples/config.toml", "127.0.0.1:0"];
+            let config = Replica::launch(command("config", &options)).await;
+            whole_after_sigterm(config, "/v1/stream", 10).await;
+        }
+    });
+}
+
+async fn whole_after_sigterm(mut replica: Replica, path: &str, events: usize) {
+    let (response, _connection) = replica.get(path).send().await.expect("it runs");
+    let mut body = response.into_body();
+    let first = body.frame().await.expect("an event").expect("whole");
+    replica.ask_to_end();
+    let rest = body.collect().await.expect("it ends in order");
+    let text = [first.into_data().expect("data"), rest.to_bytes()].concat();
+    let text = String::from_utf8(text).expect("text");
+    let lines = text.lines().filter(|line| !line.is_empty());
+    assert_eq!(lines.count(), events, "{text}");
+    assert_eq!(replica.terminated().await, Some(0));
+}
+
+/// The page goes with the service.
+#[cfg(feature = "admin")]
+#[test]
+fn the_example_with_a_page_ends_by_sigterm() {
+    alone(async {
+        let options = ["--listen", "127.0.0.1:0", "--page-port", "0"];
+        let mut replica = Replica::launch(command("admin", &options)).await;
+        assert_eq!(replica.terminate().await, Some(0));
     });
 }
 

@@ -3,7 +3,7 @@
 //! Tests: `tests/config/reloads.rs`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -18,6 +18,7 @@ use super::{
     sections::Config,
 };
 use crate::{
+    key::Key,
     layer::{GateEdit, Gates, LimitLayer, Routing},
     limit::Limit,
     limiter::Limiter,
@@ -61,7 +62,14 @@ struct Live {
 struct Changing {
     config: Config,
     /// Limits at the limiter, whether they are still in the configuration or not.
-    known: BTreeMap<String, Limit>,
+    known: BTreeMap<String, Known>,
+}
+
+#[derive(Clone)]
+struct Known {
+    limit: Limit,
+    /// Of the callers that have a value of their own.
+    values: HashMap<Key, u32>,
 }
 
 impl LiveConfig {
@@ -81,9 +89,9 @@ impl LiveConfig {
     ///
     /// If the configuration has faults, or the limiter knows a limit of the same name and different values.
     pub fn new(config: &Config, limiter: &Limiter) -> Result<Self, ConfigFileError> {
-        let checked = Checked::new(config)?;
+        let mut checked = Checked::new(config)?;
         let mut known = BTreeMap::new();
-        apply(limiter, &mut known, &checked)?;
+        apply(limiter, &mut known, &mut checked)?;
         let layers = RouteLayers::new(config, checked, limiter, Vec::new())?;
         Ok(Self(Arc::new(Live {
             limiter: limiter.clone(),
@@ -110,9 +118,38 @@ impl LiveConfig {
 
     /// Returns the limit of this name, for a [`Semaphore`](crate::Semaphore) or a layer in code.
     ///
-    /// These see reloaded values too, except for the wait, which is the current one.
+    /// These always have the latest values, whenever they are created, even if a reload runs at the same time or has removed
+    /// the limit. Only the wait is that of this call. A layer in code does not know the plans and overrides of the file: see
+    /// [`Scope::values`](crate::Scope::values).
     pub fn limit(&self, name: &str) -> Option<Limit> {
         self.0.layers.load().limit(name)
+    }
+
+    /// Returns the limits of these names, all from the same configuration. `None`: it lacks one of them.
+    ///
+    /// Otherwise like [`limit`](Self::limit).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_turnstile::config::ConfigFileError> {
+    /// use tower_turnstile::{Limiter, config::{Config, LiveConfig}};
+    ///
+    /// let config = Config::from_toml(
+    ///     "
+    ///     unlimited = true # no routes
+    ///     limits.jobs = { concurrent = 5, unrouted = true }
+    ///     limits.job-starts = { rate = 60, per = '1m', unrouted = true }
+    ///     ",
+    /// )?;
+    /// let live = LiveConfig::new(&config, &Limiter::in_memory())?;
+    /// let limits = live.limits(["jobs", "job-starts"]).expect("both are in the file");
+    /// let jobs = live.limiter().semaphore(limits, "acme");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn limits<const N: usize>(&self, names: [&str; N]) -> Option<[Limit; N]> {
+        let layers = self.0.layers.load();
+        let limits: Option<Vec<_>> = names.iter().map(|name| layers.limit(name)).collect();
+        limits?.try_into().ok()
     }
 
     /// Replaces the configuration, all or nothing.
@@ -165,30 +202,29 @@ impl LimitLayer {
 
 impl Live {
     fn reload(&self, config: &Config) -> Result<(), ConfigFileError> {
-        let checked = Checked::new(config)?;
+        let mut checked = Checked::new(config)?;
         let mut changing = self.changing();
         changing.check(config, &checked, &self.limiter)?;
         let before = changing.known.clone();
-        let limits = checked.limits.iter();
-        let values = limits.map(|(name, limit)| (name.clone(), limit.values.clone()));
-        let values: Vec<_> = values.collect();
         let edits = self.layers.load().edits();
-        let layers = apply(&self.limiter, &mut changing.known, &checked)
+        let layers = apply(&self.limiter, &mut changing.known, &mut checked)
             .and_then(|()| RouteLayers::new(config, checked, &self.limiter, edits));
         match layers {
             Ok(layers) => {
                 self.layers.store(Arc::new(layers));
                 changing.config = config.clone();
-                for (name, values) in values {
-                    self.limiter.keepers().set_values(&name, &values);
+                for name in config.limits.keys() {
+                    let [before, known] = [&before, &changing.known].map(|known| known.get(name));
+                    let values = listed_values(before, known);
+                    self.limiter.keepers().set_values(name, &values);
                 }
                 Ok(())
             }
             Err(error) => {
-                // The program has changed one of the limits by itself meanwhile.
-                for (name, limit) in before {
-                    let _ = self.limiter.update(&limit);
-                    changing.known.insert(name, limit);
+                // The program has another limit of a name that is new here.
+                for (name, known) in before {
+                    let _ = self.limiter.update(&known.limit);
+                    changing.known.insert(name, known);
                 }
                 Err(error)
             }
@@ -217,7 +253,7 @@ impl Changing {
         }
         for (name, checked) in &checked.limits {
             let may = match self.known.get(name) {
-                Some(known) => known.may_become(&checked.limit),
+                Some(known) => known.limit.may_become(&checked.limit),
                 None => limiter.keepers().check(&checked.limit),
             };
             faults.take(&format!("limits.{name}"), may);
@@ -226,11 +262,19 @@ impl Changing {
     }
 }
 
-/// Gives the limiter all new limits and new values, or none.
+/// The new values of keys that a configuration lists, or did before. `None`: the limit's own value.
+fn listed_values(before: Option<&Known>, known: Option<&Known>) -> HashMap<Key, Option<u32>> {
+    let [before, values] = [before, known].map(|known| known.map(|known| &known.values));
+    let keys = [before, values].into_iter().flatten().flatten();
+    let now = |key: &Key| values.and_then(|values| values.get(key)).copied();
+    keys.map(|(key, _)| (key.clone(), now(key))).collect()
+}
+
+/// Gives the limiter all new limits and new values, or none. From then on the checked limits are the limiter's.
 fn apply(
     limiter: &Limiter,
-    known: &mut BTreeMap<String, Limit>,
-    checked: &Checked,
+    known: &mut BTreeMap<String, Known>,
+    checked: &mut Checked,
 ) -> Result<(), ConfigFileError> {
     let mut faults = Faults::default();
     let limits = checked
@@ -248,7 +292,15 @@ fn apply(
         faults.take("limits", limiter.keepers().update(&old));
     }
     faults.into_result()?;
-    known.extend(limits.map(|(name, limit)| (name.clone(), limit.clone())));
+    for (name, checked) in &mut checked.limits {
+        checked.limit = checked
+            .limit
+            .clone()
+            .registered_at(limiter.keepers().replica());
+        let values = checked.values.clone();
+        let limit = checked.limit.clone();
+        known.insert(name.clone(), Known { limit, values });
+    }
     Ok(())
 }
 

@@ -15,26 +15,24 @@ use tokio::time::Instant;
 
 use super::{
     core::Core,
-    demand::{Leg, Taken},
+    demand::Taken,
     lock::{Afterwards, Keeper},
 };
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
-    ledger::MemberId,
+    ledger::{MemberId, ReplicaId},
     limit::{Limit, LimitId, MAX_WAIT, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
     status::{Quota, QuotaReader, ShutdownReport, Status, Usage},
-    sync::LockMarker,
-    sync::{Confirmation, Inquiry},
+    sync::{Confirmation, Inquiry, LockMarker},
     telemetry::{Cost, LimitMeter, UnknownRates},
 };
 #[cfg(feature = "operate")]
 use crate::{
-    ledger::ReplicaId,
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
     overrides::LocalRecord,
 };
@@ -241,13 +239,14 @@ impl Keepers {
     /// Whether [`register`](Self::register) would take it.
     #[cfg(feature = "config")]
     pub fn check(&self, limit: &Limit) -> Result<(), ConfigError> {
-        self.first().peek(|core| core.check(limit)).map(drop)
+        let me = self.replica();
+        self.first().peek(|core| core.check(limit, me)).map(drop)
     }
 
     /// Checks a limit and makes it known under its name; returns its number, and its meter, which stays the same.
     pub fn register(&self, limit: &Limit) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
-        let meter = self.meter_for(limit);
-        let (number, meter) = self.change_and_run(|core, _| core.register(limit, &meter))?;
+        let (me, meter) = (self.replica(), self.meter_for(limit));
+        let (number, meter) = self.change_and_run(|core, _| core.register(limit, me, &meter))?;
         meter.expect(limit, self.first().store.is_some());
         Ok((number, meter))
     }
@@ -299,6 +298,11 @@ impl Keepers {
         known.unwrap_or_else(|| Arc::new(LimitMeter::new(&first.namespace, limit.name())))
     }
 
+    /// The limit of this name with its latest values, without overrides.
+    pub fn updated(&self, limit_name: &str) -> Option<Limit> {
+        self.first().peek(|core| core.updated(limit_name))
+    }
+
     /// Whether a limit is enforced now.
     pub fn mode_of(&self, limit: LimitId) -> Mode {
         self.first().peek(|core| core.mode_of(limit))
@@ -328,7 +332,7 @@ impl Keepers {
     }
 
     #[cfg(feature = "config")]
-    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, u32>) {
+    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<u32>>) {
         for keeper in &self.all {
             keeper.with(|core, now| core.set_values(limit_name, values, now));
         }
@@ -337,6 +341,11 @@ impl Keepers {
 
 /// The limiter.
 impl Keepers {
+    /// The name of this limiter, also for operators: that of its first keeper in the store.
+    pub fn replica(&self) -> ReplicaId {
+        self.first().replica
+    }
+
     pub fn status(&self) -> Status {
         let mut all = Status {
             held: 0,
@@ -389,11 +398,6 @@ impl Keepers {
 /// The view of operators: of all keepers, unless it says otherwise.
 #[cfg(feature = "operate")]
 impl Keepers {
-    /// The name of this process for operators: that of its first keeper in the store.
-    pub fn replica(&self) -> ReplicaId {
-        self.first().replica
-    }
-
     /// The names of the keepers in the store.
     pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
         self.all.iter().map(|keeper| keeper.replica)
@@ -535,7 +539,6 @@ impl Drop for BoundPool {
     }
 }
 
-/// The legs of a demand on a cluster, as they are acquired, from the last to the first.
 impl Keepers {
     pub(super) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
         self.first().peek(|core| core.in_acquisition_order(legs))

@@ -50,7 +50,7 @@ impl Request {
                     Demand::One(leg) => vec![leg],
                     Demand::All(legs) => legs,
                 };
-                let legs = keepers.in_acquisition_order(legs);
+                let legs = keepers.first().peek(|core| core.in_acquisition_order(legs));
                 let first = legs.last().expect("a demand has a leg");
                 (KeeperRequest::of_leg(&keepers, first), legs)
             }

@@ -163,7 +163,8 @@ impl LimitLayer {
 
     /// Sets the effect of a lost slot on its response. Default: [`OnLost::Continue`].
     ///
-    /// Abort keeps the cap whatever happens to this process, and breaks responses when the store is gone for a whole lease.
+    /// Abort keeps the cap even if this process stands still or is cut off, and breaks responses when the store is gone for a
+    /// whole lease. What processes admit by their fallbacks in an outage is not counted by others, with either setting.
     /// A response that may be aborted costs a few more allocations.
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.edit(move |gate| gate.edit_terms(|terms| terms.on_lost = on_lost))

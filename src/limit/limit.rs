@@ -8,7 +8,7 @@ use super::kinds::{Class, Fallback, Mode};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
     key::Key,
-    ledger::Rate,
+    ledger::{Rate, ReplicaId},
     ranges::{MAX_LIMIT, MAX_PERIOD},
     status::Quota,
     unit::{MAX_UNIT_LEN, Unit},
@@ -27,7 +27,9 @@ const MAX_NAME_LEN: usize = 128;
 /// ```
 ///
 /// All replicas should use the same values. While they differ, as in a rollout, the largest value applies. Within one
-/// process two limits of one name and different values are an error; only the wait may differ.
+/// process two limits of one name and different values are an error; only the wait may differ. A limit that the limiter
+/// itself returned ([`Limiter::limit`](crate::Limiter::limit), [`LiveConfig::limit`](crate::config::LiveConfig::limit),
+/// [`Semaphore::limit`](crate::Semaphore::limit)) stands for the values of its name at any time.
 /// [Choosing values](crate::guide::keys#choosing-values) helps with the numbers.
 ///
 /// # Rates
@@ -52,7 +54,22 @@ pub struct Limit {
     pub(super) mode: Mode,
     pub(super) class: Option<Class>,
     pub(super) reuse: bool,
+    registered_at: RegisteredAt,
 }
+
+/// The limiter that returned this limit, if its values are still the ones that the limiter returned.
+///
+/// Always equal to another: it is no value of the limit.
+#[derive(Clone, Copy, Debug)]
+struct RegisteredAt(Option<ReplicaId>);
+
+impl PartialEq for RegisteredAt {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for RegisteredAt {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refill {
@@ -185,6 +202,7 @@ impl Limit {
             mode: Mode::Enforce,
             class: None,
             reuse: false,
+            registered_at: RegisteredAt(None),
         }
     }
 
@@ -201,7 +219,7 @@ impl Limit {
             Some(refill) => refill.burst = Some(burst),
             None => panic!("only a rate has a burst"),
         }
-        self
+        self.changed()
     }
 
     /// Sets what a rate counts. Default: `requests`.
@@ -264,14 +282,16 @@ impl Limit {
     #[must_use]
     pub const fn class(mut self, class: Class) -> Self {
         self.class = Some(class);
-        self
+        self.changed()
     }
 
     /// Sets the class, unless one was set.
     #[cfg(feature = "axum")]
-    pub(crate) fn or_class(mut self, class: Class) -> Self {
-        self.class.get_or_insert(class);
-        self
+    pub(crate) fn or_class(self, class: Class) -> Self {
+        match self.class {
+            Some(_) => self,
+            None => self.class(class),
+        }
     }
 
     /// Lets a released slot serve the next request of its process without a round trip. Default: off.
@@ -306,14 +326,14 @@ impl Limit {
     pub const fn reuse(mut self) -> Self {
         assert!(self.refill.is_none(), "a rate has no slots to be reused");
         self.reuse = true;
-        self
+        self.changed()
     }
 
     /// Sets whether the limit is enforced. Default: [`Mode::Enforce`].
     #[must_use]
     pub const fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
-        self
+        self.changed()
     }
 
     /// Sets how long a request may queue for a slot. Default: zero, it is refused at once.
@@ -332,7 +352,7 @@ impl Limit {
     #[must_use]
     pub const fn max_waiters(mut self, max_waiters: u32) -> Self {
         self.max_waiters = max_waiters;
-        self
+        self.changed()
     }
 
     /// Sets how requests are decided while the store is down. Default: [`Fallback::Local`].
@@ -342,7 +362,25 @@ impl Limit {
     #[must_use]
     pub const fn fallback(mut self, policy: Fallback) -> Self {
         self.fallback = policy;
+        self.changed()
+    }
+
+    /// Its values are those of the code from now on, and are compared with the registered ones.
+    const fn changed(mut self) -> Self {
+        self.registered_at = RegisteredAt(None);
         self
+    }
+
+    /// The limit as this limiter returns it, which knows it by its name.
+    pub(crate) fn registered_at(mut self, limiter: ReplicaId) -> Self {
+        self.registered_at = RegisteredAt(Some(limiter));
+        self
+    }
+
+    /// Whether this limiter has returned it. Then the values that the limiter has by now apply, not those of the time when
+    /// it was returned.
+    pub(crate) fn is_registered_at(&self, limiter: ReplicaId) -> bool {
+        self.registered_at.0 == Some(limiter)
     }
 
     /// The limit with another value, another mode, or both. The fallback in each process follows the value: it is the same

@@ -1,16 +1,24 @@
 //! What a new configuration changes, and what it leaves alone.
 
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_turnstile::{
-    Key, Limit, Limiter,
+    Class, ConfigErrorKind, Fallback, Key, Limit, Limiter, MAX_WAIT, Mode,
     config::{Config, LiveConfig},
     layer::Limited,
 };
 
 use crate::support::{Script, get, held, send, serve};
+
+const SECOND: Duration = Duration::from_secs(1);
 
 fn config(text: &str) -> Config {
     Config::from_toml(text).unwrap()
@@ -248,4 +256,143 @@ async fn the_named_limit_serves_without_http() {
     assert!(service.clone().oneshot(get("/")).now_or_never().is_none());
     drop(permit);
     assert_eq!(send(&service, get("/")).await.status(), StatusCode::OK);
+}
+
+/// Taken before two reloads: neither the first values of the limit, nor its last.
+#[tokio::test]
+async fn a_limit_that_was_taken_stays_valid_over_reloads() {
+    let live = live(&of(1));
+    live.reload(&of(2)).unwrap();
+    let taken = live.limit("a").unwrap();
+    assert_eq!(taken.max(), 2);
+    live.reload(&of(3)).unwrap();
+    let limiter = live.limiter();
+    let semaphore = limiter.try_semaphore(&taken, Key::SHARED).unwrap();
+    let layer = limiter.try_layer(taken.wait_up_to(SECOND)).unwrap();
+    // Both keep to the latest values.
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(semaphore.acquire().await.unwrap());
+    }
+    let service = layer.layer(serve(Script::of([])));
+    assert!(service.oneshot(get("/")).now_or_never().is_none());
+    // The limit of a semaphore serves for another one, too.
+    live.reload(&of(4)).unwrap();
+    limiter.try_semaphore(semaphore.limit(), "other").unwrap();
+}
+
+/// A handler takes a limit and registers it, as the guide has it, at any moment of a reload.
+#[test]
+fn limits_are_taken_and_registered_while_reloads_run() {
+    const RELOADS: u32 = 2_000;
+    let live = live(&of(1));
+    let (ended, calls) = (AtomicBool::new(false), AtomicU32::new(0));
+    let register = || {
+        while !ended.load(Relaxed) {
+            let limit = live.limit("a").unwrap();
+            let semaphore = live.limiter().try_semaphore(&limit, Key::SHARED);
+            let layer = live.limiter().try_layer(limit);
+            semaphore.map(drop).and(layer.map(drop)).unwrap();
+            calls.fetch_add(1, Relaxed);
+        }
+    };
+    thread::scope(|scope| {
+        let handlers = [scope.spawn(register), scope.spawn(register)];
+        for number in 0..RELOADS {
+            live.reload(&of(number % 97 + 2)).unwrap();
+            // Each handler gets some turns.
+            while calls.load(Relaxed) <= number && !handlers.iter().any(|one| one.is_finished()) {
+                thread::yield_now();
+            }
+        }
+        ended.store(true, Relaxed);
+    });
+    assert!(calls.load(Relaxed) >= RELOADS);
+}
+
+/// The values of single keys that code has found are not the file's business.
+#[tokio::test]
+async fn a_reload_leaves_the_programs_own_values_alone() {
+    let text = "
+        unlimited = true
+        limits.a = { concurrent = 1, unrouted = true }
+        limits.b = { concurrent = 1, unrouted = true }
+    ";
+    let live = live(&config(text));
+    let limit = live.limit("a").unwrap().wait_up_to(SECOND);
+    let semaphore = live.limiter().semaphore(limit, "k").value(2);
+    let (one, _two) = (semaphore.acquire().await, semaphore.acquire().await);
+    let mut third = task::spawn(semaphore.acquire());
+    assert_pending!(third.poll());
+    live.reload(&config(
+        &text.replace("b = { concurrent = 1", "b = { concurrent = 2"),
+    ))
+    .unwrap();
+    drop(one);
+    let _third = assert_ready!(third.poll()).unwrap();
+}
+
+/// Two limits that change together, as one reader sees them.
+#[test]
+fn limits_are_taken_from_one_configuration() {
+    const RELOADS: u32 = 2_000;
+    let of = |max: u32| {
+        config(&format!(
+            "unlimited = true
+            limits.a = {{ concurrent = {max}, unrouted = true }}
+            limits.b = {{ concurrent = {max}, unrouted = true }}"
+        ))
+    };
+    let live = live(&of(1));
+    assert_eq!(live.limits(["a", "c"]), None);
+    let (ended, calls) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !ended.load(Relaxed) {
+                let [a, b] = live.limits(["a", "b"]).unwrap();
+                assert_eq!(a.max(), b.max());
+                calls.fetch_add(1, Relaxed);
+            }
+        });
+        for number in 0..RELOADS {
+            live.reload(&of(number % 97 + 2)).unwrap();
+            while calls.load(Relaxed) <= number && !reader.is_finished() {
+                thread::yield_now();
+            }
+        }
+        ended.store(true, Relaxed);
+    });
+    assert!(calls.load(Relaxed) >= RELOADS);
+}
+
+/// What code makes of a limit is its own, and so is a limit at another limiter.
+#[test]
+fn a_limit_that_code_has_changed_is_compared() {
+    let text = "
+        unlimited = true
+        limits.a = { concurrent = 1, unrouted = true }
+        limits.rate = { rate = 1, per = '1s', unrouted = true }
+    ";
+    let live = live(&config(text));
+    let limit = live.limit("a").unwrap();
+    for changed in [
+        live.limit("rate").unwrap().burst(7),
+        limit.clone().max_waiters(7),
+        limit.clone().mode(Mode::Off),
+        limit.clone().fallback(Fallback::Allow),
+        limit.clone().reuse(),
+        limit.clone().class(Class::Tenant),
+    ] {
+        let error = live.limiter().try_semaphore(changed, "k").unwrap_err();
+        assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    }
+    let other = Limiter::in_memory();
+    let _theirs = other.semaphore(Limit::concurrent("a", 5), "k");
+    let error = other.try_semaphore(&limit, "k").unwrap_err();
+    assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    let error = live
+        .limiter()
+        .try_semaphore(limit.wait_up_to(MAX_WAIT + SECOND), "k")
+        .unwrap_err();
+    assert_eq!(error.kind(), ConfigErrorKind::Value);
 }

@@ -33,6 +33,7 @@ conformance! {
     waiters_for_their_time_go_on_when_the_rate_is_not_enforced,
     a_permit_that_a_shadow_lets_go_is_charged_what_it_spends,
     what_cannot_change_is_refused_and_nothing_is_changed,
+    a_returned_limit_names_the_latest_values,
 }
 
 fn with(max: u32) -> Limit {
@@ -417,4 +418,23 @@ async fn what_cannot_change_is_refused_and_nothing_is_changed(backend: Backend) 
         conflict.expect_err("it is 2").kind(),
         ConfigErrorKind::Conflict
     );
+}
+
+async fn a_returned_limit_names_the_latest_values(backend: Backend) {
+    let limiter = backend.replica().await;
+    assert_eq!(limiter.limit("live"), None);
+    update(&limiter, &with(1));
+    update(&limiter, &with(2));
+    let returned = limiter.limit("live").expect("it is known");
+    assert_eq!(returned.max(), 2);
+    update(&limiter, &with(3));
+    // Its values are neither the first nor the latest ones.
+    let error = limiter.try_semaphore(with(2), "a").expect_err("another");
+    assert_eq!(error.kind(), ConfigErrorKind::Conflict);
+    let live = limiter.try_semaphore(returned, "a").expect("the same");
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(live.try_acquire().await.expect("free"));
+    }
+    live.try_acquire().await.expect_err("full");
 }

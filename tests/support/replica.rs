@@ -98,10 +98,10 @@ impl Replica {
         }
     }
 
-    pub(crate) async fn websocket(&self) -> WebSocket {
+    pub(crate) async fn websocket(&self, path: &str) -> WebSocket {
         let mut stream = TcpStream::connect(self.address).await.expect("it listens");
         let upgrade = format!(
-            "GET /ws HTTP/1.1\r\nhost: {}\r\nx-api-key: me\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+            "GET {path} HTTP/1.1\r\nhost: {}\r\nx-api-key: me\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
              sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
             self.address
         );
@@ -260,18 +260,43 @@ impl Drop for Connection {
     }
 }
 
+/// Kinds of WebSocket frames.
+pub(crate) const TEXT: u8 = 0x81;
+pub(crate) const CLOSE: u8 = 0x88;
+
+/// A short WebSocket frame of a client, masked with zeros.
+pub(crate) fn frame(kind: u8, data: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(data.len()).expect("a short frame");
+    assert!(length < 126);
+    [&[kind, 0x80 | length, 0, 0, 0, 0], data].concat()
+}
+
 /// A WebSocket for short texts.
 pub(crate) struct WebSocket(TcpStream);
 
 impl WebSocket {
-    /// Sends a text, masked with zeros, and returns the text that comes back.
+    /// Sends a text, and returns the text that comes back.
     pub(crate) async fn echo(&mut self, text: &str) -> String {
-        let length = u8::try_from(text.len()).expect("a short text");
-        let mut frame = vec![0x81, 0x80 | length, 0, 0, 0, 0];
-        frame.extend_from_slice(text.as_bytes());
-        self.0.write_all(&frame).await.expect("open");
-        let mut answer = vec![0; text.len() + 2];
-        self.0.read_exact(&mut answer).await.expect("an answer");
-        String::from_utf8(answer.split_off(2)).expect("text")
+        self.send(TEXT, text.as_bytes()).await;
+        let (kind, answer) = self.receive().await;
+        assert_eq!(kind, TEXT);
+        String::from_utf8(answer).expect("text")
+    }
+
+    pub(crate) async fn send(&mut self, kind: u8, data: &[u8]) {
+        self.0.write_all(&frame(kind, data)).await.expect("open");
+    }
+
+    pub(crate) async fn receive(&mut self) -> (u8, Vec<u8>) {
+        let mut head = [0; 2];
+        self.0.read_exact(&mut head).await.expect("a frame");
+        let mut data = vec![0; head[1].into()];
+        self.0.read_exact(&mut data).await.expect("its data");
+        (head[0], data)
+    }
+
+    /// Waits until the server has closed the connection.
+    pub(crate) async fn until_closed(&mut self) {
+        assert_eq!(self.0.read(&mut [0]).await.expect("an end"), 0);
     }
 }

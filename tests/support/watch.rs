@@ -94,6 +94,12 @@ impl Streams {
             .expect("the sender is here");
     }
 
+    pub(crate) async fn until_events(&self, number: usize, events: usize) {
+        let mut seen = self.0.subscribe();
+        let has_them = |seen: &Seen| seen.events.get(&number) >= Some(&events);
+        seen.wait_for(has_them).await.expect("the sender is here");
+    }
+
     pub(crate) fn events(&self, number: usize) -> usize {
         self.0.borrow().events.get(&number).copied().unwrap_or(0)
     }

@@ -15,6 +15,7 @@ use crate::{
     },
     key::Key,
     leases::Lease,
+    ledger::ReplicaId,
     limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::Part,
@@ -31,11 +32,16 @@ impl Core {
     pub fn register(
         &mut self,
         limit: &Limit,
+        limiter: ReplicaId,
         meter: &Arc<LimitMeter>,
     ) -> Result<(LimitId, Arc<LimitMeter>), ConfigError> {
-        if let Some(id) = self.check(limit)? {
+        if let Some(id) = self.check(limit, limiter)? {
             return Ok((id, self.ctx.meter(id).clone()));
         }
+        Ok((self.add_limit(limit, meter), meter.clone()))
+    }
+
+    fn add_limit(&mut self, limit: &Limit, meter: &Arc<LimitMeter>) -> LimitId {
         let declared = Arc::new(limit.clone());
         let in_force = self.ctx.overrides.apply(&declared);
         self.log_misfit(&declared);
@@ -45,12 +51,18 @@ impl Core {
         self.measured.push((0, 0));
         let id = self.ctx.add_limit(in_force, meter.clone());
         self.measure_limit(id);
-        Ok((id, meter.clone()))
+        id
     }
 
     pub fn meter_of(&self, limit_name: &str) -> Option<Arc<LimitMeter>> {
         let id = self.limit_id(limit_name)?;
         Some(self.ctx.meter(id).clone())
+    }
+
+    /// The limit of this name with its latest values, without overrides.
+    pub fn updated(&self, limit_name: &str) -> Option<Limit> {
+        let id = self.limit_id(limit_name)?;
+        Some(Limit::clone(&self.updated[id.0]))
     }
 
     /// Whether a limit is enforced now.
@@ -62,13 +74,17 @@ impl Core {
         self.ctx.limits[limit.0].period().is_some()
     }
 
-    /// Two limits of one name must say the same: what the first one said, or what it says now.
-    pub fn check(&self, limit: &Limit) -> Result<Option<LimitId>, ConfigError> {
+    /// Two limits of one name must say the same: what the first one said, or what it says now. One that this limiter has
+    /// returned may say what held then, since it can be updated at any moment.
+    pub fn check(&self, limit: &Limit, limiter: ReplicaId) -> Result<Option<LimitId>, ConfigError> {
         limit.validate()?;
         let Some(id) = self.limit_id(limit.name()) else {
             return Ok(None);
         };
         let updated = &self.updated[id.0];
+        if limit.is_registered_at(limiter) {
+            return Ok(Some(id));
+        }
         if updated.agrees_with(limit) || self.declared[id.0].agrees_with(limit) {
             return Ok(Some(id));
         }
@@ -162,23 +178,29 @@ impl Core {
         for (limit, meter) in limits {
             match self.limit_id(limit.name()) {
                 Some(id) => self.change_limit(id, Arc::new((*limit).clone())),
-                None => drop(self.register(limit, meter)?),
+                None => drop(self.add_limit(limit, meter)),
             }
         }
         self.advance_claims();
         Ok(())
     }
 
-    /// Gives single keys of a limit new values, without waiting for their next requests. Keys that are not listed have
-    /// the limit's.
+    /// Gives single keys of a limit new values, or the limit's, without waiting for their next requests. Keys that are not
+    /// listed keep theirs, which may come from code.
     #[cfg(feature = "config")]
-    pub fn set_values(&mut self, limit_name: &str, values: &HashMap<Key, u32>, now: Instant) {
+    pub fn set_values(
+        &mut self,
+        limit_name: &str,
+        values: &HashMap<Key, Option<u32>>,
+        now: Instant,
+    ) {
         self.ctx.now = now;
         let id = self.limit_id(limit_name);
         self.each_queue(|queue, ctx| {
-            if Some(queue.limit_id()) == id {
-                let own_max = values.get(queue.key()).copied();
-                queue.set_own_max(ctx, own_max);
+            if Some(queue.limit_id()) == id
+                && let Some(own_max) = values.get(queue.key())
+            {
+                queue.set_own_max(ctx, *own_max);
             }
         });
         self.advance_claims();

@@ -217,7 +217,7 @@ fn legs_are_taken_in_one_order_whatever_the_order_of_the_demand() {
     let keepers = in_memory();
     let order = |limits: [usize; 4]| {
         let legs = limits.map(|limit| leg(limit, PATIENT)).into();
-        let ordered = keepers.in_acquisition_order(legs);
+        let ordered = keepers.first().peek(|core| core.in_acquisition_order(legs));
         let limits = ordered.iter().rev().map(|(_, leg)| leg.limit);
         limits.collect::<Vec<_>>()
     };

@@ -120,7 +120,8 @@ fn a_driver_with_a_new_session_begins_with_a_hello() {
         let store = Arc::new(Courteous::default());
         let keeper = Keeper::new(settings(0), Some(store.clone()), &Home::Caller);
         let meter = Arc::new(LimitMeter::new("test", "a"));
-        keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+        let register = |core: &mut Core| core.register(&ONE, keeper.replica, &meter);
+        keeper.with(|core, _| register(core)).unwrap();
         let (first, other) = (runtime(), runtime());
         assert!(first.block_on(keeper.greet()).is_ok());
         let driven = if is_kept { &first } else { &other };
@@ -161,7 +162,8 @@ fn keeper_of(store: Arc<dyn Store>) -> Arc<Keeper> {
     };
     let keeper = Keeper::new(settings, Some(store), &Home::Caller);
     let meter = Arc::new(LimitMeter::new("test", "a"));
-    keeper.with(|core, _| core.register(&ONE, &meter)).unwrap();
+    let register = |core: &mut Core| core.register(&ONE, keeper.replica, &meter);
+    keeper.with(|core, _| register(core)).unwrap();
     keeper
 }
 
