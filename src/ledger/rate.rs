@@ -201,8 +201,11 @@ impl Rate {
             WAIT_FOREVER_US => now_us,
             _ => start_us,
         };
-        let named = RateState { rate, ..before };
-        let after = match named.is_remembered(now_us) {
+        let named = RateState {
+            rate: self,
+            ..before
+        };
+        let after = match self.drains_like(before.rate) && named.is_remembered(now_us) {
             true => named,
             false => before,
         };

@@ -167,9 +167,10 @@ local function quote(first)
     since_us = now_us, charged = 0, before_group = 0, group = 0, start_us = now_us,
   }
   -- The rate in force. It is another one if more is used than this one can remember.
+  local keeps_name = count ~= before.count or period_us ~= before.period_us or is_forgotten(before, burst)
   count, period_us = before.count, before.period_us
   local tat = {
-    count = count, period_us = period_us, burst = is_forgotten(before, burst) and before.burst or burst,
+    count = count, period_us = period_us, burst = keeps_name and before.burst or burst,
     rounded = before.rounded, since_us = before.since_us,
     charged = before.charged, before_group = before.before_group, group = before.group,
   }
@@ -181,9 +182,10 @@ local function quote(first)
   if tat.rem >= count then
     tat.us, tat.rem = tat.us + 1, tat.rem - count
   end
-  us, rem = divided(burst, period_us, count)
-  us = tat.us - us
-  local start_us = math.max(tat.rem > rem and us + 1 or us, now_us)
+  -- It may start as soon as what was there before leaves room for it.
+  us, rem = divided(burst - cost, period_us, count)
+  us = before.us - us
+  local start_us = math.max(before.rem > rem and us + 1 or us, now_us)
   tat.start_us = math.max(before.start_us, wait_us == WAIT_FOREVER_US and now_us or start_us)
   tat.charged, tat.group = tat.charged + cost, tat.group + cost
   if rest_without(tat, tat.group) < 0 then
