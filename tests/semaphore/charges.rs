@@ -64,7 +64,7 @@ async fn until_standing(semaphore: &Semaphore, expected: i64) {
     }
 }
 
-/// Waits until what this does has come to the store. Meanwhile nobody may be charged: below a debt nothing is refunded.
+/// Waits until what this does has come to the store.
 async fn until_reported(backend: &Backend, act: impl FnOnce()) {
     let before = backend.rate_states();
     act();
@@ -243,16 +243,12 @@ async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
     );
     let both = starts.clone().and(slots.limit(), Key::SHARED);
     let _holder = both.acquire().await.expect("free");
-    let mut waiters = Vec::new();
-    for _ in 0..100 {
-        let mut waiter = both.acquire();
-        start(&mut waiter);
-        waiters.push(waiter);
-    }
+    let waiters = (0..100).map(|_| tokio::spawn(both.acquire()));
+    let mut waiters: Vec<_> = waiters.collect();
     until_waiting(&slots, 100).await;
     fastrand::Rng::with_seed(7).shuffle(&mut waiters);
     for (number, waiter) in waiters.into_iter().enumerate() {
-        drop(waiter);
+        waiter.abort();
         if number % 10 == 0 {
             tokio::task::yield_now().await;
         }

@@ -495,7 +495,7 @@ impl Core {
         let now = self.ctx.now;
         let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
         let mut released = Vec::new();
-        // The last one first: a rate can take back only its last start.
+        // The last one first: of starts that are ahead a rate with a small burst can only undo the last.
         for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;

@@ -1,7 +1,8 @@
 //! The check of rates: the promise itself.
 //!
 //! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Limits change, and
-//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for.
+//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for. Starts that another rate has reserved stay
+//! where they are: they may come on top.
 //!
 //! The spending of permits is charged whatever the rate has left, and begins when it is charged. It may break that
 //! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
@@ -16,7 +17,7 @@ use std::{
 };
 
 use super::world::World;
-use crate::ledger::{Charge, Charged, Exchange, Refund, Reply, Tat, WAIT_FOREVER_US};
+use crate::ledger::{Charge, Charged, Exchange, Rate, Refund, Reply, Tat, WAIT_FOREVER_US};
 
 /// All periods are a second, and no count is above this: a multiple of all counts, so that `T` is a whole number.
 const PARTS: i128 = 27_720;
@@ -39,6 +40,8 @@ struct Standing {
     start_us: u64,
     /// The spending of a permit: no rate refuses it.
     is_forced: bool,
+    /// `T` of its rate, if it was reserved.
+    reserved_at: Option<i128>,
     cost: u32,
     burst: u32,
     tat: Tat,
@@ -58,15 +61,20 @@ impl Charges {
     }
 
     fn ask(&mut self, charge: &Charge, now_us: u64) {
-        let rate = charge.rate;
-        let time = i128::from(rate.period_us) * PARTS / i128::from(rate.count);
+        let time = time_of(charge.rate);
         let asked = self.asked.entry(charge.key.to_string()).or_default();
         asked.insert(time, now_us);
         asked.retain(|_, last_us| *last_us + 2 * KEPT_US > now_us);
     }
 
     /// Returns by how much the promises are broken by this charge, in microseconds.
-    fn add(&mut self, charge: &Charge, tat: Tat, start_us: u64, at: Duration) -> i128 {
+    fn add(
+        &mut self,
+        charge: &Charge,
+        tat: Tat,
+        (start_us, is_ahead): (u64, bool),
+        at: Duration,
+    ) -> i128 {
         let rate = charge.rate;
         let asked = self.asked.get(&*charge.key).into_iter().flatten();
         let time = asked.map(|(time, _)| *time).min().unwrap_or(0);
@@ -80,6 +88,7 @@ impl Charges {
             Standing {
                 start_us,
                 is_forced,
+                reserved_at: is_ahead.then(|| time_of(rate)),
                 cost: charge.cost,
                 burst: rate.burst,
                 tat,
@@ -89,7 +98,10 @@ impl Charges {
         if is_forced {
             return 0;
         }
-        excess(charges, time).max(overflow(&charges[..=place], time)) / PARTS
+        let is_other = |one: &&Standing| one.reserved_at.is_some_and(|reserved| reserved != time);
+        let reserved = charges.iter().filter(is_other);
+        let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
+        (excess(charges, time).max(overflow(&charges[..=place], time)) - on_top) / PARTS
     }
 
     /// `repeated`: the store runs it once more. It cannot tell, and may take back what others were charged.
@@ -138,6 +150,10 @@ fn excess(charges: &[Standing], time: i128) -> i128 {
     worst - largest_burst(charges) * time
 }
 
+fn time_of(rate: Rate) -> i128 {
+    i128::from(rate.period_us) * PARTS / i128::from(rate.count)
+}
+
 fn largest_burst(charges: &[Standing]) -> i128 {
     charges.iter().map(|one| one.burst).max().unwrap_or(0).into()
 }
@@ -168,7 +184,8 @@ impl World {
                         WAIT_FOREVER_US => reply.now_us,
                         _ => start_us,
                     };
-                    let excess_us = self.charges.add(charge, tat, begins_us, self.now);
+                    let begins = (begins_us, begins_us > reply.now_us);
+                    let excess_us = self.charges.add(charge, tat, begins, self.now);
                     if excess_us > 0 {
                         self.fail(&format!("rate: {charge:?} is {excess_us} us too soon"));
                     }
