@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
-    RateState, ReplicaId, Reply, Standing, Wake, Want,
+    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, RateState,
+    Refund, ReplicaId, Reply, Standing, Wake, Want,
     machine::{SWEEP_BUDGET, queue::Offer},
 };
 
@@ -224,7 +224,9 @@ impl Ledgers {
             ledgers: ledgers
                 .map(|(key, ledger)| (key.clone(), ledger.content()))
                 .collect(),
-            rates: rates.map(|(key, state)| (key.clone(), state.text())).collect(),
+            rates: rates
+                .map(|(key, state)| (key.clone(), state.text()))
+                .collect(),
         }
     }
 }

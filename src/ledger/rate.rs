@@ -12,8 +12,8 @@
 //! the rate can take turns as often as they like. (What remains is 2^-35 of a unit a turn.) A refused charge converts, too:
 //! from then on the bucket drains at the new rate, or the start reported would not be true.
 //!
-//! Starts that another rate has reserved stay where they are. Until the last of them has begun, as many as it has reserved may
-//! start besides what the faster of the two rates allows.
+//! Starts that were reserved stay where they are when the rate changes. Until the last of them has begun, as many may start
+//! besides what the fastest of these rates allows.
 //!
 //! More than a slower rate can remember (what drains in the longest wait, and the burst) is not converted. The rate that is
 //! named stays in force until that much has drained, since what a replica forgets another could admit again.

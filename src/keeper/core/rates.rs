@@ -118,7 +118,10 @@ impl Core {
         wait_us: u64,
     ) -> (Charged, RateState) {
         let now_us = self.ctx.local_us();
-        let state = self.rates.states.get_mut(&(fee.limit_id(), fee.key.clone()));
+        let state = self
+            .rates
+            .states
+            .get_mut(&(fee.limit_id(), fee.key.clone()));
         let state = state.map(|state| {
             *state = rate.convert(*state, now_us);
             *state
@@ -225,11 +228,7 @@ impl Core {
 
     /// Has the store refund what it has charged.
     fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
-        self.refunds.push(Refund {
-            key,
-            cost,
-            charged,
-        });
+        self.refunds.push(Refund { key, cost, charged });
     }
 }
 

@@ -1,8 +1,8 @@
 //! The check of rates: the promise itself.
 //!
 //! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Limits change, and
-//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for. Starts that another rate has reserved stay
-//! where they are: they may come on top.
+//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for. Starts that were reserved
+//! stay where they are when the rate changes: they may come on top.
 //!
 //! The spending of permits is charged whatever the rate has left, and begins when it is charged. It may break that
 //! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
@@ -40,8 +40,7 @@ struct Standing {
     start_us: u64,
     /// The spending of a permit: no rate refuses it.
     is_forced: bool,
-    /// `T` of its rate, if it was reserved.
-    reserved_at: Option<i128>,
+    is_reserved: bool,
     cost: u32,
     burst: u32,
     tat: Tat,
@@ -76,8 +75,12 @@ impl Charges {
         at: Duration,
     ) -> i128 {
         let rate = charge.rate;
-        let asked = self.asked.get(&*charge.key).into_iter().flatten();
-        let time = asked.map(|(time, _)| *time).min().unwrap_or(0);
+        let asked = self.asked.get(&*charge.key);
+        let time = asked.and_then(|asked| Some(*asked.first_key_value()?.0));
+        let (time, changed) = (
+            time.unwrap_or(0),
+            asked.is_some_and(|asked| asked.len() > 1),
+        );
         let charges = self.keys.entry(charge.key.to_string()).or_default();
         charges.retain(|one| one.start_us + KEPT_US > start_us);
         let place = charges.partition_point(|one| one.start_us <= start_us);
@@ -88,7 +91,7 @@ impl Charges {
             Standing {
                 start_us,
                 is_forced,
-                reserved_at: is_ahead.then(|| time_of(rate)),
+                is_reserved: is_ahead,
                 cost: charge.cost,
                 burst: rate.burst,
                 tat,
@@ -98,8 +101,7 @@ impl Charges {
         if is_forced {
             return 0;
         }
-        let is_other = |one: &&Standing| one.reserved_at.is_some_and(|reserved| reserved != time);
-        let reserved = charges.iter().filter(is_other);
+        let reserved = charges.iter().filter(|one| one.is_reserved && changed);
         let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
         (excess(charges, time).max(overflow(&charges[..=place], time)) - on_top) / PARTS
     }
@@ -155,7 +157,12 @@ fn time_of(rate: Rate) -> i128 {
 }
 
 fn largest_burst(charges: &[Standing]) -> i128 {
-    charges.iter().map(|one| one.burst).max().unwrap_or(0).into()
+    charges
+        .iter()
+        .map(|one| one.burst)
+        .max()
+        .unwrap_or(0)
+        .into()
 }
 
 /// By how much the last of them overflows its burst when it begins, in parts.

@@ -143,8 +143,9 @@ fn run(rate: Rate, steps: Vec<Step>) {
                 }
             }
             Step::Refund(number, part) => {
-                let open: Vec<usize> =
-                    (0..books.entries.len()).filter(|&it| !refunded[it]).collect();
+                let open: Vec<usize> = (0..books.entries.len())
+                    .filter(|&it| !refunded[it])
+                    .collect();
                 let Some(&number) = open.get(number % open.len().max(1)) else {
                     continue;
                 };
@@ -229,7 +230,12 @@ fn starts_that_are_ahead_are_refunded_in_any_order() {
 #[test]
 fn what_is_lost_has_a_bound() {
     let slow = rate(1, 1_000, 1_000);
-    for (gap_us, hold_us) in [(100_000, 50_000), (14_000, 50_000), (10_000, 50_000), (10_000, 500_000)] {
+    for (gap_us, hold_us) in [
+        (100_000, 50_000),
+        (14_000, 50_000),
+        (10_000, 50_000),
+        (10_000, 500_000),
+    ] {
         let (mut asked, mut back) = (0, 0);
         for seed in 0..20 {
             let mut rng = Rng::with_seed(seed);
@@ -259,7 +265,13 @@ fn what_is_lost_has_a_bound() {
                 if books.charge(rng.u32(1..40), 0) {
                     let number = books.entries.len() - 1;
                     let tat = books.entries[number].tat;
-                    due.push((books.now_us + rng.u64(0..2 * hold_us), number, tat, before, given_back));
+                    due.push((
+                        books.now_us + rng.u64(0..2 * hold_us),
+                        number,
+                        tat,
+                        before,
+                        given_back,
+                    ));
                 }
             }
             asked += books.asked;
@@ -276,7 +288,10 @@ fn turns_of_different_rates_add_up() {
     const DAY_US: u64 = 86_400_000_000;
     // A unit of the second is a part of it, so that a rounding to parts would add a unit a turn.
     let pairs = [
-        [rate(100_000, DAY_US, 100_000), rate(1_000_000, DAY_US, 1_000_000)],
+        [
+            rate(100_000, DAY_US, 100_000),
+            rate(1_000_000, DAY_US, 1_000_000),
+        ],
         [rate(7, 1_000, 1_000), rate(1_000_000, 1_000, 1_000_000)],
         [rate(999_983, DAY_US, 50_000), rate(999_979, DAY_US, 50_000)],
         [rate(7, 1_000_000, 1_000), rate(7, 1_000_000, 3)],
@@ -348,6 +363,8 @@ fn a_charge_is_refunded_whatever_the_rate_is_by_then() {
     assert_eq!(new.remaining(state.tat(), START_US), 30 - 18);
     let state = state.refund(tats[1], 10, START_US);
     assert_eq!(new.remaining(state.tat(), START_US), 30 - 8);
-    let state = state.refund(tats[0], 5, START_US).refund(tats[2], 3, START_US);
+    let state = state
+        .refund(tats[0], 5, START_US)
+        .refund(tats[2], 3, START_US);
     assert!(state.is_over(START_US));
 }

@@ -347,8 +347,7 @@ fn decode_charged(charge: &Charge, parts: &mut dyn Iterator<Item = Value>) -> Op
             start_us: start.unsigned_abs(),
         },
         start => {
-            let [us, rem, since_us, charged, before_us] =
-                integers::<{ CHARGED_REPLY - 1 }>(parts)?;
+            let [us, rem, since_us, charged, before_us] = integers::<{ CHARGED_REPLY - 1 }>(parts)?;
             Charged::Until {
                 start_us: start as u64,
                 tat: Tat {

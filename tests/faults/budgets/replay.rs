@@ -59,7 +59,10 @@ impl Replay {
             (after.before_group, after.group) = (bucket.charged, charge.cost);
         }
         self.bucket = Some(after);
-        (end(&after), [after.since_us, after.charged, bucket.start_us])
+        (
+            end(&after),
+            [after.since_us, after.charged, bucket.start_us],
+        )
     }
 
     pub(super) fn refund(&mut self, now_us: u64, refund: &Refund) {
@@ -80,7 +83,11 @@ impl Replay {
             bucket.group = bucket.group.saturating_sub(refund.cost);
         }
         // All that may have come later.
-        let later = if is_of_group { since.min(bucket.group) } else { since };
+        let later = if is_of_group {
+            since.min(bucket.group)
+        } else {
+            since
+        };
         let lowest = match since {
             0 => i128::MIN,
             _ => parts(bucket.start_us) + time_of(later),
