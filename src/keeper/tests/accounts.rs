@@ -85,9 +85,9 @@ impl World {
     fn charged(&self) -> u64 {
         let states = self.ledgers.content().rates;
         let state = states.values().next().expect("it was charged");
-        let words: Vec<&str> = state.split(' ').collect();
+        let numbers: Vec<&str> = state.split(' ').collect();
         let [us, since_us] =
-            [words[0], words[4]].map(|text| text.parse::<u64>().expect("a number"));
+            [numbers[0], numbers[4]].map(|text| text.parse::<u64>().expect("a number"));
         (us - since_us) / SPACING_US
     }
 
