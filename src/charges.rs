@@ -98,8 +98,9 @@ impl Permit {
     /// Sets what the permit has cost in all, at its acquisition, by charges and by spending. Only the first call counts:
     /// what is spent after it does not, and what is charged after it is refunded.
     ///
-    /// A cost above that is charged like something that was [spent](Self::spend); below it the rest is refunded, the latest
-    /// charges first: as far as it has not drained, since time that has passed cannot be given back.
+    /// A cost above that is charged like something that was [spent](Self::spend); below it the rest is refunded, as far
+    /// as it has not drained, since time that has passed cannot be given back. While nothing drains all of it comes back.
+    /// [Token budgets](crate::guide::tokens) says what may be lost.
     ///
     /// Without it, all that was charged and spent stands.
     pub fn settle(&self, limit: impl AsRef<str>, actual: u32) {

@@ -8,8 +8,8 @@
 //! answer, it is not sent again. So nothing is counted twice, and an exchange that is lost may count too little.
 //!
 //! The settlement is the difference between the true cost and all that was charged and reported. If it is positive, it
-//! is reported like other spending. If it is negative, charges are refunded, the latest first, by the rules of
-//! [`Rate::refund`]: what has drained since is not given back.
+//! is reported like other spending. If it is negative, the latest charges are refunded by the rules of `ledger/rate.rs`, the
+//! earliest of them first: what was charged after a charge may stand in the way of its refund.
 //!
 //! Considered and rejected: to attach a settlement to the release of its permit, and run it if and only if that release
 //! removes the permit's name. It would be idempotent, as releases are, but only for permits whose release goes to the node
@@ -403,7 +403,7 @@ impl Account {
         0
     }
 
-    /// The refunds to make now: parts of the latest charges, the latest first. None while a report is in flight.
+    /// The refunds to make now: parts of the latest charges, the earliest first. None while a report is in flight.
     pub(crate) fn pay_back(&mut self) -> Vec<PaidBack> {
         let mut parts = Vec::new();
         if self.in_flight.is_some() {
@@ -417,6 +417,7 @@ impl Account {
             parts.push(PaidBack { cost: part, paid });
         }
         self.excess = 0;
+        parts.reverse();
         parts
     }
 

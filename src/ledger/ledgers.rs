@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, Refund,
-    ReplicaId, Reply, Standing, Tat, Wake, Want,
+    Ask, Batch, BatchReply, Call, Charge, Charged, Claim, ClaimReply, Exchange, Ledger, RateState,
+    Refund, ReplicaId, Reply, Standing, Wake, Want,
     machine::{SWEEP_BUDGET, queue::Offer},
 };
 
@@ -13,7 +13,7 @@ use super::{
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Ledgers {
     ledgers: BTreeMap<String, Ledger>,
-    rates: BTreeMap<String, Tat>,
+    rates: BTreeMap<String, RateState>,
     budget: usize,
     pub(crate) audience: Audience,
 }
@@ -99,7 +99,7 @@ impl Ledgers {
             self.ledger(batch).close(&mut call, batch, reply);
         }
         self.ledgers.retain(|_, ledger| !ledger.is_empty());
-        self.rates.retain(|_, tat| !tat.is_over(now_us));
+        self.rates.retain(|_, state| !state.is_over(now_us));
         let reply = Reply {
             now_us,
             more: call.more,
@@ -110,10 +110,8 @@ impl Ledgers {
     }
 
     fn refund(&mut self, refund: &Refund, now_us: u64) {
-        if let Some(tat) = self.rates.get_mut(&*refund.key) {
-            *tat = refund
-                .rate
-                .refund(*tat, refund.charged, refund.cost, now_us);
+        if let Some(state) = self.rates.get_mut(&*refund.key) {
+            *state = state.refund(refund.charged, refund.cost, now_us);
         }
     }
 
@@ -122,31 +120,36 @@ impl Ledgers {
             return claiming.reply.standings.fill(Standing::Stale);
         }
         let charges = &claiming.claim.charges;
-        let charged: Vec<Charged> = charges.iter().map(|one| self.quote(one, now_us)).collect();
-        let refuses = |(charge, charged): (&Charge, &Charged)| {
-            !charge.shadow && matches!(charged, Charged::TooSoon { .. })
+        let quotes = charges.iter().map(|one| self.quote(one, now_us));
+        let quotes: Vec<(Charged, RateState)> = quotes.collect();
+        let refuses = |(charge, quote): (&Charge, &(Charged, RateState))| {
+            !charge.shadow && matches!(quote.0, Charged::TooSoon { .. })
         };
-        let refused = charges.iter().zip(&charged).any(refuses);
-        let is_later = |charged: &Charged| match charged {
-            Charged::Until { start_us, .. } => *start_us > now_us,
+        let refused = charges.iter().zip(&quotes).any(refuses);
+        let is_later = |quote: &(Charged, RateState)| match quote.0 {
+            Charged::Until { start_us, .. } => start_us > now_us,
             _ => false,
         };
         // No slot is held while the claim waits for its start.
-        let later = charged.iter().any(is_later);
+        let later = quotes.iter().any(is_later);
         let go_on = !refused && (later || self.take_slots(call, claiming));
-        for (number, charged) in charged.into_iter().enumerate() {
-            if let Charged::Until { tat, .. } = charged {
+        for (number, (charged, after)) in quotes.into_iter().enumerate() {
+            if let Charged::Until { .. } = charged {
                 if !go_on {
                     continue;
                 }
-                self.rates.insert(charges[number].key.to_string(), tat);
+                self.rates.insert(charges[number].key.to_string(), after);
             }
             claiming.reply.charged[number] = charged;
         }
     }
 
-    fn quote(&self, charge: &Charge, now_us: u64) -> Charged {
-        let state = self.rates.get(&*charge.key).copied();
+    /// Nothing is charged yet, but what is used is converted to the rate.
+    fn quote(&mut self, charge: &Charge, now_us: u64) -> (Charged, RateState) {
+        let state = self.rates.get_mut(&*charge.key).map(|state| {
+            *state = charge.rate.convert(*state, now_us);
+            *state
+        });
         let wait_us = if charge.shadow { 0 } else { charge.wait_us };
         charge.rate.charge(state, now_us, charge.cost, wait_us)
     }
@@ -221,7 +224,9 @@ impl Ledgers {
             ledgers: ledgers
                 .map(|(key, ledger)| (key.clone(), ledger.content()))
                 .collect(),
-            rates: rates.map(|(key, tat)| (key.clone(), tat.text())).collect(),
+            rates: rates
+                .map(|(key, state)| (key.clone(), state.text()))
+                .collect(),
         }
     }
 }

@@ -150,9 +150,9 @@ pub(crate) struct Charge {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refund {
     pub(crate) key: Arc<str>,
-    pub(crate) rate: Rate,
+    /// All of the charge, or a part.
     pub(crate) cost: u32,
-    /// The state that the charge left behind. No charge is refunded twice.
+    /// What the charge has left. No charge is refunded twice.
     pub(crate) charged: Tat,
 }
 

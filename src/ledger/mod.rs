@@ -64,6 +64,6 @@ pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
     MAX_PERMITS, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
 };
-pub(crate) use rate::{Charged, Rate, Tat, WAIT_FOREVER_US};
+pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 #[cfg(feature = "redis")]
 pub(crate) use script::EXCHANGE_LUA;

@@ -4,24 +4,48 @@
 //! will be empty. It is stored as whole microseconds and a remainder, in parts of the rate's count, so that no charge
 //! is ever rounded.
 //!
+//! # Rates that change
+//!
+//! The state names the rate under which it was written. A charge at another rate first converts what is in the bucket:
+//! the units stay, and the time that they take changes. The result is rounded up, by less than a microsecond and less
+//! than a unit. The amount rounded is kept with the state, and taken off by the next conversion: so replicas that disagree on
+//! the rate can take turns as often as they like. (What remains is 2^-35 of a unit a turn.) A refused charge converts, too:
+//! from then on the bucket drains at the new rate, or the start reported would not be true.
+//!
+//! Starts that were reserved stay where they are when the rate changes. Until the last of them has begun, as many may start
+//! besides what the fastest of these rates allows.
+//!
+//! More than a slower rate can remember (what drains in the longest wait, and the burst) is not converted. The rate that is
+//! named stays in force until that much has drained, since what a replica forgets another could admit again.
+//!
 //! # Refunds
 //!
-//! A charge may be refunded in part or in whole. Each lies in the bucket between earlier and later charges, and only
-//! what has not run out yet can be refunded. The promise for the charges that stand is that in any time `t` (of whole
-//! microseconds, the first and the last included) at most `t / T + burst` requests start. These rules keep it:
+//! The promise for the charges that stand is that in any time `t` (of whole microseconds, the first and the last included)
+//! at most `t / T + burst` requests start. It is kept as long as the TAT is not before the *true end*: when a bucket would be
+//! empty into which each standing charge falls at its start, also if that is ahead. A request of cost `c` starts at
+//! `TAT + (c - burst) x T` at the earliest, and what fell in from any earlier moment `m` on is at most `(TAT - m) / T`; so no time
+//! has more than its share.
 //!
-//! - A refund takes no more than the charge, so nothing changes for earlier charges.
-//! - Later charges, say of cost `K` in all, still fill `K x T` or more from now on: the end of the refunded charge is
-//!   computed as if everything refunded since had lain below it. If none of them starts later than now, the promise
-//!   needs no more of them.
-//! - If one of them starts later, its start is fixed, and another request could be given the time before it. So nothing
-//!   is refunded then, unless this charge is the last.
-//! - The last charge is undone as long as nothing of it has run out; the one before it is then the last. So all starts
-//!   that a replica has reserved can be refunded, from the last to the first.
+//! A refund may lower the TAT by whatever can be proved to lower the true end: the cost, but not below `S + x`, where `S` is the
+//! latest start, and `x` the time of all that may have come later. Three rules, of which the most generous counts:
 //!
-//! Tests are in `tests/rates.rs`.
+//! - **Last:** the charge made last is undone. Nothing was built on it, so there is no bound.
+//! - **Since:** `x` is all that was charged since, whether it was refunded or not. What else the bucket contains at `S` has been
+//!   there since the charge: the level was never below that, and the true end moves by as much.
+//! - **Group:** the latest charges form a group, and `x` is what stands of it without this charge. Let `B` be the TAT without
+//!   the group. In whatever order its charges and refunds come, the true end is at most `max(B, S) + x`. A charge that starts
+//!   after `B` begins the next group, so `S` is not after `B`, and the current group is refunded in full. (`B` is lowered by
+//!   refunds of older charges. What is kept back of the group then raises it.)
+//!
+//! So nothing is lost of the current group, however many leave in whatever order; and of an older charge no more than has
+//! drained and was refunded since, less what was in the bucket before it.
+//!
+//! Tests are in `tests/rates.rs` and `tests/refunds.rs`.
 
-use std::{cmp::min, time::Duration};
+use std::{
+    cmp::{max, min},
+    time::Duration,
+};
 
 use crate::ranges::{MAX_LIMIT, MAX_WAIT};
 
@@ -33,6 +57,8 @@ pub(super) const MAX_WAIT_US: u64 = MAX_WAIT.as_micros() as u64;
 pub(crate) const WAIT_FOREVER_US: u64 = MAX_EXACT;
 /// Largest burst.
 pub(super) const MAX_BURST: u32 = MAX_LIMIT;
+/// Parts of a unit, in which roundings of conversions are kept.
+pub(super) const ROUNDING_PARTS: u64 = 1 << 36;
 
 /// `count` starts in each `period_us`, in lowest terms, and up to `burst` at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,15 +70,38 @@ pub(crate) struct Rate {
 
 /// The state of a key: the time `us + rem / rate.count`, in store time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RateState {
+    pub(crate) us: u64,
+    pub(crate) rem: u32,
+    /// The rate under which it was written.
+    pub(crate) rate: Rate,
+    /// By how much conversions have rounded it up, in [`ROUNDING_PARTS`] of a unit.
+    pub(crate) rounded: u64,
+    /// When the bucket was last empty. Charges from before are not refunded.
+    pub(crate) since_us: u64,
+    /// Units charged since then, whether refunded or not, but for those that were the last.
+    pub(crate) charged: u64,
+    /// [`charged`](Self::charged) before the current group.
+    pub(crate) before_group: u64,
+    /// Units of the current group that stand.
+    pub(crate) group: u64,
+    /// The latest start of all charges.
+    pub(crate) start_us: u64,
+}
+
+/// What a charge has left: how the rate stands, and what a refund needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tat {
     pub(crate) us: u64,
     pub(crate) rem: u32,
-    /// The rate of the last charge. The limit may have changed since.
+    /// The rate of the charge.
     pub(crate) rate: Rate,
-    /// Time refunded since `since_us`, from which the position of an earlier charge in the bucket is computed.
-    pub(crate) refunded_us: u64,
-    /// When the bucket was last empty. Charges from before are not refunded.
+    /// As in [`RateState`].
     pub(crate) since_us: u64,
+    /// As in [`RateState`], with this charge.
+    pub(crate) charged: u64,
+    /// The latest start of the charges before it.
+    pub(crate) before_us: u64,
 }
 
 /// The outcome of a charge.
@@ -98,7 +147,7 @@ impl Rate {
         most.min(u32::MAX.into()) as u32
     }
 
-    /// The most that a key can owe: beyond that it is forgotten. See [`read`](Self::read).
+    /// The most that a key can owe: beyond that it is forgotten. See [`RateState::clamped`].
     pub(crate) fn most_owed(&self) -> u64 {
         u64::from(self.burst) + self.drains_in_longest_wait()
     }
@@ -108,133 +157,121 @@ impl Rate {
         (parts / u128::from(self.period_us)) as u64
     }
 
-    /// Charges a key. The caller stores the state that is returned.
+    /// The state of a key for this rate, which the caller stores, whatever becomes of the charge.
+    pub(crate) fn convert(self, state: RateState, now_us: u64) -> RateState {
+        if state.is_over(now_us) {
+            return state;
+        }
+        let state = state.clamped(now_us);
+        if self.drains_like(state.rate) {
+            return state;
+        }
+        state.converted(self, now_us).unwrap_or(state)
+    }
+
+    /// Charges a key. Returns the state to store if the charge is made.
     pub(crate) fn charge(
         self,
-        state: Option<Tat>,
+        state: Option<RateState>,
         now_us: u64,
         cost: u32,
         wait_us: u64,
-    ) -> Charged {
+    ) -> (Charged, RateState) {
         let most = self.burst.max(self.most_at_once());
         debug_assert!((1..=most).contains(&cost), "{cost} of {self:?}");
         let before = match state {
-            Some(state) if !state.is_over(now_us) => self.read(state, now_us),
-            _ => Tat::empty(self, now_us),
+            Some(state) if !state.is_over(now_us) => self.convert(state, now_us),
+            _ => RateState::empty(self, now_us),
         };
-        let filled = self.parts(before) + self.cost(cost);
-        let start_us = self.up_us(filled - self.cost(self.burst)).max(now_us);
+        let before = match before.charged + u64::from(cost) > MAX_EXACT {
+            true => before.renewed(),
+            false => before,
+        };
+        // The rate in force. It is another one if more is used than this one can remember.
+        let rate = Rate {
+            burst: self.burst,
+            ..before.rate
+        };
+        let filled = before.parts() + rate.time(cost.into());
+        let start_us = rate
+            .up_us(filled - rate.time(self.burst.into()))
+            .max(now_us);
         if start_us - now_us > wait_us {
-            return Charged::TooSoon { start_us };
+            return (Charged::TooSoon { start_us }, before);
         }
-        let tat = self.with_parts(before, filled);
-        Charged::Until { tat, start_us }
-    }
-
-    /// Refunds what is left of a charge, in whole microseconds, and returns the new state of its key. `charged` is the
-    /// state that the charge left. No charge is refunded twice.
-    pub(crate) fn refund(self, state: Tat, charged: Tat, cost: u32, now_us: u64) -> Tat {
-        let tat = self.read(state, now_us);
-        if state.is_over(now_us)
-            || tat.since_us != charged.since_us
-            || tat.rate != charged.rate
-            || tat.refunded_us < charged.refunded_us
-        {
-            return state;
-        }
-        let moved_us = tat.refunded_us - charged.refunded_us;
-        let top = self.parts(charged) - i128::from(moved_us) * i128::from(self.count);
-        let is_last = top == self.parts(tat);
-        let now = i128::from(now_us) * i128::from(self.count);
-        if top > self.parts(tat) {
-            // It was refunded.
-            return state;
-        }
-        if is_last && top - self.cost(cost) >= now {
-            // The state is as it was before: the charge before it is the last one.
-            return self.with_parts(tat, top - self.cost(cost));
-        }
-        if self.parts(tat) - self.cost(self.burst) > now && !is_last {
-            return state;
-        }
-        let share_us = min(self.cost(cost), top - now).div_euclid(self.count.into());
-        if share_us <= 0 {
-            return state;
-        }
-        let tat = Tat {
-            us: tat.us - share_us as u64,
-            refunded_us: tat.refunded_us + share_us as u64,
-            ..tat
+        // What is charged in any case begins at once.
+        let begins_us = match wait_us {
+            WAIT_FOREVER_US => now_us,
+            _ => start_us,
         };
-        if tat.refunded_us > MAX_EXACT {
-            tat.renewed()
-        } else {
-            tat
-        }
+        let named = RateState {
+            rate: self,
+            ..before
+        };
+        let after = match self.drains_like(before.rate) && named.is_remembered(now_us) {
+            true => named,
+            false => before,
+        };
+        let after = after.with_charge(cost, filled, begins_us);
+        let tat = Tat {
+            rate: self,
+            before_us: before.start_us,
+            ..after.tat()
+        };
+        (Charged::Until { tat, start_us }, after)
     }
 
     /// How many requests may start at once.
-    pub(crate) fn remaining(self, state: Tat, now_us: u64) -> u32 {
-        if state.is_over(now_us) {
-            return self.burst;
-        }
-        let now = i128::from(now_us) * i128::from(self.count);
-        let room = self.cost(self.burst) - (self.parts(self.read(state, now_us)) - now);
+    pub(crate) fn remaining(self, tat: Tat, now_us: u64) -> u32 {
+        let room = self.time(self.burst.into()) - self.ahead(tat, now_us);
         (room.max(0) / i128::from(self.period_us)) as u32
     }
 
     /// How much of what was charged is above the burst, and has to drain before the next request may start.
-    pub(crate) fn debt(self, state: Tat, now_us: u64) -> u64 {
-        let now = i128::from(now_us) * i128::from(self.count);
-        let debt = self.parts(self.read(state, now_us)) - now - self.cost(self.burst);
+    pub(crate) fn debt(self, tat: Tat, now_us: u64) -> u64 {
+        let debt = self.ahead(tat, now_us) - self.time(self.burst.into());
         (debt.max(0) / i128::from(self.period_us)) as u64
     }
 
     /// When the next request may start.
-    pub(crate) fn next_at_us(self, state: Tat, now_us: u64) -> u64 {
-        let tat = self.read(state, now_us);
-        let next = self.parts(tat) - self.cost(self.burst - 1);
-        self.up_us(next).max(now_us)
+    pub(crate) fn next_at_us(self, tat: Tat, now_us: u64) -> u64 {
+        let next = self.ahead(tat, now_us) - self.time(u64::from(self.burst) - 1);
+        now_us + self.up_us(next)
+    }
+
+    /// The time in which the bucket will be empty, in parts.
+    fn ahead(self, tat: Tat, now_us: u64) -> i128 {
+        let now = self.parts_at(now_us);
+        let end = self.parts_at(tat.us) + i128::from(tat.rem);
+        end.clamp(now, self.latest(now_us)) - now
     }
 
     /// The time that a cost fills, rounded up.
     pub(crate) fn time_of(self, cost: u32) -> u64 {
-        self.up_us(self.cost(cost))
+        self.up_us(self.time(cost.into()))
     }
 
-    /// The state as this rate counts. One too far ahead was set before the clock was stepped back.
-    fn read(self, state: Tat, now_us: u64) -> Tat {
-        let mut tat = state;
-        if tat.rate != self {
-            tat.us += u64::from(tat.rem > 0);
-            (tat.rem, tat.rate) = (0, self);
-            // Reserved starts belong to another rate: what lies below them is not known any more.
-            tat = tat.renewed();
-        }
-        let latest_us = i128::from(now_us + MAX_WAIT_US);
-        let latest = latest_us * i128::from(self.count) + self.cost(self.burst);
-        if self.parts(tat) > latest {
-            tat = self.with_parts(tat, latest).renewed();
-        }
-        tat
+    fn drains_like(self, other: Self) -> bool {
+        (self.count, self.period_us) == (other.count, other.period_us)
     }
 
-    /// In parts of a microsecond, `count` to one.
-    fn parts(self, tat: Tat) -> i128 {
-        i128::from(tat.us) * i128::from(self.count) + i128::from(tat.rem)
+    /// The time that these units fill, in parts of a microsecond, `count` to one.
+    fn time(self, units: u64) -> i128 {
+        i128::from(units) * i128::from(self.period_us)
     }
 
-    fn with_parts(self, tat: Tat, parts: i128) -> Tat {
-        Tat {
-            us: (parts / i128::from(self.count)) as u64,
-            rem: (parts % i128::from(self.count)) as u32,
-            ..tat
-        }
+    fn parts_at(self, us: u64) -> i128 {
+        i128::from(us) * i128::from(self.count)
     }
 
-    /// The time that a cost fills, in these parts.
-    fn cost(self, cost: u32) -> i128 {
-        i128::from(cost) * i128::from(self.period_us)
+    fn split(self, parts: i128) -> (u64, u32) {
+        let count = i128::from(self.count);
+        ((parts / count) as u64, (parts % count) as u32)
+    }
+
+    /// The latest end of a bucket that this rate remembers.
+    fn latest(self, now_us: u64) -> i128 {
+        self.parts_at(now_us + MAX_WAIT_US) + self.time(self.burst.into())
     }
 
     /// Parts as microseconds, rounded up; 0 if negative.
@@ -243,28 +280,143 @@ impl Rate {
     }
 }
 
-impl Tat {
+impl RateState {
     fn empty(rate: Rate, now_us: u64) -> Self {
         Self {
             us: now_us,
             rem: 0,
             rate,
-            refunded_us: 0,
+            rounded: 0,
             since_us: now_us,
+            charged: 0,
+            before_group: 0,
+            group: 0,
+            start_us: now_us,
         }
     }
 
     /// The bucket is empty: the same as no state at all.
-    pub(crate) fn is_over(self, now_us: u64) -> bool {
+    pub(crate) fn is_over(&self, now_us: u64) -> bool {
         (self.us, self.rem) <= (now_us, 0)
+    }
+
+    /// Refunds a charge, or a part of it, as far as the rules allow. No charge is refunded twice.
+    pub(crate) fn refund(self, charged: Tat, cost: u32, now_us: u64) -> Self {
+        if self.is_over(now_us)
+            || self.since_us != charged.since_us
+            || self.charged < charged.charged
+        {
+            return self;
+        }
+        let (mut after, cost) = (self, u64::from(cost));
+        let since = self.charged - charged.charged;
+        let mut later = since;
+        if charged.charged > self.before_group {
+            after.group = self.group.saturating_sub(cost);
+            later = min(since, after.group);
+        }
+        let mut share = min(
+            self.rate.time(cost),
+            self.at_latest_start() - self.rate.time(later),
+        );
+        if since == 0 {
+            share = self.rate.time(cost);
+            after.charged = self.charged.saturating_sub(cost);
+            after.before_group = min(self.before_group, after.charged);
+            after.start_us = max(charged.before_us, min(self.start_us, now_us));
+        }
+        let end = self.parts() - share.max(0);
+        after.with_parts(end.max(self.rate.parts_at(now_us)))
+    }
+
+    /// What the bucket contains at the latest start.
+    fn at_latest_start(&self) -> i128 {
+        self.parts() - self.rate.parts_at(self.start_us)
+    }
+
+    fn with_charge(self, cost: u32, filled: i128, begins_us: u64) -> Self {
+        let cost = u64::from(cost);
+        let mut after = Self {
+            charged: self.charged + cost,
+            group: self.group + cost,
+            start_us: max(self.start_us, begins_us),
+            ..self
+        }
+        .with_parts(filled);
+        if self.rate.time(after.group) > after.at_latest_start() {
+            (after.before_group, after.group) = (self.charged, cost);
+        }
+        after
+    }
+
+    /// One too far ahead was set before the clock was stepped back, or holds a debt that is forgotten.
+    fn clamped(self, now_us: u64) -> Self {
+        match self.is_remembered(now_us) {
+            true => self,
+            false => {
+                let clamped = self.with_parts(self.rate.latest(now_us));
+                let start_us = min(self.start_us, now_us);
+                Self {
+                    start_us,
+                    ..clamped.renewed()
+                }
+            }
+        }
+    }
+
+    fn is_remembered(&self, now_us: u64) -> bool {
+        self.parts() <= self.rate.latest(now_us)
+    }
+
+    /// As many units under another rate, unless it cannot remember as many.
+    fn converted(self, rate: Rate, now_us: u64) -> Option<Self> {
+        let (of_old, of_new) = (i128::from(self.rate.period_us), i128::from(rate.period_us));
+        let unit = i128::from(ROUNDING_PARTS);
+        let ahead = self.parts() - self.rate.parts_at(now_us);
+        let whole = ahead / of_old * unit;
+        let fraction = (ahead % of_old * unit + of_old - 1) / of_old;
+        let level = max(0, whole + fraction - i128::from(self.rounded));
+        let parts = (level * of_new + unit - 1) / unit;
+        let rounded = (parts * unit - level * of_new) / of_new;
+        let end = rate.parts_at(now_us) + parts;
+        let converted = Self {
+            rate,
+            rounded: rounded as u64,
+            // What has drained since then was not by this rate.
+            start_us: max(self.start_us, now_us),
+            ..self
+        };
+        (end <= rate.latest(now_us)).then(|| converted.with_parts(end))
     }
 
     /// Excludes all charges until now from refunds.
     fn renewed(self) -> Self {
         Self {
-            refunded_us: 0,
             since_us: self.since_us + 1,
+            charged: 0,
+            before_group: 0,
+            group: 0,
             ..self
+        }
+    }
+
+    fn parts(&self) -> i128 {
+        self.rate.parts_at(self.us) + i128::from(self.rem)
+    }
+
+    fn with_parts(self, parts: i128) -> Self {
+        let (us, rem) = self.rate.split(parts);
+        Self { us, rem, ..self }
+    }
+
+    pub(super) fn tat(self) -> Tat {
+        Tat {
+            us: self.us,
+            rem: self.rem,
+            rate: self.rate,
+            since_us: self.since_us,
+            charged: self.charged,
+            before_us: self.start_us,
         }
     }
 
@@ -275,15 +427,30 @@ impl Tat {
             us,
             rem,
             rate,
-            refunded_us,
+            rounded,
             since_us,
+            charged,
+            before_group,
+            group,
+            start_us,
         } = self;
         let Rate {
             count,
             period_us,
             burst,
         } = rate;
-        format!("{us} {rem} {count}/{period_us}/{burst} {refunded_us} {since_us}")
+        format!(
+            "{us} {rem} {count}/{period_us}/{burst}/{rounded}/{before_group}/{group}/{start_us} {charged} {since_us}"
+        )
+    }
+}
+
+impl Tat {
+    /// Without its charge, as long as nothing was charged since.
+    pub(crate) fn without(self, cost: u32) -> Self {
+        let end = self.rate.parts_at(self.us) + i128::from(self.rem);
+        let (us, rem) = self.rate.split(end - self.rate.time(cost.into()));
+        Self { us, rem, ..self }
     }
 }
 

@@ -206,8 +206,10 @@ impl fmt::Display for SentJson<'_> {
         })?;
         out.write_str(r#","refunds":"#)?;
         list(out, &exchange.refunds, |out, refund| {
-            rate(out, &refund.key, refund.rate, refund.cost)?;
-            let Tat { us, rem, .. } = refund.charged;
+            let Tat {
+                us, rem, rate: at, ..
+            } = refund.charged;
+            rate(out, &refund.key, at, refund.cost)?;
             write!(out, r#","tat":[{us},{rem}]}}"#)
         })
     }

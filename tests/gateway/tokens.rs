@@ -95,7 +95,7 @@ impl Stage {
     fn tokens(&self) -> u64 {
         let of = |state: &str| {
             let parts: Vec<&str> = state.split(' ').collect();
-            let is_of_tokens = parts.get(2)?.ends_with("/20000");
+            let is_of_tokens = parts.get(2)?.contains("/20000/");
             let [until_us, since_us] =
                 [0, 4].map(|part| parts[part].parse::<u64>().expect("a number"));
             is_of_tokens.then(|| (until_us - since_us) / SPACING_US)

@@ -163,6 +163,12 @@ impl Backend {
         self.each_key("*:rate", |server, key| server.cli(&["GET", key]))
     }
 
+    /// When the rates in Redis are empty: microseconds, and the rest of one.
+    pub(crate) fn rate_ends(&self) -> Vec<String> {
+        let end = |state: String| state.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        self.rate_states().into_iter().map(end).collect()
+    }
+
     fn each_key<T>(&self, pattern: &str, look: impl Fn(&RedisServer, &str) -> T) -> Vec<T> {
         let (servers, pattern): (Vec<&RedisServer>, _) = match self {
             Self::Memory(_) => return Vec::new(),

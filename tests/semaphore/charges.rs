@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_turnstile::{AcquireErrorKind, Hold, Key, Limit, Limiter, Scope, Semaphore, Slot};
 
 use crate::{
-    backend::{Backend, PATIENT, soon, start},
+    backend::{Backend, PATIENT, soon, start, until_waiting},
     support::redis_server::RedisServer,
 };
 
@@ -26,6 +26,8 @@ conformance! {
     a_settlement_makes_up_the_difference,
     a_settlement_returns_what_was_too_much,
     a_prompt_is_returned_after_many_tokens,
+    a_settlement_returns_all_of_it_though_others_were_charged_since,
+    waiters_that_leave_in_any_order_are_all_refunded,
     a_shutdown_waits_for_a_settlement,
     only_the_first_settlement_counts,
     what_is_charged_after_the_settlement_is_refunded,
@@ -63,7 +65,7 @@ async fn until_standing(semaphore: &Semaphore, expected: i64) {
     }
 }
 
-/// Waits until what this does has come to the store. Meanwhile nobody may be charged: below a debt nothing is refunded.
+/// Waits until what this does has come to the store.
 async fn until_reported(backend: &Backend, act: impl FnOnce()) {
     let before = backend.rate_states();
     act();
@@ -213,6 +215,60 @@ async fn a_prompt_is_returned_after_many_tokens(backend: Backend) {
     permit.settle(&TOKENS, 5);
     drop(permit);
     until_standing(&tokens, 45).await;
+}
+
+/// Nothing drains meanwhile.
+async fn a_settlement_returns_all_of_it_though_others_were_charged_since(backend: Backend) {
+    let limiter = backend.replica().await;
+    let daily = Limit::rate("daily", 25_000, Duration::from_secs(86_400));
+    let tokens = limiter.semaphore(&daily, "a");
+    let permit = tokens.acquire().await.expect("within the burst");
+    permit.charge(&daily, 10_000).await.expect("within");
+    permit.charge(&daily, 10_000).await.expect("within");
+    let other = tokens.acquire().await.expect("within the burst");
+    assert_eq!(other.remaining(&daily), Some(4_998));
+    permit.settle(&daily, 1);
+    drop(permit);
+    // The test itself may take some tokens' time.
+    until_left(&tokens, 24_997..=25_000).await;
+}
+
+/// 100 requests that each have started at the rate, and wait for a slot.
+async fn waiters_that_leave_in_any_order_are_all_refunded(backend: Backend) {
+    let limiter = backend.replica().await;
+    let starts = Limit::rate("starts", 1_000, Duration::from_secs(86_400));
+    let slots = Limit::concurrent("slots", 1).wait_up_to(PATIENT);
+    let (starts, slots) = (
+        limiter.semaphore(&starts, "a"),
+        limiter.semaphore(&slots, Key::SHARED),
+    );
+    let both = starts.clone().and(slots.limit(), Key::SHARED);
+    let _holder = both.acquire().await.expect("free");
+    let waiters = (0..100).map(|_| tokio::spawn(both.acquire()));
+    let mut waiters: Vec<_> = waiters.collect();
+    until_waiting(&slots, 100).await;
+    fastrand::Rng::with_seed(7).shuffle(&mut waiters);
+    for (number, waiter) in waiters.into_iter().enumerate() {
+        waiter.abort();
+        if number % 10 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    until_waiting(&slots, 0).await;
+    until_left(&starts, 998..=999).await;
+}
+
+/// Waits until a rate would admit this much at once. Changes nothing.
+async fn until_left(semaphore: &Semaphore, expected: std::ops::RangeInclusive<i64>) {
+    let until = Instant::now() + PATIENT;
+    loop {
+        let left = standing(semaphore).await;
+        if expected.contains(&left) {
+            return;
+        }
+        assert!(Instant::now() < until, "{left}, not {expected:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Of a permit without a slot.

@@ -23,6 +23,7 @@ conformance! {
     a_lowered_limit_takes_nothing_away,
     the_queue_may_become_longer,
     a_rate_may_become_faster,
+    use_of_a_rate_stays_when_it_changes,
     a_shadow_admits_and_takes_no_slot_that_is_not_free,
     a_shadow_of_one_limit_leaves_the_others_enforced,
     a_shadow_rate_charges_only_what_it_would_allow,
@@ -164,10 +165,11 @@ async fn a_rate_may_become_faster(backend: Backend) {
     assert!(error.retry_after() > Some(Duration::from_secs(5)));
     let quick = Limit::rate("slow", 1_000, Duration::from_secs(1)).burst(1_000);
     update(&limiter, &quick);
-    // What was charged before still counts, as much time as it took then.
-    let quick = limiter.semaphore(quick.wait_up_to(PATIENT), "a");
-    let error = quick.try_acquire().await.expect_err("9 s of it are left");
-    assert!(error.retry_after() < Some(Duration::from_secs(10)));
+    // What was charged before is one of 1,000 now, whose time is over in a millisecond.
+    let quick = limiter.semaphore(quick, "a");
+    let permit = quick.try_acquire().await.expect("999 are left");
+    let left = permit.remaining(quick.limit());
+    assert!((998..=1_000).contains(&left.expect("charged")), "{left:?}");
     drop(
         limiter
             .semaphore(quick.limit(), "b")
@@ -175,6 +177,25 @@ async fn a_rate_may_become_faster(backend: Backend) {
             .await
             .expect("in time"),
     );
+}
+
+/// 95,000 of 100,000 used are 95,000 of 1,000,000, and of 40,000.
+async fn use_of_a_rate_stays_when_it_changes(backend: Backend) {
+    let daily = |count| {
+        let daily = Limit::rate("daily", count, Duration::from_secs(86_400));
+        daily.burst(100_000)
+    };
+    let limiter = backend.replica().await;
+    update(&limiter, &daily(100_000));
+    let tokens = limiter.semaphore(daily(100_000), "a");
+    let used = tokens.acquire().await.expect("within the burst");
+    used.charge("daily", 94_999).await.expect("within");
+    for (count, seconds) in [(100_000, 38_880), (1_000_000, 3_888), (40_000, 97_200)] {
+        update(&limiter, &daily(count));
+        let error = used.charge("daily", 50_000).await.expect_err("too much");
+        let rest = error.retry_after().expect("exact").as_secs();
+        assert!((seconds - 60..=seconds).contains(&rest), "{count}: {rest}");
+    }
 }
 
 async fn a_shadow_admits_and_takes_no_slot_that_is_not_free(backend: Backend) {

@@ -208,15 +208,15 @@ async fn a_request_that_another_limit_refuses_is_not_charged(backend: Backend) {
     drop(holder);
 }
 
-/// One of three is charged. Returns the state of the rate in Redis.
+/// One of three is charged. Returns when the rate in Redis is empty.
 async fn charge_one(backend: &Backend, semaphore: &Semaphore) -> Vec<String> {
     drop(semaphore.acquire().await.expect("in time"));
-    backend.rate_states()
+    backend.rate_ends()
 }
 
 /// Waits until the rate stands as before, which takes an exchange of its own.
 async fn until_refunded(backend: &Backend, before: &[String], semaphore: &Semaphore) {
-    until_same(&before.to_vec(), || backend.rate_states()).await;
+    until_same(&before.to_vec(), || backend.rate_ends()).await;
     assert_eq!(take_all(semaphore).await, 2);
 }
 

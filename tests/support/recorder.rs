@@ -45,6 +45,8 @@ pub(crate) struct Charge {
     pub(crate) key: String,
     pub(crate) cost: u64,
     pub(crate) wait_us: u64,
+    /// When the bucket will be empty: `us` and the remainder.
+    pub(crate) end: [u64; 2],
     /// As the charge left it.
     pub(crate) state: State,
 }
@@ -57,8 +59,8 @@ pub(crate) struct Refund {
     pub(crate) charged: State,
 }
 
-/// The state of a rate: `us`, the remainder, `refunded_us`, `since_us`.
-pub(crate) type State = [u64; 4];
+/// The names of a charge: `since_us`, `charged`, and `start_us` before it.
+pub(crate) type State = [u64; 3];
 
 /// Dropping it ends it, with its connections.
 #[derive(Debug)]

@@ -410,11 +410,11 @@ impl Core {
     /// Charges a claim in this process, as the limits' fallbacks say; all that it owes, or nothing.
     fn pay_here(&mut self, id: ClaimId) {
         let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
-        let fees = self.claims[&id].fees.iter().enumerate();
+        let fees = self.claims[&id].fees.clone().into_iter().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
-            match self.charge_here(fee) {
-                Ok((how, rest_us)) => paid.push((number, how, rest_us)),
-                Err(error) if !self.is_enforced(fee) => bypassed.push((number, error.kind())),
+            match self.charge_here(&fee) {
+                Ok((how, rest_us, after)) => paid.push((number, fee, how, rest_us, after)),
+                Err(error) if !self.is_enforced(&fee) => bypassed.push((number, error.kind())),
                 Err(error) => refusal = Some(harsher(refusal, error)),
             }
         }
@@ -424,7 +424,10 @@ impl Core {
         for (number, kind) in bypassed {
             self.bypass_fee(id, number, kind);
         }
-        for (number, how, rest_us) in paid {
+        for (number, fee, how, rest_us, after) in paid {
+            if let Some(after) = after {
+                self.keep_rate(fee.limit_id(), fee.key, after);
+            }
             self.pay(id, number, how, rest_us);
         }
         self.settle_fees(id, None);
@@ -499,7 +502,7 @@ impl Core {
         let now = self.ctx.now;
         let waits = |fee: &&mut Fee| fee.limit_id() == limit && fee.begins > now;
         let mut released = Vec::new();
-        // The last one first: a rate can take back only its last start.
+        // The last one first: of starts that are ahead a rate with a small burst can only undo the last.
         for (at, id) in self.sleepers.keys().rev().copied().collect::<Vec<_>>() {
             let Some(claim) = self.claims.get_mut(&id) else {
                 continue;

@@ -50,7 +50,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
     leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, StoreClock},
-    ledger::{Exchange, Refund, Tat},
+    ledger::{Exchange, RateState, Refund},
     limit::{Limit, LimitId},
     operable::{Refusals, Standings},
     sync::StoredWaker,
@@ -173,7 +173,7 @@ enum Asker {
 /// The rates of this process, for when there is no store, or it is down.
 #[derive(Default)]
 struct Rates {
-    states: HashMap<(LimitId, Key), Tat>,
+    states: HashMap<(LimitId, Key), RateState>,
     purge_at: usize,
 }
 

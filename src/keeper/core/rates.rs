@@ -15,7 +15,7 @@ use crate::{
     },
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
-    ledger::{Charge, Charged, Rate, Refund, Tat, WAIT_FOREVER_US},
+    ledger::{Charge, Charged, Rate, RateState, Refund, Tat, WAIT_FOREVER_US},
     limit::{Fallback, Limit, LimitId, MAX_LIMIT, Mode},
     status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
@@ -74,22 +74,26 @@ impl Core {
         Some((max, limit.to_rate(max)?.clamped()))
     }
 
-    /// Charges in this process, as the limit's fallback says. Returns how, and for how many microseconds the rate holds the
-    /// request back.
-    pub(super) fn charge_here(&self, fee: &Fee) -> Result<(Paid, u64), AcquireError> {
-        let refuse = |kind| Err(self.refusal(fee.limit_id(), kind));
+    /// A charge in this process, as the limit's fallback says. Returns how it is made, for how many microseconds the rate
+    /// holds the request back, and the state of the rate if it is made.
+    pub(super) fn charge_here(
+        &mut self,
+        fee: &Fee,
+    ) -> Result<(Paid, u64, Option<RateState>), AcquireError> {
         let rate = match self.rate_here(fee.limit_id(), fee.charge.rate) {
             Ok(Some(rate)) => rate,
-            Ok(None) => return Ok((Paid::Free, 0)),
-            Err(kind) => return refuse(kind),
+            Ok(None) => return Ok((Paid::Free, 0, None)),
+            Err(kind) => return Err(self.refusal(fee.limit_id(), kind)),
         };
         let Charge { cost, wait_us, .. } = fee.charge;
-        match self.charged_here(fee, rate, cost.min(rate.burst), wait_us) {
-            (Charged::Until { tat, start_us }, now_us) => {
-                Ok((Paid::Here(rate, tat), start_us - now_us))
+        let (charged, after) = self.charged_here(fee, rate, cost.min(rate.burst), wait_us);
+        let now_us = self.ctx.local_us();
+        match charged {
+            Charged::Until { tat, start_us } => {
+                Ok((Paid::Here(rate, tat), start_us - now_us, Some(after)))
             }
-            (Charged::TooSoon { start_us }, now_us) => Err(self.too_soon(fee, start_us - now_us)),
-            (Charged::Not, _) => refuse(AcquireErrorKind::TooSoon),
+            Charged::TooSoon { start_us } => Err(self.too_soon(fee, start_us - now_us)),
+            Charged::Not => Err(self.refusal(fee.limit_id(), AcquireErrorKind::TooSoon)),
         }
     }
 
@@ -107,11 +111,24 @@ impl Core {
         }
     }
 
-    /// The answer of a rate of this process to a charge, and the time of it.
-    fn charged_here(&self, fee: &Fee, rate: Rate, cost: u32, wait_us: u64) -> (Charged, u64) {
+    /// The answer of a rate of this process to a charge, and its state if the charge is made.
+    fn charged_here(
+        &mut self,
+        fee: &Fee,
+        rate: Rate,
+        cost: u32,
+        wait_us: u64,
+    ) -> (Charged, RateState) {
         let now_us = self.ctx.local_us();
-        let state = self.rates.states.get(&(fee.limit_id(), fee.key.clone()));
-        (rate.charge(state.copied(), now_us, cost, wait_us), now_us)
+        let state = self
+            .rates
+            .states
+            .get_mut(&(fee.limit_id(), fee.key.clone()));
+        let state = state.map(|state| {
+            *state = rate.convert(*state, now_us);
+            *state
+        });
+        rate.charge(state, now_us, cost, wait_us)
     }
 
     /// Counts a request that a rate has admitted.
@@ -127,8 +144,8 @@ impl Core {
     }
 
     /// Keeps the state of a rate in this process.
-    pub(super) fn keep_rate(&mut self, limit: LimitId, key: Key, tat: Tat) {
-        self.rates.set((limit, key), tat, self.ctx.local_us());
+    pub(super) fn keep_rate(&mut self, limit: LimitId, key: Key, state: RateState) {
+        self.rates.set((limit, key), state, self.ctx.local_us());
     }
 
     /// The refusal of a rate that admits the request this much later.
@@ -157,8 +174,7 @@ impl Core {
     pub(super) fn quota_without(&self, fee: &Fee) -> Option<Quota> {
         let (rate, tat, now_us) = self.state_of(fee.paid)?;
         let cost = fee.charge.cost.min(rate.burst);
-        let refunded = rate.refund(tat, tat, cost, now_us);
-        Some(self.quota_at(fee, rate, refunded, now_us))
+        Some(self.quota_at(fee, rate, tat.without(cost), now_us))
     }
 
     /// As the charge left it, and the time by the clock that it was charged by.
@@ -193,19 +209,14 @@ impl Core {
             Paid::InStore(_) if !self.store_is_up() => {}
             Paid::InStore(charged) => {
                 self.push_refund(fee.charge.key.clone(), cost, charged);
-                if let Some(clock) = &self.clock {
-                    let now_us = clock.at(self.ctx.now);
-                    let refund = |state| charged.rate.refund(state, charged, cost, now_us);
-                    self.standings.refund(fee, paid, refund);
-                }
+                self.standings.refund(fee, paid, |tat| tat.without(cost));
             }
-            Paid::Here(rate, charged) => {
+            Paid::Here(_, charged) => {
                 let now_us = self.ctx.local_us();
                 let key = (fee.limit_id(), fee.key.clone());
                 if let Some(state) = self.rates.states.get_mut(&key) {
-                    *state = rate.refund(*state, charged, cost, now_us);
-                    let refunded = *state;
-                    self.standings.refund(fee, paid, |_| refunded);
+                    *state = state.refund(charged, cost, now_us);
+                    self.standings.refund(fee, paid, |tat| tat.without(cost));
                 }
             }
             Paid::Not | Paid::Free => {}
@@ -223,12 +234,7 @@ impl Core {
 
     /// Has the store refund what it has charged.
     fn push_refund(&mut self, key: Arc<str>, cost: u32, charged: Tat) {
-        self.refunds.push(Refund {
-            key,
-            rate: charged.rate,
-            cost,
-            charged,
-        });
+        self.refunds.push(Refund { key, cost, charged });
     }
 }
 
@@ -254,10 +260,6 @@ impl Core {
         fee.paid = paid;
         fee.begins = self.ctx.now + Duration::from_micros(rest_us);
         self.standings.note(fee, paid, self.ctx.now);
-        if let Paid::Here(_, tat) = paid {
-            let (limit, key) = (fee.limit_id(), fee.key.clone());
-            self.keep_rate(limit, key, tat);
-        }
     }
 
     /// The rate is not enforced: the claim goes on.
@@ -372,8 +374,8 @@ impl Core {
 
     fn spend_here(&mut self, fee: &Fee, rate: Rate, sum: u32) -> Paid {
         match self.charged_here(fee, rate, sum, WAIT_FOREVER_US) {
-            (Charged::Until { tat, .. }, _) => {
-                self.keep_rate(fee.limit_id(), fee.key.clone(), tat);
+            (Charged::Until { tat, .. }, after) => {
+                self.keep_rate(fee.limit_id(), fee.key.clone(), after);
                 let paid = Paid::Here(rate, tat);
                 self.standings.note(fee, paid, self.ctx.now);
                 paid
@@ -450,7 +452,7 @@ pub(super) fn harsher(one: Option<AcquireError>, other: AcquireError) -> Acquire
 }
 
 impl Rates {
-    fn set(&mut self, key: (LimitId, Key), state: Tat, now_us: u64) {
+    fn set(&mut self, key: (LimitId, Key), state: RateState, now_us: u64) {
         self.states.insert(key, state);
         if self.states.len() >= self.purge_at.max(PURGE_FROM) {
             self.states.retain(|_, state| state.us >= now_us);

@@ -411,7 +411,7 @@ impl Core {
             let queue = self.queues.without_listing(id);
             queue.resend(&mut self.ctx, seqs);
         }
-        // Those of the last claim first, in their own order: a rate can take back only its last start.
+        // Newest claim first: of starts that are ahead a rate with a small burst can only undo the last.
         self.refunds[refunds_before..].reverse();
         outage
     }

@@ -1,7 +1,8 @@
 //! The check of rates: the promise itself.
 //!
-//! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Each charge
-//! takes its own `T`, as limits change and callers have values of their own; then the largest burst counts.
+//! Among the charges that stand, in any time `t` no more than `t / T + burst` begin, by the store's clock. Limits change, and
+//! callers have values of their own: then the shortest `T` and the largest burst count of those that were asked for. Starts that were reserved
+//! stay where they are when the rate changes: they may come on top.
 //!
 //! The spending of permits is charged whatever the rate has left, and begins when it is charged. It may break that
 //! promise, and has others wait for it: when a charge begins, all that was charged before it, and it itself, fill no more
@@ -16,7 +17,7 @@ use std::{
 };
 
 use super::world::World;
-use crate::ledger::{Charge, Charged, Exchange, Refund, Reply, Tat, WAIT_FOREVER_US};
+use crate::ledger::{Charge, Charged, Exchange, Rate, Refund, Reply, Tat, WAIT_FOREVER_US};
 
 /// All periods are a second, and no count is above this: a multiple of all counts, so that `T` is a whole number.
 const PARTS: i128 = 27_720;
@@ -30,6 +31,8 @@ pub(super) struct Charges {
     /// The cost, after refunds, of all that were ever made, also of those that the store has lost since, by the state that
     /// they left. A refund restores the state before, so several of them may have left the same.
     made: HashMap<(String, Tat), u32>,
+    /// `T` of each rate that a key was asked for, and when last: also a refusal leaves its rate in force.
+    asked: BTreeMap<String, BTreeMap<i128, u64>>,
 }
 
 struct Standing {
@@ -37,18 +40,11 @@ struct Standing {
     start_us: u64,
     /// The spending of a permit: no rate refuses it.
     is_forced: bool,
+    is_reserved: bool,
     cost: u32,
-    /// `T` and burst times `T`, in parts of a microsecond.
-    time: i128,
-    burst: i128,
+    burst: u32,
     tat: Tat,
     at: Duration,
-}
-
-impl Standing {
-    fn fills(&self) -> i128 {
-        i128::from(self.cost) * self.time
-    }
 }
 
 impl Charges {
@@ -63,10 +59,28 @@ impl Charges {
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
     }
 
+    fn ask(&mut self, charge: &Charge, now_us: u64) {
+        let time = time_of(charge.rate);
+        let asked = self.asked.entry(charge.key.to_string()).or_default();
+        asked.insert(time, now_us);
+        asked.retain(|_, last_us| *last_us + 2 * KEPT_US > now_us);
+    }
+
     /// Returns by how much the promises are broken by this charge, in microseconds.
-    fn add(&mut self, charge: &Charge, tat: Tat, start_us: u64, at: Duration) -> i128 {
+    fn add(
+        &mut self,
+        charge: &Charge,
+        tat: Tat,
+        (start_us, is_ahead): (u64, bool),
+        at: Duration,
+    ) -> i128 {
         let rate = charge.rate;
-        let time = i128::from(rate.period_us) * PARTS / i128::from(rate.count);
+        let asked = self.asked.get(&*charge.key);
+        let time = asked.and_then(|asked| Some(*asked.first_key_value()?.0));
+        let (time, changed) = (
+            time.unwrap_or(0),
+            asked.is_some_and(|asked| asked.len() > 1),
+        );
         let charges = self.keys.entry(charge.key.to_string()).or_default();
         charges.retain(|one| one.start_us + KEPT_US > start_us);
         let place = charges.partition_point(|one| one.start_us <= start_us);
@@ -77,9 +91,9 @@ impl Charges {
             Standing {
                 start_us,
                 is_forced,
+                is_reserved: is_ahead,
                 cost: charge.cost,
-                time,
-                burst: i128::from(rate.burst) * time,
+                burst: rate.burst,
                 tat,
                 at,
             },
@@ -87,7 +101,9 @@ impl Charges {
         if is_forced {
             return 0;
         }
-        excess(charges).max(overflow(&charges[..=place])) / PARTS
+        let reserved = charges.iter().filter(|one| one.is_reserved && changed);
+        let on_top: i128 = reserved.map(|one| i128::from(one.cost) * time).sum();
+        (excess(charges, time).max(overflow(&charges[..=place], time)) - on_top) / PARTS
     }
 
     /// `repeated`: the store runs it once more. It cannot tell, and may take back what others were charged.
@@ -125,27 +141,39 @@ impl Charges {
 }
 
 /// By how much more begins in some time than was promised, in parts. Forced charges are not promised.
-fn excess(charges: &[Standing]) -> i128 {
-    let burst = charges.iter().map(|one| one.burst).max().unwrap_or(0);
+fn excess(charges: &[Standing], time: i128) -> i128 {
     let (mut filled, mut first, mut worst) = (0, i128::MIN, i128::MIN);
     for one in charges.iter().filter(|one| !one.is_forced) {
         let start = i128::from(one.start_us) * PARTS;
         first = first.max(start - filled);
-        filled += one.fills();
+        filled += i128::from(one.cost) * time;
         worst = worst.max(filled - start + first);
     }
-    worst - burst
+    worst - largest_burst(charges) * time
+}
+
+fn time_of(rate: Rate) -> i128 {
+    i128::from(rate.period_us) * PARTS / i128::from(rate.count)
+}
+
+fn largest_burst(charges: &[Standing]) -> i128 {
+    charges
+        .iter()
+        .map(|one| one.burst)
+        .max()
+        .unwrap_or(0)
+        .into()
 }
 
 /// By how much the last of them overflows its burst when it begins, in parts.
-fn overflow(charges: &[Standing]) -> i128 {
+fn overflow(charges: &[Standing], time: i128) -> i128 {
     let (mut level, mut last_us, mut burst) = (0, 0, 0);
     for one in charges {
         let drained = i128::from(one.start_us - last_us) * PARTS;
-        level = (level - drained).max(0) + one.fills();
+        level = (level - drained).max(0) + i128::from(one.cost) * time;
         (last_us, burst) = (one.start_us, one.burst);
     }
-    level - burst
+    level - i128::from(burst) * time
 }
 
 impl World {
@@ -156,13 +184,15 @@ impl World {
         for (claim, answer) in exchange.claims.iter().zip(&reply.claims) {
             let Ok(answer) = answer else { continue };
             for (charge, charged) in claim.charges.iter().zip(&answer.charged) {
+                self.charges.ask(charge, reply.now_us);
                 if let Charged::Until { tat, start_us } = *charged {
                     self.totals.charges += 1;
                     let begins_us = match charge.wait_us {
                         WAIT_FOREVER_US => reply.now_us,
                         _ => start_us,
                     };
-                    let excess_us = self.charges.add(charge, tat, begins_us, self.now);
+                    let begins = (begins_us, begins_us > reply.now_us);
+                    let excess_us = self.charges.add(charge, tat, begins, self.now);
                     if excess_us > 0 {
                         self.fail(&format!("rate: {charge:?} is {excess_us} us too soon"));
                     }

@@ -68,7 +68,7 @@ local function claim(first_charge, charges, first_ask, asks)
       error(replies[index + 2], 0)
     end
   end
-  for i = 1, charges do
+  for i = 1, stale and 0 or charges do
     local quoted = quote(first_charge + CHARGE_ARGS * (i - 1))
     quotes[i] = quoted
     refused, later = refused or quoted.refuses, later or quoted.later
@@ -77,16 +77,17 @@ local function claim(first_charge, charges, first_ask, asks)
   if not refused and not later then
     standings, refused = take_slots(first_ask, asks)
   end
-  for _, quoted in ipairs(quotes) do
-    local size, tat = #answer, quoted.tat
+  for i = 1, charges do
+    local size, quoted = #answer, quotes[i]
     if stale or quoted.allowed and refused then
       answer[size + 1] = 0
     elseif not quoted.allowed then
       answer[size + 1] = -quoted.start_us
     else -- CHARGED_REPLY
+      local tat = quoted.tat
       tats[quoted.index], changed[quoted.index] = tat, true
       answer[size + 1], answer[size + 2], answer[size + 3] = quoted.start_us, tat.us, tat.rem
-      answer[size + 4], answer[size + 5] = tat.refunded_us, tat.since_us
+      answer[size + 4], answer[size + 5], answer[size + 6] = tat.since_us, tat.charged, quoted.before_us
     end
   end
   for _, standing in ipairs(standings or fill(asks, stale and STALE or ABSENT)) do
@@ -101,8 +102,11 @@ local function write()
   local TTL_SPARE_MS = 2
   for index in pairs(changed) do
     local tat = tats[index]
-    local text = '%.0f %.0f %s %.0f %.0f'
-    text = string.format(text, tat.us, tat.rem, tat.rate, tat.refunded_us, tat.since_us)
+    local text = '%.0f %.0f %.0f/%.0f/%.0f/%.0f/%.0f/%.0f/%.0f %.0f %.0f'
+    text = string.format(
+      text, tat.us, tat.rem, tat.count, tat.period_us, tat.burst, tat.rounded, tat.before_group, tat.group,
+      tat.start_us, tat.charged, tat.since_us
+    )
     local ttl_ms = math.floor((tat.us - now_us) / 1000) + TTL_SPARE_MS
     call('SET', KEYS[index], text, 'PX', ttl_ms)
   end

@@ -18,8 +18,9 @@
 -- weight, at WEIGHT_AT: its place in DIGITS. The members of a permit are written and removed together: which unit one
 -- stands for is the place in DIGITS of its character at UNIT_AT, or 1 for the id, which has none.
 --
--- The state of a rate is a text, 'us rem count/period_us/burst refunded_us since_us' (see rate.rs): the theoretical
--- arrival time is us + rem / count.
+-- The state of a rate is a text, 'us rem count/period_us/burst/rounded/before_group/group/start_us charged since_us' (see
+-- rate.rs): the theoretical arrival time is us + rem / count. It has five words, as the states of versions without groups,
+-- whose third ends with the burst: each version reads those of the other.
 --
 -- KEYS
 -- ====
@@ -37,8 +38,8 @@
 --            in the end           prefix of the channels for wake-ups
 --                                 replica
 --   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
---   then     for each refund      REFUND_ARGS: index of its state in KEYS, count, period_us, burst, cost;
---                                         us, rem, refunded_us, since_us as the charge left them
+--   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged as the charge left
+--                                         them, and start_us before it
 --   then     for each claim       CLAIM_ARGS: how many charges and asks
 --              for each charge    CHARGE_ARGS: index of its state in KEYS, count, period_us, burst, cost, wait_us,
 --                                         1 if its limit is not enforced, else 0
@@ -59,7 +60,7 @@
 --                                 the numbers of the replica's promoted waiters
 --   then     for each claim       the text of its error; or a list
 --                                 for each charge: 0 (not charged), or the start that the rate would allow, in us with
---                                         a minus, or CHARGED_REPLY: start in us, new us, rem, refunded_us, since_us
+--                                         a minus, or CHARGED_REPLY: start in us, new us, rem, since_us, charged, old start_us
 --                                 a standing for each ask
 --
 -- The number in place of a ledger's list means: no waiters, nothing was adopted, and all permits renewed or acquired

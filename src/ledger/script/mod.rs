@@ -19,7 +19,7 @@ pub(crate) const EXCHANGE_LUA: &str = concat!(
 /// Packed numbers of a record: one for the exchange, one for each ledger.
 pub(crate) const RECORD: usize = 7;
 /// Arguments of a refund.
-pub(crate) const REFUND_ARGS: usize = 9;
+pub(crate) const REFUND_ARGS: usize = 5;
 /// Arguments of a claim before its charges and asks.
 pub(crate) const CLAIM_ARGS: usize = 2;
 /// Arguments of a charge.
@@ -29,7 +29,7 @@ pub(crate) const ASK_ARGS: usize = 3;
 /// Numbers of a ledger's reply before its standings.
 pub(crate) const LEDGER_REPLY: usize = 4;
 /// Numbers of a charge's reply, if it was charged.
-pub(crate) const CHARGED_REPLY: usize = 5;
+pub(crate) const CHARGED_REPLY: usize = 6;
 
 // The options of an ask without a free slot, and standings that are neither a ticket nor a deadline.
 

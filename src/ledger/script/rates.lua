@@ -1,114 +1,200 @@
 
 -- Rates: the arithmetic of rate.rs, where the reasons are. Products are at most 2^52, so all of this is exact.
 
-local REFUND_ARGS = 9
+local REFUND_ARGS = 5
 local tats = {} -- the states of rates by their index in KEYS; false: there is none
 local changed = {} -- those to be written
 
--- The time of a cost, as microseconds and a remainder in parts of the count.
-local function time_of(cost, count, period_us)
-  local parts = cost * period_us
-  local rem = parts % count
-  return (parts - rem) / count, rem
-end
-
-local function stored(index)
-  if tats[index] == nil then
-    local text, tat = call('GET', KEYS[index]), false
-    if text then
-      local us, rem, rate, refunded_us, since_us = string.match(text, '^(%d+) (%d+) (%S+) (%d+) (%d+)$')
-      if not us then
-        error('WRONGTYPE the key of a rate holds something else', 0)
-      end
-      tat = { us = tonumber(us), rem = tonumber(rem), rate = rate }
-      tat.refunded_us, tat.since_us = tonumber(refunded_us), tonumber(since_us)
-    end
-    tats[index] = tat
+-- a * m / d rounded down, and the remainder: for a up to 2^53, and m and d below 2^37.
+local function divided(a, m, d)
+  local MAX_EXACT = 4503599627370496
+  local quotient, rem = 0, a * m
+  if rem <= MAX_EXACT then
+    return (rem - rem % d) / d, rem % d
   end
-  return tats[index]
+  rem = 0
+  for shift = 52, 0, -13 do
+    local sum = rem * 8192 + math.floor(a / 2 ^ shift) % 8192 * m
+    rem = sum % d
+    quotient = quotient * 8192 + (sum - rem) / d
+  end
+  return quotient, rem
 end
 
--- The rate of a charge or a refund, as a state names it.
-local function rate_at(first)
-  return ARGV[first + 1] .. '/' .. ARGV[first + 2] .. '/' .. ARGV[first + 3]
+-- The state of a rate, unless the bucket is empty. One whose rate cannot be read has no count.
+local function stored(index)
+  local MAX_EXACT = 4503599627370496
+  if tats[index] == nil then
+    local text = call('GET', KEYS[index])
+    local us, rem, rate, charged, since_us = string.match(text or '', '^(%d+) (%d+) (%S+) (%d+) (%d+)$')
+    local count, period_us, burst, more = string.match(rate or '', '^(%d+)/(%d+)/(%d+)(.*)$')
+    local rounded, before_group, group, start_us = string.match(more or '', '^/(%d+)/(%d+)/(%d+)/(%d+)$')
+    local tat = {
+      us = tonumber(us), rem = tonumber(rem), charged = tonumber(charged), since_us = tonumber(since_us),
+      rounded = tonumber(rounded), before_group = tonumber(before_group), group = tonumber(group),
+      start_us = tonumber(start_us),
+    }
+    if us and not rounded then
+      -- Written by a version that knew no groups: none of its charges is refunded.
+      tat.charged, tat.since_us, tat.start_us = 0, tat.since_us + 1, tat.us
+      tat.rounded, tat.before_group, tat.group = 0, 0, 0
+    end
+    if text and not us or us and math.max(tat.us, tat.since_us, tat.start_us, tat.charged, tat.group) > 2 * MAX_EXACT then
+      error('WRONGTYPE the key of a rate holds something else', 0)
+    end
+    count, period_us, burst = tonumber(count), tonumber(period_us), tonumber(burst)
+    if count and math.min(count, period_us, burst) > 0 and math.max(count, burst) <= 1000000
+      and period_us <= 86400000000 and burst * period_us <= MAX_EXACT and tat.rem < count then
+      tat.count, tat.period_us, tat.burst = count, period_us, burst
+    end
+    tats[index] = us and tat or false
+  end
+  local tat = tats[index]
+  return tat and (tat.us > now_us or tat.us == now_us and tat.rem > 0) and tat
 end
 
--- The state as this rate counts; nil if it is over. One too far ahead was set before the clock was stepped back.
-local function read(index, rate, burst_us, burst_rem)
+-- Whether a bucket is empty later than its rate remembers with this burst, and the latest such time.
+local function is_forgotten(tat, burst)
   local MAX_WAIT_US = 86400000000
+  local us, rem = divided(burst, tat.period_us, tat.count)
+  us = us + now_us + MAX_WAIT_US
+  return tat.us > us or tat.us == us and tat.rem > rem, us, rem
+end
+
+-- What the bucket contains at the latest start, without these units; negative if they are more.
+local function rest_without(tat, units)
+  local us, rem = divided(units, tat.period_us, tat.count)
+  us, rem = tat.us - tat.start_us - us, tat.rem - rem
+  if rem < 0 then
+    return us - 1, rem + tat.count
+  end
+  return us, rem
+end
+
+-- The state for this rate; nil if the bucket is empty.
+local function read(index, count, period_us, burst)
+  local ROUNDING_PARTS = 68719476736
   local tat = stored(index)
-  if not tat or tat.us < now_us or tat.us == now_us and tat.rem == 0 then
+  if not tat then
     return nil
   end
-  local us, rem, refunded_us, since_us = tat.us, tat.rem, tat.refunded_us, tat.since_us
-  if tat.rate ~= rate then
-    us, rem, refunded_us, since_us = rem > 0 and us + 1 or us, 0, 0, since_us + 1
+  if not tat.count then
+    tat.us, tat.rem = tat.rem > 0 and tat.us + 1 or tat.us, 0
+    tat.count, tat.period_us, tat.burst = count, period_us, burst
   end
-  local ahead_us = us - now_us - MAX_WAIT_US
-  if ahead_us > burst_us or ahead_us == burst_us and rem > burst_rem then
-    us, rem, refunded_us, since_us = now_us + MAX_WAIT_US + burst_us, burst_rem, 0, since_us + 1
+  local forgotten, latest_us, latest_rem = is_forgotten(tat, tat.burst)
+  if forgotten then
+    -- It was set before the clock was stepped back, or holds a debt that is forgotten.
+    tat.us, tat.rem, tat.start_us = latest_us, latest_rem, math.min(tat.start_us, now_us)
+    tat.since_us, tat.charged, tat.before_group, tat.group = tat.since_us + 1, 0, 0, 0
+    changed[index] = true
   end
-  return { us = us, rem = rem, rate = rate, refunded_us = refunded_us, since_us = since_us }
+  if tat.count == count and tat.period_us == period_us then
+    return tat
+  end
+  -- As many units under this rate.
+  local units, parts = divided(tat.us - now_us, tat.count, tat.period_us)
+  parts = parts + tat.rem
+  units, parts = units + math.floor(parts / tat.period_us), parts % tat.period_us
+  local fraction, more = divided(ROUNDING_PARTS, parts, tat.period_us)
+  fraction = (more > 0 and fraction + 1 or fraction) - tat.rounded
+  if fraction < 0 then
+    units, fraction = units - 1, fraction + ROUNDING_PARTS
+  end
+  if units < 0 then
+    units, fraction = 0, 0
+  end
+  local rest, below = divided(fraction, period_us, ROUNDING_PARTS)
+  local us, rem = divided(units, period_us, count)
+  rem = rem + (below > 0 and rest + 1 or rest)
+  local converted = {
+    us = now_us + us + math.floor(rem / count), rem = rem % count, count = count, period_us = period_us, burst = burst,
+    rounded = below > 0 and math.floor((ROUNDING_PARTS - below) / period_us) or 0,
+    since_us = tat.since_us, charged = tat.charged, before_group = tat.before_group, group = tat.group,
+    start_us = math.max(tat.start_us, now_us),
+  }
+  if is_forgotten(converted, burst) then
+    return tat
+  end
+  tats[index], changed[index] = converted, true
+  return converted
 end
 
 -- Takes back what is left of a charge.
 local function refund(first)
-  local MAX_EXACT = 4503599627370496
-  local index, count, period_us = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
-  local burst_us, burst_rem = time_of(tonumber(ARGV[first + 3]), count, period_us)
-  local cost_us, cost_rem = time_of(tonumber(ARGV[first + 4]), count, period_us)
-  local tat = read(index, rate_at(first), burst_us, burst_rem)
-  local refunded_us = tonumber(ARGV[first + 7])
-  if not tat or tat.since_us ~= tonumber(ARGV[first + 8]) or tat.refunded_us < refunded_us then
+  local index, cost, charged = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 3])
+  local tat = stored(index)
+  if not tat or not tat.count or tat.since_us ~= tonumber(ARGV[first + 2]) or tat.charged < charged then
     return
   end
-  local top_us, top_rem = tonumber(ARGV[first + 5]) - (tat.refunded_us - refunded_us), tonumber(ARGV[first + 6])
-  local is_last = top_us == tat.us and top_rem == tat.rem
-  local ahead_us = tat.us - now_us
-  if top_us > tat.us or top_us == tat.us and top_rem > tat.rem then
-    return
+  local since = tat.charged - charged
+  local later = since
+  if charged > tat.before_group then
+    tat.group = math.max(tat.group - cost, 0)
+    later = math.min(since, tat.group)
   end
-  if is_last and (ahead_us > cost_us or ahead_us == cost_us and tat.rem >= cost_rem) then
-    tat.us, tat.rem = tat.us - cost_us, tat.rem - cost_rem
-    if tat.rem < 0 then
-      tat.us, tat.rem = tat.us - 1, tat.rem + count
-    end
-    tats[index], changed[index] = tat, true
-    return
+  local us, rem = divided(cost, tat.period_us, tat.count)
+  local rest_us, rest_rem = rest_without(tat, later)
+  if since == 0 then
+    tat.charged = math.max(tat.charged - cost, 0)
+    tat.before_group = math.min(tat.before_group, tat.charged)
+    tat.start_us = math.max(tonumber(ARGV[first + 4]), math.min(tat.start_us, now_us))
+  elseif rest_us < 0 then
+    us, rem = 0, 0
+  elseif rest_us < us or rest_us == us and rest_rem < rem then
+    us, rem = rest_us, rest_rem
   end
-  local share_us = math.min(cost_us, top_us - now_us)
-  if share_us <= 0 or (ahead_us > burst_us or ahead_us == burst_us and tat.rem > burst_rem) and not is_last then
-    return
+  tat.us, tat.rem = tat.us - us, tat.rem - rem
+  if tat.rem < 0 then
+    tat.us, tat.rem = tat.us - 1, tat.rem + tat.count
   end
-  tat.us, tat.refunded_us = tat.us - share_us, tat.refunded_us + share_us
-  if tat.refunded_us > MAX_EXACT then
-    tat.refunded_us, tat.since_us = 0, tat.since_us + 1
+  if tat.us < now_us then
+    tat.us, tat.rem = now_us, 0
   end
-  tats[index], changed[index] = tat, true
+  changed[index] = true
 end
 
 -- The state that a charge would leave, and when the request may start. Nothing is charged yet.
 local function quote(first)
+  local MAX_EXACT = 4503599627370496
+  local WAIT_FOREVER_US = 4503599627370496
   local index, count, period_us = tonumber(ARGV[first]), tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
   local burst, cost = tonumber(ARGV[first + 3]), tonumber(ARGV[first + 4])
   local shadow = ARGV[first + 6] == '1'
   local wait_us = shadow and 0 or tonumber(ARGV[first + 5])
-  local rate = rate_at(first)
-  local tat = read(index, rate, time_of(burst, count, period_us))
-    or { us = now_us, rem = 0, rate = rate, refunded_us = 0, since_us = now_us }
-  -- It may start as soon as what was there before leaves room for it.
-  local room_us, room_rem = time_of(burst - cost, count, period_us)
-  local ahead_us = tat.us - now_us - room_us
-  ahead_us = math.max(tat.rem > room_rem and ahead_us + 1 or ahead_us, 0)
-  local cost_us, cost_rem = time_of(cost, count, period_us)
-  tat.us, tat.rem = tat.us + cost_us, tat.rem + cost_rem
+  local before = read(index, count, period_us, burst) or {
+    us = now_us, rem = 0, count = count, period_us = period_us, burst = burst, rounded = 0,
+    since_us = now_us, charged = 0, before_group = 0, group = 0, start_us = now_us,
+  }
+  -- The rate in force. It is another one if more is used than this one can remember.
+  local keeps_name = count ~= before.count or period_us ~= before.period_us or is_forgotten(before, burst)
+  count, period_us = before.count, before.period_us
+  local tat = {
+    count = count, period_us = period_us, burst = keeps_name and before.burst or burst,
+    rounded = before.rounded, since_us = before.since_us,
+    charged = before.charged, before_group = before.before_group, group = before.group,
+  }
+  if tat.charged + cost > MAX_EXACT then
+    tat.since_us, tat.charged, tat.before_group, tat.group = tat.since_us + 1, 0, 0, 0
+  end
+  local us, rem = divided(cost, period_us, count)
+  tat.us, tat.rem = before.us + us, before.rem + rem
   if tat.rem >= count then
     tat.us, tat.rem = tat.us + 1, tat.rem - count
   end
-  local allowed = ahead_us <= wait_us
+  -- It may start as soon as what was there before leaves room for it.
+  us, rem = divided(burst - cost, period_us, count)
+  us = before.us - us
+  local start_us = math.max(before.rem > rem and us + 1 or us, now_us)
+  tat.start_us = math.max(before.start_us, wait_us == WAIT_FOREVER_US and now_us or start_us)
+  tat.charged, tat.group = tat.charged + cost, tat.group + cost
+  if rest_without(tat, tat.group) < 0 then
+    tat.before_group, tat.group = tat.charged - cost, cost
+  end
+  local allowed = start_us - now_us <= wait_us
   return {
-    index = index, tat = tat, start_us = now_us + ahead_us,
-    allowed = allowed, refuses = not allowed and not shadow, later = allowed and ahead_us > 0,
+    index = index, tat = tat, before_us = before.start_us, start_us = start_us,
+    allowed = allowed, refuses = not allowed and not shadow, later = allowed and start_us > now_us,
   }
 end
 

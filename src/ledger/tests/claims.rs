@@ -383,6 +383,58 @@ fn refunds_come_before_the_claims_of_their_exchange() {
     assert_eq!(start_us(&again.charged[0]), twins.now_us);
 }
 
+/// Of versions without groups, with rates that nothing can be counted by, and with numbers that no version writes.
+#[test]
+fn a_state_of_another_version_or_of_none_is_read_or_refused() {
+    let mut twins = Twins::start();
+    let now_us = twins.now_us;
+    let too_soon = |after_us| Some(start_us_of(now_us + after_us));
+    let far = u64::MAX;
+    for (state, expected) in [
+        (
+            format!("{} 0 1/1000000/1 0 {now_us}", now_us + 500_000),
+            too_soon(500_000),
+        ),
+        // Half a unit of the other rate is half a unit.
+        (
+            format!("{} 0 1/2000000/1 7 {now_us}", now_us + 1_000_000),
+            too_soon(500_000),
+        ),
+        (
+            format!("{} 1 nonsense 0 {now_us}", now_us + 499_999),
+            too_soon(500_000),
+        ),
+        (
+            format!("{} 0 0/0/0/0/0/0/0 0 {now_us}", now_us + 500_000),
+            too_soon(500_000),
+        ),
+        (
+            format!("{} 9 1/1000000/{far}/9/9/9/9 0 {now_us}", now_us + 499_999),
+            too_soon(500_000),
+        ),
+        // It was set before the clock was stepped back.
+        (
+            format!("{} 0 1/1000000/1/0/0/0/0 0 {now_us}", 4 * now_us),
+            too_soon(86_401_000_000),
+        ),
+        (format!("{far} 0 1/1000000/1/0/0/0/0 0 {now_us}"), None),
+        (format!("{now_us} 1 1/1000000/1/0/0/0/0 {far} {far}"), None),
+    ] {
+        twins.script.server.cli(&["SET", RATE_KEYS[0], &state]);
+        let exchange = Exchange {
+            claims: vec![charged([charge(0)], Claim::default())],
+            ..twins.exchange_of(A, Vec::new())
+        };
+        let (reply, _) = twins.script.exchange(&exchange, true, now_us);
+        let answer = reply.claims[0].as_ref().ok().map(|claim| claim.charged[0]);
+        assert_eq!(answer, expected, "{state}");
+    }
+}
+
+fn start_us_of(start_us: u64) -> Charged {
+    Charged::TooSoon { start_us }
+}
+
 #[test]
 fn the_key_of_a_rate_expires_when_its_state_is_over() {
     let mut twins = Twins::start();

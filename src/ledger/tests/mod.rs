@@ -3,6 +3,7 @@
 #[cfg(feature = "redis")]
 mod claims;
 mod rates;
+mod refunds;
 #[cfg(feature = "redis")]
 mod reuse;
 #[cfg(feature = "redis")]

@@ -10,22 +10,22 @@ use proptest::prelude::*;
 
 use crate::{
     ledger::{
-        Charged, Rate, Tat,
-        rate::{MAX_BURST, MAX_WAIT_US},
+        Charged, Rate, RateState, Tat,
+        rate::{MAX_BURST, MAX_EXACT, MAX_WAIT_US},
     },
     limit::{MAX_LIMIT, MAX_WAIT},
 };
 
 const START_US: u64 = 1_763_600_000_000_000;
 
-fn rate(count: u32, period_us: u64, burst: u32) -> Rate {
+pub(super) fn rate(count: u32, period_us: u64, burst: u32) -> Rate {
     Rate::new(count, Duration::from_micros(period_us), burst)
 }
 
 /// The key of a rate, a clock, and all charges so far.
 struct Bucket {
     rate: Rate,
-    state: Option<Tat>,
+    state: Option<RateState>,
     now_us: u64,
     granted: Vec<Granted>,
 }
@@ -49,9 +49,11 @@ impl Bucket {
     }
 
     fn charge(&mut self, cost: u32, wait_us: u64) -> Charged {
-        let charged = self.rate.charge(self.state, self.now_us, cost, wait_us);
+        let convert = |state| self.rate.convert(state, self.now_us);
+        self.state = self.state.map(convert);
+        let (charged, after) = self.rate.charge(self.state, self.now_us, cost, wait_us);
         if let Charged::Until { tat, start_us } = charged {
-            self.state = Some(tat);
+            self.state = Some(after);
             self.granted.push(Granted {
                 cost,
                 start_us,
@@ -76,15 +78,12 @@ impl Bucket {
         let granted = &mut self.granted[number];
         granted.stands = false;
         if let Some(state) = self.state {
-            let new = self
-                .rate
-                .refund(state, granted.tat, granted.cost, self.now_us);
-            self.state = Some(new);
+            self.state = Some(state.refund(granted.tat, granted.cost, self.now_us));
         }
     }
 
     fn remaining(&self) -> u32 {
-        let remaining = |state| self.rate.remaining(state, self.now_us);
+        let remaining = |state: RateState| self.rate.remaining(state.tat(), self.now_us);
         self.state.map_or(self.rate.burst, remaining)
     }
 
@@ -265,7 +264,7 @@ fn remaining_is_what_may_start_at_once() {
     assert_eq!(bucket.remaining(), 2);
     bucket.charge(2, 0);
     assert_eq!(bucket.remaining(), 0);
-    let Some(state) = bucket.state else {
+    let Some(state) = bucket.state.map(RateState::tat) else {
         unreachable!()
     };
     let next_us = bucket.rate.next_at_us(state, bucket.now_us);
@@ -318,13 +317,15 @@ fn what_has_run_out_is_not_refunded() {
     bucket.charge(1, 0);
     bucket.charge(1, 0);
     bucket.now_us += 1_500_000;
-    // The first has run out; half of the second has.
-    bucket.refund(0);
-    assert_eq!(bucket.remaining(), 2);
-    bucket.refund(1);
-    assert_eq!(bucket.remaining(), 3);
-    bucket.charge(3, 0);
+    bucket.charge(2, 0);
     assert_eq!(bucket.remaining(), 0);
+    // The first had run out before the third came, and half of the second.
+    bucket.refund(0);
+    assert_eq!(bucket.remaining(), 0);
+    bucket.refund(1);
+    assert_eq!(bucket.remaining(), 1);
+    bucket.refund(2);
+    assert_eq!(bucket.remaining(), 3);
 }
 
 #[test]
@@ -338,6 +339,8 @@ fn a_refund_takes_nothing_of_what_came_later() {
     // Only a tenth of the second is left, since the first is gone. The third stands, and takes ten.
     bucket.refund(1);
     assert_eq!(bucket.state.unwrap().us, bucket.now_us + 10);
+    bucket.refund(2);
+    assert_eq!(bucket.remaining(), 10);
 }
 
 #[test]
@@ -382,13 +385,14 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
         // One more behind it, which stays where it is.
         bucket.charge(1, 0);
         bucket.refund(2 * round - 1);
-        let Tat {
-            us, refunded_us, ..
-        } = bucket.state.unwrap();
+        let RateState { us, charged, .. } = bucket.state.unwrap();
         assert_eq!(us, START_US + day.time_of(1 + round as u32));
-        assert!(refunded_us <= 1 << 52, "{refunded_us}");
+        assert_eq!(charged, 1 + round as u64 * 52_001);
     }
-    // The position of a charge from before the reset is not known any more.
+    bucket.state.as_mut().unwrap().charged = MAX_EXACT;
+    bucket.charge(1, 0);
+    assert_eq!(bucket.state.unwrap().charged, 1);
+    // How much was charged since a charge from before is not known any more.
     let state = bucket.state;
     bucket.refund(0);
     assert_eq!(bucket.state, state);
@@ -399,48 +403,70 @@ fn refunds_for_ever_keep_the_arithmetic_exact() {
 fn all_reserved_starts_are_refunded_in_the_end() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
     bucket.charge(1, 0);
-    let before = bucket.state;
+    let counted = |bucket: &Bucket| {
+        let state = bucket.state.unwrap();
+        (state.us, state.rem, state.charged, state.start_us)
+    };
+    let before = counted(&bucket);
     for _ in 0..5 {
         bucket.charge(1, 10_000_000);
     }
     for number in (1..=5).rev() {
         bucket.refund(number);
     }
-    assert_eq!(bucket.state, before);
+    assert_eq!(counted(&bucket), before);
 }
 
 #[test]
-fn a_rate_that_changed_rounds_in_its_own_favour() {
+fn use_stays_when_a_rate_changes() {
     let mut bucket = Bucket::new(rate(7, 1_000_000, 1));
     bucket.charge(1, 0);
     bucket.rate = rate(3, 1_000_000, 1);
-    assert_eq!(bucket.after_us(1, 0), Err(142_858));
-    bucket.now_us += 142_858;
+    // One start of three in a second, as it was one of seven.
+    assert_eq!(bucket.after_us(1, 0), Err(333_334));
+    bucket.now_us += 333_334;
     assert_eq!(bucket.after_us(1, 0), Ok(0));
     assert_eq!(bucket.after_us(1, 0), Err(333_334));
 }
 
-/// Only the rate that reserved a start knows how far it is before the end of the bucket.
+/// What a refused request was told is true: from then on the bucket drains at the new rate.
 #[test]
-fn nothing_is_refunded_below_a_start_that_another_rate_has_reserved() {
-    let one = rate(3, 1_000_000, 3);
-    // Another count, another period, another burst.
-    for other in [
-        rate(7, 1_000_000, 3),
-        rate(3, 500_000, 3),
-        rate(3, 1_000_000, 2),
-    ] {
-        let mut bucket = Bucket::new(one);
-        bucket.charge(3, 0);
-        bucket.charge(3, 5_000_000);
-        bucket.rate = other;
-        bucket.charge(2, 5_000_000);
-        bucket.now_us += 1_500_000;
-        let state = bucket.state.unwrap();
-        let charged = bucket.granted[1].tat;
-        let refunded = one.refund(state, charged, 3, bucket.now_us);
-        assert_eq!(refunded.us, state.us, "{other:?}");
+fn a_raised_rate_blocks_for_less_time() {
+    const DAY_US: u64 = 86_400_000_000;
+    for (count, seconds) in [(100_000, 38_880), (1_000_000, 3_888), (40_000, 97_200)] {
+        let mut bucket = Bucket::new(rate(100_000, DAY_US, 100_000));
+        bucket.charge(95_000, 0);
+        bucket.rate = rate(count, DAY_US, 100_000);
+        let rest_us = seconds * 1_000_000;
+        assert_eq!(bucket.after_us(50_000, 0), Err(rest_us), "{count}");
+        bucket.now_us += rest_us - 1;
+        assert_eq!(bucket.after_us(50_000, 0), Err(1), "{count}");
+        bucket.now_us += 1;
+        assert_eq!(bucket.after_us(50_000, 0), Ok(0), "{count}");
     }
+}
+
+/// A rate of 1,000 a day remembers 2,000. The rest drains at the rate that has admitted it.
+#[test]
+fn a_slower_rate_forgets_nothing_that_a_faster_one_has_admitted() {
+    const DAY_US: u64 = 86_400_000_000;
+    let (fast, slow) = (
+        rate(1_000_000, DAY_US, 1_000_000),
+        rate(1_000, DAY_US, 1_000),
+    );
+    let mut bucket = Bucket::new(fast);
+    bucket.charge(95_000, 0);
+    for _ in 0..10 {
+        bucket.rate = slow;
+        assert!(bucket.after_us(1, 0).is_err());
+        assert!(bucket.charge(10, crate::ledger::WAIT_FOREVER_US) != Charged::Not);
+        bucket.rate = fast;
+        bucket.charge(1, 0);
+    }
+    assert_eq!(bucket.remaining(), 1_000_000 - 95_000 - 110);
+    bucket.now_us += fast.time_of(95_110 - 2_000);
+    bucket.rate = slow;
+    assert_eq!(bucket.after_us(1, 0), Err(slow.time_of(1_001)));
 }
 
 #[test]
@@ -450,7 +476,7 @@ fn a_clock_stepped_back_blocks_no_key_for_longer_than_the_longest_wait() {
     bucket.now_us -= 365 * 86_400_000_000;
     assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
     bucket.now_us += 86_401_000_000;
-    assert_eq!(bucket.after_us(1, 0), Err(86_401_000_000));
+    assert_eq!(bucket.after_us(1, 0), Ok(0));
 }
 
 /// The ledger imports nothing from above it, so it has these bounds too.

@@ -14,7 +14,7 @@ use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
         EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, Tat, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
+        Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
         weighing,
     },
     redis_server::RedisServer,
@@ -291,7 +291,7 @@ impl Script {
                 continue;
             }
             let state: String = self.query("GET", &[&key]);
-            if tat(&state).is_over(now_us) {
+            if is_over(&state, now_us) {
                 self.query::<u8>("DEL", &[&key]);
             } else {
                 content.rates.insert(key, state);
@@ -307,23 +307,9 @@ impl Script {
     }
 }
 
-fn tat(state: &str) -> Tat {
-    let parts: Vec<&str> = state.split([' ', '/']).collect();
-    let numbers: Vec<u64> = parts.iter().map(|part| part.parse().unwrap()).collect();
-    let [us, rem, count, period_us, burst, refunded_us, since_us] = numbers[..] else {
-        panic!("{state} is no state of a rate");
-    };
-    Tat {
-        us,
-        rem: rem as u32,
-        rate: Rate {
-            count: count as u32,
-            period_us,
-            burst: burst as u32,
-        },
-        refunded_us,
-        since_us,
-    }
+fn is_over(state: &str, now_us: u64) -> bool {
+    let mut numbers = state.split(' ').map(|part| part.parse().unwrap());
+    (numbers.next(), numbers.next()) <= (Some(now_us), Some(0))
 }
 
 /// Replaces what must occur exactly once.
@@ -508,7 +494,6 @@ pub(super) fn refunds_of<'a>(
     both.filter_map(|(charge, charged)| match *charged {
         Charged::Until { tat, .. } => Some(Refund {
             key: charge.key.clone(),
-            rate: charge.rate,
             cost: charge.cost,
             charged: tat,
         }),

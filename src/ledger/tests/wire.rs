@@ -7,7 +7,7 @@ use crate::{
         EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
         machine::queue::MAX_PASSED,
         more_members,
-        rate::{MAX_EXACT, MAX_WAIT_US},
+        rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
         script::{
             ABSENT, ASK_ARGS, CHARGE_ARGS, CHARGED_REPLY, CLAIM_ARGS, FULL, IF_FREE, LEDGER_REPLY,
             QUEUE_FULL, RECORD, REFUND_ARGS, STALE, WAIT,
@@ -56,6 +56,8 @@ fn the_script_has_the_constants_of_this_process() {
         ("RIGHT_MS", RIGHT_MS),
         ("MAX_WAIT_US", MAX_WAIT_US),
         ("MAX_EXACT", MAX_EXACT),
+        ("WAIT_FOREVER_US", WAIT_FOREVER_US),
+        ("ROUNDING_PARTS", ROUNDING_PARTS),
     ] {
         assert_eq!(constants.get(name), Some(&&*value.to_string()), "{name}");
     }

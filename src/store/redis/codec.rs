@@ -32,8 +32,6 @@ const RECALLS: u64 = 4;
 const KEEPS: u64 = 8;
 const WEIGHS: u64 = 16;
 
-/// Arguments of a rate, with which those of a refund and of a charge begin.
-const RATE_ARGS: usize = 5;
 /// Parts of a wake-up, of which the last may have spaces.
 const WAKE_PARTS: usize = 4;
 
@@ -282,33 +280,25 @@ impl<'a> RateKeys<'a> {
     }
 
     fn refund_args(&self, refund: &Refund) -> [u64; REFUND_ARGS] {
-        let [index, count, period_us, burst, cost] =
-            self.rate_args(&refund.key, refund.rate, refund.cost);
-        let charged = refund.charged;
-        [
-            index,
-            count,
-            period_us,
-            burst,
-            cost,
-            charged.us,
-            charged.rem.into(),
-            charged.refunded_us,
-            charged.since_us,
-        ]
+        let Tat {
+            since_us,
+            charged,
+            before_us,
+            ..
+        } = refund.charged;
+        let (index, cost) = (self.indexes[&*refund.key] as u64, refund.cost.into());
+        [index, cost, since_us, charged, before_us]
     }
 
     fn charge_args(&self, charge: &Charge) -> [u64; CHARGE_ARGS] {
-        let [index, count, period_us, burst, cost] =
-            self.rate_args(&charge.key, charge.rate, charge.cost);
-        let shadow = charge.shadow.into();
+        let Rate {
+            count,
+            period_us,
+            burst,
+        } = charge.rate;
+        let (index, shadow) = (self.indexes[&*charge.key] as u64, charge.shadow.into());
+        let [count, burst, cost] = [count, burst, charge.cost].map(u64::from);
         [index, count, period_us, burst, cost, charge.wait_us, shadow]
-    }
-
-    fn rate_args(&self, key: &str, rate: Rate, cost: u32) -> [u64; RATE_ARGS] {
-        let index = self.indexes[key] as u64;
-        let [count, burst, cost] = [rate.count, rate.burst, cost].map(u64::from);
-        [index, count, rate.period_us, burst, cost]
     }
 
     fn encode_claim(&self, cmd: &mut Cmd, replica: &str, claim: &Claim) {
@@ -357,15 +347,16 @@ fn decode_charged(charge: &Charge, parts: &mut dyn Iterator<Item = Value>) -> Op
             start_us: start.unsigned_abs(),
         },
         start => {
-            let [us, rem, refunded_us, since_us] = integers::<{ CHARGED_REPLY - 1 }>(parts)?;
+            let [us, rem, since_us, charged, before_us] = integers::<{ CHARGED_REPLY - 1 }>(parts)?;
             Charged::Until {
                 start_us: start as u64,
                 tat: Tat {
                     us: us.try_into().ok()?,
                     rem: rem.try_into().ok()?,
                     rate: charge.rate,
-                    refunded_us: refunded_us.try_into().ok()?,
                     since_us: since_us.try_into().ok()?,
+                    charged: charged.try_into().ok()?,
+                    before_us: before_us.try_into().ok()?,
                 },
             }
         }

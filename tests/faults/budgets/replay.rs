@@ -12,65 +12,96 @@ pub(super) const BURST: u64 = 60_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Replay {
     bucket: Option<Bucket>,
-    /// Refunds that came to nothing, as they may below a debt.
-    pub(super) void: u64,
-    /// Refunds that gave back whole microseconds only.
-    pub(super) rounded: u64,
+    /// What refunds did not give back, in parts of a microsecond.
+    pub(super) kept_back: i128,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     /// When it is empty, in parts of a microsecond, `COUNT` to one.
     end: i128,
-    refunded_us: u64,
     since_us: u64,
+    /// Charged since then; and of that, what was charged before the current group.
+    charged: u64,
+    before_group: u64,
+    /// What stands of the group.
+    group: u64,
+    start_us: u64,
+}
+
+impl Bucket {
+    /// When it is empty without this much.
+    fn without(&self, cost: u64) -> i128 {
+        self.end - time_of(cost)
+    }
 }
 
 impl Replay {
-    pub(super) fn charge(&mut self, now_us: u64, charge: &Charge) {
-        let mut bucket = self.filled(now_us).unwrap_or(Bucket {
+    /// Returns its end, and what the charge is called.
+    pub(super) fn charge(&mut self, now_us: u64, charge: &Charge) -> ([u64; 2], State) {
+        let bucket = self.filled(now_us).unwrap_or(Bucket {
             end: parts(now_us),
-            refunded_us: 0,
             since_us: now_us,
+            charged: 0,
+            before_group: 0,
+            group: 0,
+            start_us: now_us,
         });
-        bucket.end += time_of(charge.cost);
-        self.bucket = Some(bucket);
+        // Nobody waits for a start that is ahead.
+        let mut after = Bucket {
+            end: bucket.end + time_of(charge.cost),
+            charged: bucket.charged + charge.cost,
+            group: bucket.group + charge.cost,
+            start_us: now_us.max(bucket.start_us),
+            ..bucket
+        };
+        if after.without(after.group) < parts(after.start_us) {
+            (after.before_group, after.group) = (bucket.charged, charge.cost);
+        }
+        self.bucket = Some(after);
+        (
+            end(&after),
+            [after.since_us, after.charged, bucket.start_us],
+        )
     }
 
-    /// Returns whether something was given back.
     pub(super) fn refund(&mut self, now_us: u64, refund: &Refund) {
-        match self.share_of(now_us, refund) {
-            Some(after) => {
-                self.rounded += u64::from(after.refunded_us > 0);
-                self.bucket = Some(after);
-            }
-            None => self.void += refund.cost,
-        }
+        let back = self.give_back(now_us, refund).unwrap_or(0);
+        self.kept_back += time_of(refund.cost) - back;
     }
 
-    fn share_of(&self, now_us: u64, refund: &Refund) -> Option<Bucket> {
+    /// Returns how much; `None` if the charge is not of this filling, or was lost.
+    fn give_back(&mut self, now_us: u64, refund: &Refund) -> Option<i128> {
         let mut bucket = self.filled(now_us)?;
-        let [us, rem, refunded_us, since_us] = refund.charged;
-        // Of this filling, and not from before a loss.
-        let below_us = bucket.refunded_us.checked_sub(refunded_us);
-        let below_us = below_us.filter(|_| since_us == bucket.since_us)?;
-        let top = parts(us) + i128::from(rem) - parts(below_us);
-        let (is_last, undrained) = (top == bucket.end, top - parts(now_us));
-        let in_debt = bucket.end > parts(now_us) + time_of(BURST);
-        if top > bucket.end {
+        let [since_us, charged, before_us] = refund.charged;
+        if since_us != bucket.since_us || charged > bucket.charged {
             return None;
         }
-        if is_last && undrained >= time_of(refund.cost) {
-            bucket.end -= time_of(refund.cost);
-            return Some(bucket);
+        let since = bucket.charged - charged;
+        let is_of_group = charged > bucket.before_group;
+        if is_of_group {
+            bucket.group = bucket.group.saturating_sub(refund.cost);
         }
-        let share_us = time_of(refund.cost).min(undrained) / i128::from(COUNT);
-        if share_us <= 0 || in_debt && !is_last {
-            return None;
+        // All that may have come later.
+        let later = if is_of_group {
+            since.min(bucket.group)
+        } else {
+            since
+        };
+        let lowest = match since {
+            0 => i128::MIN,
+            _ => parts(bucket.start_us) + time_of(later),
+        };
+        if since == 0 {
+            bucket.charged = bucket.charged.saturating_sub(refund.cost);
+            bucket.before_group = bucket.before_group.min(bucket.charged);
+            bucket.start_us = before_us.max(bucket.start_us.min(now_us));
         }
-        bucket.end -= share_us * i128::from(COUNT);
-        bucket.refunded_us += share_us as u64;
-        Some(bucket)
+        let end = bucket.without(refund.cost).max(lowest).max(parts(now_us));
+        let back = (bucket.end - end).max(0);
+        bucket.end -= back;
+        self.bucket = Some(bucket);
+        Some(back)
     }
 
     /// Unless all has drained.
@@ -82,11 +113,21 @@ impl Replay {
         self.bucket = None;
     }
 
-    pub(super) fn state(&self) -> Option<State> {
+    /// The text in the store.
+    pub(super) fn text(&self) -> Option<String> {
         let bucket = self.bucket?;
-        let count = i128::from(COUNT);
-        let [us, rem] = [bucket.end / count, bucket.end % count].map(|part| part as u64);
-        Some([us, rem, bucket.refunded_us, bucket.since_us])
+        let ([us, rem], rate) = (end(&bucket), format!("{COUNT}/{PERIOD_US}/{BURST}"));
+        let Bucket {
+            since_us,
+            charged,
+            before_group,
+            group,
+            start_us,
+            ..
+        } = bucket;
+        Some(format!(
+            "{us} {rem} {rate}/0/{before_group}/{group}/{start_us} {charged} {since_us}"
+        ))
     }
 
     /// What is counted, in parts of a microsecond.
@@ -96,10 +137,9 @@ impl Replay {
     }
 }
 
-/// The text in the store.
-pub(super) fn text(state: State) -> String {
-    let [us, rem, refunded_us, since_us] = state;
-    format!("{us} {rem} {COUNT}/{PERIOD_US}/{BURST} {refunded_us} {since_us}")
+fn end(bucket: &Bucket) -> [u64; 2] {
+    let count = i128::from(COUNT);
+    [bucket.end / count, bucket.end % count].map(|part| part as u64)
 }
 
 /// The time that a cost fills.

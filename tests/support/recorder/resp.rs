@@ -155,7 +155,8 @@ fn charged(charges: Vec<(String, u64, u64)>, answer: &Value) -> Vec<Charge> {
             key,
             cost,
             wait_us,
-            state: [(); 4].map(|()| next() as u64),
+            end: [(); 2].map(|()| next() as u64),
+            state: [(); 3].map(|()| next() as u64),
         })
     });
     made.collect()
@@ -178,7 +179,7 @@ impl Arguments<'_> {
     }
 
     fn refund(&mut self) -> Refund {
-        let [index, _, _, _, cost] = self.numbers();
+        let [index, cost] = self.numbers();
         Refund {
             key: self.key(index),
             cost,
