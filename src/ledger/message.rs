@@ -109,6 +109,8 @@ pub(crate) struct Claim {
     pub(crate) charges: Vec<Charge>,
     /// In the order in which slots are taken, which must be the same in all replicas: otherwise claims could deadlock.
     pub(crate) asks: Vec<ClaimAsk>,
+    /// The ticket with which it was first enqueued, in any ledger: its place in the next queue is by this ticket.
+    pub(crate) ticket: Option<i64>,
 }
 
 /// One slot of a claim.
@@ -216,6 +218,15 @@ pub(crate) enum Standing {
     QueueFull,
     /// Refused: the exchange ran after its `not_after_us`.
     Stale,
+}
+
+impl Standing {
+    pub(crate) fn ticket(&self) -> Option<i64> {
+        match *self {
+            Self::Waiting { ticket } => Some(ticket),
+            _ => None,
+        }
+    }
 }
 
 /// A waiter that was granted a slot.

@@ -19,7 +19,7 @@ use crate::{
         queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, QueueId, ReportOutcome},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Standing, Wake},
     limit::Limit,
     store::{Event, ExchangeError, Failure, StoreError},
     telemetry::StoreState,
@@ -301,7 +301,7 @@ impl Core {
         self.refunds.clear();
         self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
-            claim.asking_since = None;
+            (claim.asking_since, claim.ticket) = (None, None);
         }
         let availability = self.ctx.availability;
         self.report_all_here();
@@ -452,6 +452,8 @@ impl Core {
         }
         if let Some(claim) = sent.asker.claim().and_then(|id| self.claims.get_mut(&id)) {
             claim.asking_since = None;
+            let tickets = answer.standings.iter().filter_map(Standing::ticket);
+            claim.ticket = claim.ticket.or(tickets.min());
         }
         self.charged(sent, &answer.charged, at.store_us);
         stale
