@@ -180,6 +180,13 @@ pub(crate) struct ClaimReply {
     pub(crate) standings: Vec<Standing>,
 }
 
+impl ClaimReply {
+    /// The ticket with which it was enqueued.
+    pub(crate) fn ticket(&self) -> Option<i64> {
+        self.standings.iter().find_map(Standing::ticket)
+    }
+}
+
 /// One ledger's answer: its state after the exchange, and the outcome for each permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BatchReply {

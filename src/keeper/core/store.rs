@@ -19,7 +19,7 @@ use crate::{
         queue::{PendingBatch, StoreMoment},
     },
     leases::{Paid, QueueId, ReportOutcome},
-    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Standing, Wake},
+    ledger::{Batch, Charged, Claim, ClaimReply, Exchange, LedgerError, Seq, Wake},
     limit::Limit,
     store::{Event, ExchangeError, Failure, StoreError},
     telemetry::StoreState,
@@ -452,8 +452,7 @@ impl Core {
         }
         if let Some(claim) = sent.asker.claim().and_then(|id| self.claims.get_mut(&id)) {
             claim.asking_since = None;
-            let tickets = answer.standings.iter().filter_map(Standing::ticket);
-            claim.ticket = claim.ticket.or(tickets.min());
+            claim.ticket = claim.ticket.or(answer.ticket());
         }
         self.charged(sent, &answer.charged, at.store_us);
         stale

@@ -149,10 +149,7 @@ impl Queue {
             (false, true) => Want::Now,
             (false, false) => Want::Wait,
         };
-        self.send_leg(ctx, seq);
-        if !has_room {
-            self.note_asking(seq);
-        }
+        self.send_leg(ctx, seq, has_room);
         Some(want)
     }
 

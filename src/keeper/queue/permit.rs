@@ -73,8 +73,11 @@ impl Queue {
     }
 
     /// A parked leg is sent.
-    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
         self.set(ctx, seq, State::unsent(ctx.now));
+        if !has_room {
+            self.note_asking(seq);
+        }
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.send(ctx.now);
         }
@@ -378,7 +381,7 @@ impl Queue {
     }
 
     /// A slot that comes free goes to this request, until the store has answered it.
-    pub(super) fn note_asking(&mut self, seq: Seq) {
+    fn note_asking(&mut self, seq: Seq) {
         if let Some(pooled) = &mut self.pooled {
             if !mem::replace(&mut pooled.withholds, true) {
                 pooled.pool.withhold();

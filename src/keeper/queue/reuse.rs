@@ -137,7 +137,7 @@ impl Queue {
     }
 
     /// Drops requests that were answered from those that slots go to first. After the last one, newcomers may use the pool.
-    pub(super) fn drop_answered(&mut self) {
+    fn drop_answered(&mut self) {
         let Some(pooled) = &mut self.pooled else {
             return;
         };
@@ -187,8 +187,10 @@ impl Queue {
         }
     }
 
-    /// The ledger in this process gives the right for as long as no request waits.
+    /// The ledger in this process gives the right for as long as no request waits; with a store, newcomers may use the pool
+    /// while no request is on its way there.
     pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
+        self.drop_answered();
         if !std::mem::take(&mut self.recheck_right) || ctx.shared {
             return;
         }

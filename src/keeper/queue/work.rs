@@ -89,7 +89,6 @@ impl Queue {
     /// closes the pool by the ledger in this process.
     pub fn after_change(&mut self, ctx: &mut Context) {
         self.end_introduction();
-        self.drop_answered();
         self.follow_ledger_here(ctx);
     }
 }
