@@ -80,6 +80,7 @@ pub fn replies(bytes: &[u8]) {
     let claim = Claim {
         charges: vec![charge; count(&mut bytes)],
         asks: vec![ask; count(&mut bytes)],
+        ticket: None,
     };
     let mut exchange = exchange(1, 0);
     exchange.batches = vec![batch; count(&mut bytes)];

@@ -123,6 +123,13 @@ impl LabelSlot {
         }
     }
 
+    /// Makes its label that of this tenure.
+    pub(crate) fn move_to(&self, tenure: u64) {
+        if let Ok(mut slot) = self.0.lock() {
+            slot.0 = tenure;
+        }
+    }
+
     pub(crate) fn get(&self, tenure: u64) -> Option<Label> {
         let slot = self.0.lock().ok()?;
         (slot.0 == tenure && !slot.1.is_none()).then(|| slot.1.clone())

@@ -335,6 +335,20 @@ impl Lease {
         lasted
     }
 
+    /// Gets the slot of a lease whose permit has no owners, for a request of which no permit was made yet: its name, its
+    /// deadline and its next tenure. That lease gets the name `unused` and is returned.
+    pub(crate) fn succeed(&self, before: &Self, unused: Seq, now: Instant) {
+        self.hold(before.deadline());
+        self.rename(before.seq());
+        // Names and tenures together are used once: an order to revoke the earlier permit may come late.
+        self.owners.follow(before.owners.tenure());
+        self.label.move_to(self.owners.tenure());
+        self.begin_tenure(now);
+        self.set_reusable(true);
+        before.return_at(now);
+        before.rename(unused);
+    }
+
     /// When the permit that has it now got it. `None`: it is idle in the pool, or its request has not collected it. Asked
     /// for after the number of the tenure, it is that of this tenure or of a later one.
     #[cfg(feature = "operate")]

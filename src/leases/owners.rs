@@ -53,8 +53,13 @@ impl Owners {
 
     /// Begins the next tenure, with one owner. The current one has none.
     pub(crate) fn next(&self) {
+        self.follow(self.tenure());
+    }
+
+    /// Begins the tenure after this one, with one owner. No permit has the current one.
+    pub(crate) fn follow(&self, tenure: u64) {
         // At some million a second it comes round in days: no watcher is that old.
-        let next = self.tenure().wrapping_add(1).wrapping_mul(TENURE) | 1;
+        let next = tenure.wrapping_add(1).wrapping_mul(TENURE) | 1;
         self.0.store(next, Ordering::Release);
     }
 }

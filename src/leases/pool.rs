@@ -9,7 +9,7 @@
 //! The ledger in this process gives the same right for as long as no request waits.
 
 use std::{
-    array, iter,
+    array, iter, mem,
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -45,7 +45,8 @@ const SHARDS: usize = if cfg!(turnstile_loom) { 2 } else { 4 };
 /// All shards have the same right, number of semaphores and value of the limit, but while the keeper changes them one by
 /// one. So each decision is made by what its own shard says, under one lock: once [`close`](Self::close) has been at a
 /// shard it has no slot, and none is put there; a slot that a permit gives back meanwhile is drained from a shard that
-/// `close` has yet to come to, or is refused.
+/// `close` has yet to come to, or is refused. In the same way no slot is put into a shard or taken out of it for a permit
+/// once [`withhold`](Self::withhold) has been there.
 ///
 /// The end of each permit is counted once (`turnstile_released_total` and others): by the pool that takes its slot, or by
 /// the keeper under its lock, when the slot's entry goes. An entry does not know whether its slot is idle, so a keeper that finds
@@ -63,6 +64,8 @@ struct Shard(Mutex<Slots>);
 
 struct Slots {
     right: Right,
+    /// The right, while it is [withheld](Pool::withhold): `right` is none then.
+    withheld: Option<Right>,
     /// The last one to come free is the next one to go.
     idle: Vec<Arc<Lease>>,
     /// How many have been idle since the pool was last tended.
@@ -87,6 +90,7 @@ impl Pool {
     pub(crate) fn new(meter: Arc<LimitMeter>) -> Self {
         let slots = || Slots {
             right: Right::None,
+            withheld: None,
             idle: Vec::new(),
             surplus: 0,
             used: false,
@@ -153,19 +157,43 @@ impl Pool {
 
     /// The store has given the right, until then.
     pub(crate) fn open(&self, until: Instant) {
-        self.each(|slots| slots.right = Right::Until(until));
+        self.each(|slots| slots.set_right(Right::Until(until)));
     }
 
     /// The ledger is in this process, and no request waits.
     pub(crate) fn open_here(&self) {
-        self.each(|slots| slots.right = Right::Ours);
+        self.each(|slots| slots.set_right(Right::Ours));
+    }
+
+    /// A request is on its way to the store. Until the right is [restored](Self::restore) no newcomer takes a slot before that
+    /// request, and a slot that comes free is for the keeper to hand over.
+    pub(crate) fn withhold(&self) {
+        self.each(|slots| {
+            if slots.withheld.is_none() {
+                slots.withheld = Some(mem::replace(&mut slots.right, Right::None));
+            }
+        });
+    }
+
+    /// The store has answered all requests.
+    pub(crate) fn restore(&self) {
+        self.each(|slots| {
+            if let Some(right) = slots.withheld.take() {
+                slots.right = right;
+            }
+        });
+    }
+
+    /// Whether slots may be kept, also while the right is withheld.
+    pub(crate) fn has_right(&self, now: Instant) -> bool {
+        !self.first().right().is_over(now)
     }
 
     /// The right is over. Returns the idle slots, which are to be released.
     pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
         let mut idle = Vec::new();
         self.each(|slots| {
-            slots.right = Right::None;
+            slots.set_right(Right::None);
             slots.surplus = 0;
             idle.append(&mut slots.idle);
         });
@@ -177,7 +205,7 @@ impl Pool {
     pub(crate) fn tend(&self, now: Instant) -> Vec<Arc<Lease>> {
         let mut shards = self.lock_all();
         let used = shards.iter().any(|slots| slots.used);
-        if !used || shards[0].right.is_over(now) {
+        if !used || shards[0].right().is_over(now) {
             drop(shards);
             return self.close();
         }
@@ -226,11 +254,11 @@ impl Pool {
 
     /// Whether the right is to be asked for, for the first time or again.
     pub(crate) fn wants_right(&self, now: Instant) -> bool {
-        self.first().right.is_over(now + RIGHT / 2)
+        self.first().right().is_over(now + RIGHT / 2)
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.first().right != Right::None
+        self.first().right() != Right::None
     }
 
     /// How many slots are idle. Under all locks at once: shard by shard, a slot that goes from one to another meanwhile
@@ -306,6 +334,17 @@ fn own_shard() -> usize {
 }
 
 impl Slots {
+    fn right(&self) -> Right {
+        self.withheld.unwrap_or(self.right)
+    }
+
+    fn set_right(&mut self, right: Right) {
+        match &mut self.withheld {
+            Some(withheld) => *withheld = right,
+            None => self.right = right,
+        }
+    }
+
     /// The last one to come free of those that will do. The others are left for the keeper to find.
     fn pop(&mut self, will_do: impl Fn(&Lease) -> bool) -> Option<Arc<Lease>> {
         let last = self.idle.iter().rposition(|lease| will_do(lease))?;

@@ -174,7 +174,7 @@ impl Ledgers {
                         slots.push((ask, number));
                         Standing::Absent
                     }
-                    Offer::Place => ledger.enqueue(call, id),
+                    Offer::Place => ledger.enqueue_by(call, batch, id, claiming.claim.ticket),
                     Offer::Refusal(refusal) => refusal,
                 });
             claiming.reply.standings[number] = standing;

@@ -109,6 +109,8 @@ pub(crate) struct Claim {
     pub(crate) charges: Vec<Charge>,
     /// In the order in which slots are taken, which must be the same in all replicas: otherwise claims could deadlock.
     pub(crate) asks: Vec<ClaimAsk>,
+    /// The ticket with which it was first enqueued, in any ledger: its place in the next queue is by this ticket.
+    pub(crate) ticket: Option<i64>,
 }
 
 /// One slot of a claim.
@@ -178,6 +180,13 @@ pub(crate) struct ClaimReply {
     pub(crate) standings: Vec<Standing>,
 }
 
+impl ClaimReply {
+    /// The ticket with which it was enqueued.
+    pub(crate) fn ticket(&self) -> Option<i64> {
+        self.standings.iter().find_map(Standing::ticket)
+    }
+}
+
 /// One ledger's answer: its state after the exchange, and the outcome for each permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BatchReply {
@@ -216,6 +225,15 @@ pub(crate) enum Standing {
     QueueFull,
     /// Refused: the exchange ran after its `not_after_us`.
     Stale,
+}
+
+impl Standing {
+    pub(crate) fn ticket(&self) -> Option<i64> {
+        match *self {
+            Self::Waiting { ticket } => Some(ticket),
+            _ => None,
+        }
+    }
 }
 
 /// A waiter that was granted a slot.

@@ -51,7 +51,7 @@ const LAYERS: [&[&str]; 9] = [
 
 /// Items of the keeper that say how far they are seen: types, and methods that are seen less far than their type. See
 /// `methods_of_the_keeper_say_less_than_their_type_or_nothing`.
-const MOST_RESTRICTED: usize = 149;
+const MOST_RESTRICTED: usize = 150;
 
 impl Crate {
     fn layer(&self, number: usize) -> usize {

@@ -240,6 +240,18 @@ impl Core {
         queue.take_idle(&mut self.ctx, Duration::ZERO)
     }
 
+    /// The names of a request's slots, in the order in which it acquires them.
+    pub fn names_of(&self, submission: &Submission) -> Vec<Seq> {
+        match submission {
+            Submission::Slot(lease) => vec![lease.seq()],
+            Submission::Claim(id) => {
+                let legs = self.claims.get(id).into_iter();
+                let legs = legs.flat_map(|claim| &claim.legs);
+                legs.map(|lease| lease.seq()).collect()
+            }
+        }
+    }
+
     pub fn queue_count(&self) -> usize {
         self.queues.len()
     }

@@ -86,6 +86,7 @@ impl Core {
             stage: ClaimStage::Open,
             asked: self.ctx.now,
             asking_since: None,
+            ticket: None,
             bypassed: Vec::new(),
             waker: None,
         };

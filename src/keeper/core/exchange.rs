@@ -204,7 +204,7 @@ impl Core {
             };
             let claim = Claim {
                 charges: vec![charge],
-                asks: Vec::new(),
+                ..Claim::default()
             };
             let number = number_of(self.ctx.next_name(1));
             let order = (self.ctx.now, number);
@@ -244,7 +244,9 @@ impl Core {
             }
             claim.stage = ClaimStage::Sent;
             let since = claim.asking_since.unwrap_or(self.ctx.now);
-            let order = (since, id.0);
+            // One that has waited for a slot before goes by when it came.
+            let ticket = claim.ticket;
+            let order = (ticket.map_or(since, |_| claim.asked), id.0);
             draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
@@ -254,9 +256,12 @@ impl Core {
                 .iter()
                 .filter_map(|lease| self.draft_leg(draft, lease))
                 .collect();
-            draft
-                .claims
-                .insert(order, (Asker::Claim(id), Claim { charges, asks }));
+            let claim = Claim {
+                charges,
+                asks,
+                ticket,
+            };
+            draft.claims.insert(order, (Asker::Claim(id), claim));
         }
     }
 
@@ -269,7 +274,7 @@ impl Core {
                     return None;
                 };
                 let units = weight_of(seq) as usize;
-                queue.make_room(ctx, units);
+                let has_room = queue.make_room(ctx, units);
                 let batch = match draft
                     .pending
                     .iter()
@@ -288,7 +293,7 @@ impl Core {
                         draft.batches.len() - 1
                     }
                 };
-                let want = queue.take_leg(ctx, seq)?;
+                let want = queue.take_leg(ctx, seq, has_room)?;
                 draft.batches[batch].waits |= want == Want::Wait;
                 draft.room = draft.room.saturating_sub(units);
                 Some(ClaimAsk { batch, seq, want })
@@ -372,12 +377,13 @@ impl Draft {
         for batch in touched {
             for Ask { seq, wait } in std::mem::take(&mut self.batches[batch].acquire) {
                 let want = if wait { Want::Wait } else { Want::Now };
-                let asks = vec![ClaimAsk { batch, seq, want }];
-                let charges = Vec::new();
+                let claim = Claim {
+                    asks: vec![ClaimAsk { batch, seq, want }],
+                    ..Claim::default()
+                };
                 let since = queues[self.pending[batch].queue].asking_since(seq);
                 let order = (since.expect("it is sent"), number_of(seq));
-                self.claims
-                    .insert(order, (Asker::Slot, Claim { charges, asks }));
+                self.claims.insert(order, (Asker::Slot, claim));
             }
         }
     }

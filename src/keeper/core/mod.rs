@@ -112,6 +112,8 @@ struct ClaimState {
     asked: Instant,
     /// When it began to ask the store that it asks now.
     asking_since: Option<Instant>,
+    /// The ticket with which the store first enqueued it, under any of its limits.
+    ticket: Option<i64>,
     /// Limits in shadow mode that would have refused it.
     bypassed: Vec<(Arc<Limit>, AcquireErrorKind)>,
     waker: Option<StoredWaker>,

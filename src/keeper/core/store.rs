@@ -298,7 +298,7 @@ impl Core {
         self.refunds.clear();
         self.ctx.give_up_on_confirmations();
         for claim in self.claims.values_mut() {
-            claim.asking_since = None;
+            (claim.asking_since, claim.ticket) = (None, None);
         }
         let availability = self.ctx.availability;
         self.report_all_here();
@@ -449,6 +449,7 @@ impl Core {
         }
         if let Some(claim) = sent.asker.claim().and_then(|id| self.claims.get_mut(&id)) {
             claim.asking_since = None;
+            claim.ticket = claim.ticket.or(answer.ticket());
         }
         self.charged(sent, &answer.charged, at.store_us);
         stale

@@ -109,9 +109,12 @@ impl Queue {
             entering,
             renewing,
             renew_again,
+            spare,
             not_after_us,
         } = entry.in_store;
         ensure!(!renew_again || renewing, "renewed again after no renewal");
+        let is_leaving = matches!(state, State::Leaving);
+        ensure!(!spare || is_leaving, "spare, and somebody wants it");
         match state {
             State::Held(hold) => {
                 books.counts.held += 1;

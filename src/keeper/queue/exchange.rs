@@ -138,15 +138,15 @@ impl Queue {
         pending.releases.extend(outbox.release.drain(..count));
     }
 
-    /// Sends a parked leg: returns what it asks of its ledger.
-    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq) -> Option<Want> {
+    /// Sends a parked leg: returns what it asks of its ledger. `has_room`: idle slots are released for it.
+    pub fn take_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) -> Option<Want> {
         let entry = self.entries.get(&seq)?;
         let want = match (entry.is_shadow(), entry.wait.is_zero()) {
             (true, _) => Want::IfFree,
             (false, true) => Want::Now,
             (false, false) => Want::Wait,
         };
-        self.send_leg(ctx, seq);
+        self.send_leg(ctx, seq, has_room);
         Some(want)
     }
 
@@ -342,7 +342,12 @@ impl Queue {
         entry.in_store.present |=
             matches!(standing, Standing::Held { .. } | Standing::Waiting { .. });
         let State::Sent { .. } = entry.state() else {
-            self.answered_late(ctx, seq);
+            match standing {
+                Standing::Held { until_ms } if entry.in_store.spare => {
+                    self.keep_spare(ctx, seq, at, until_ms);
+                }
+                _ => self.answered_late(ctx, seq),
+            }
             return false;
         };
         match standing {
@@ -362,6 +367,21 @@ impl Queue {
             }
         }
         false
+    }
+
+    /// The store has granted a slot to a request that got another one meanwhile: the next request of this process has it.
+    fn keep_spare(&mut self, ctx: &mut Context, seq: Seq, at: StoreMoment, until_ms: u64) {
+        let until = local_deadline(at.sent, at.store_us, until_ms, ctx.settings.lease);
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.in_store.spare = false;
+            entry.lease.hold(Some(until));
+        }
+        if until <= ctx.now + ctx.settings.store_timeout || !self.stock(ctx, seq) {
+            return self.give_up_unused(ctx, seq);
+        }
+        ctx.record(|history, now| history.held(&self.ledger, seq, until, until_ms, now));
+        let renew_at = ctx.renew_at(at.sent, until);
+        self.set_due(ctx, seq, renew_at);
     }
 
     /// A request was answered that was decided on before: it was given up or refused, or a wake-up came first. A late

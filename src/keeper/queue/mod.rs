@@ -144,6 +144,10 @@ struct Pooled {
     recalled: Option<Instant>,
     /// When to give back the slots that were not needed lately.
     tend_at: Option<Instant>,
+    /// Requests on their way to the store, in their order: a slot that comes free goes to the first of them. Names are
+    /// checked when they come first; those that were answered go then. While there are any, the pool's right is withheld.
+    asking: VecDeque<Seq>,
+    withholds: bool,
 }
 
 /// Work to be sent. Names are checked when they are sent: an entry may have gone in the meantime.

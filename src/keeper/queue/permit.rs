@@ -82,8 +82,11 @@ impl Queue {
     }
 
     /// A parked leg is sent.
-    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq) {
+    pub(super) fn send_leg(&mut self, ctx: &mut Context, seq: Seq, has_room: bool) {
         self.set(ctx, seq, State::unsent(ctx.now));
+        if !has_room {
+            self.note_asking(seq);
+        }
         if let Some(entry) = self.entries.get_mut(&seq) {
             entry.send(ctx.now);
         }
@@ -390,6 +393,17 @@ impl Queue {
     /// Asks the store for a slot, after all others that ask.
     pub(super) fn ask_for(&mut self, seq: Seq) {
         self.outbox().acquire.push_back(seq);
+        self.note_asking(seq);
+    }
+
+    /// A slot that comes free goes to this request, until the store has answered it.
+    fn note_asking(&mut self, seq: Seq) {
+        if let Some(pooled) = &mut self.pooled {
+            if !mem::replace(&mut pooled.withholds, true) {
+                pooled.pool.withhold();
+            }
+            pooled.asking.push_back(seq);
+        }
     }
 
     /// Puts requests that were sent back into the outbox, in this order: behind others that are retried and came before, and
@@ -398,6 +412,7 @@ impl Queue {
         if seqs.is_empty() {
             return;
         }
+        seqs.iter().for_each(|seq| self.note_asking(*seq));
         let began = |seq: &Seq| match self.entries.get(seq)?.state {
             State::Unsent { since, was_sent } => Some((since, !was_sent)),
             _ => None,

@@ -1,6 +1,6 @@
 //! When slots go to the pool of their queue, and when they leave it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     keeper::context::{Availability, Context},
     leases::{Lease, Pool, RIGHT},
-    ledger::{Batch, Reuse, weight_of},
+    ledger::{Batch, Reuse, Seq, weight_of},
     limit::Mode,
     telemetry::Measure,
 };
@@ -26,6 +26,8 @@ impl Queue {
                 pool: Arc::new(pool),
                 recalled: None,
                 tend_at: None,
+                asking: VecDeque::new(),
+                withholds: false,
             }));
         }
     }
@@ -40,11 +42,12 @@ impl Queue {
         Some(lease)
     }
 
-    /// Puts the slot of a permit that was dropped into the pool, if that is allowed.
+    /// Keeps the slot of a permit that was dropped, if that is allowed: for the first request that is on its way to the store,
+    /// or in the pool.
     pub fn put_idle(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
-        let Some(pool) = self.pool() else {
+        if self.pool().is_none() {
             return false;
-        };
+        }
         let may = |entry: &Entry| {
             let is_counted = entry.in_store.present || !ctx.shared;
             // One with an exchange in flight could not be released at once when it is recalled.
@@ -55,13 +58,97 @@ impl Queue {
         if !self.entries.get(&lease.seq()).is_some_and(may) {
             return false;
         }
-        lease.set_reusable(true);
-        let Some(ended) = pool.put(lease, ctx.now) else {
+        let ended = Measure::Ended(lease.end_reason(), lease.tenure_lasts(ctx.now));
+        let is_kept = self.keep(ctx, lease);
+        if is_kept {
+            ctx.measure(self.limit_id, ended);
+        }
+        is_kept
+    }
+
+    /// Keeps a slot that nobody uses, if there is the right to.
+    fn keep(&mut self, ctx: &mut Context, lease: &Arc<Lease>) -> bool {
+        self.drop_answered();
+        let Some(pooled) = &self.pooled else {
             return false;
         };
-        ctx.measure(self.limit_id, ended);
-        ctx.measure(self.limit_id, Measure::Held(-1.0));
+        if let Some(&first) = pooled.asking.front() {
+            return pooled.pool.has_right(ctx.now) && self.hand_on(ctx, lease, first);
+        }
+        lease.set_reusable(true);
+        let is_put = pooled.pool.put(lease, ctx.now).is_some();
+        if is_put {
+            ctx.measure(self.limit_id, Measure::Held(-1.0));
+        }
+        is_put
+    }
+
+    /// Gives a slot to the first request that is on its way to the store: a later one that found it in the pool would
+    /// overtake it. What the store is asked for goes on for the pool, or the pool would never grow to what is needed.
+    fn hand_on(&mut self, ctx: &mut Context, lease: &Arc<Lease>, first: Seq) -> bool {
+        let (seq, now) = (lease.seq(), ctx.now);
+        let pool = self.pool().cloned();
+        let Some(entry) = self.entries.get_mut(&first).filter(|_| !lease.is_over(now)) else {
+            return false;
+        };
+        if entry.claim().is_some() || weight_of(first) > 1 {
+            // It needs more than this slot, which goes back to the store: it is granted there.
+            if weight_of(first) == 1 {
+                self.forget_first();
+            }
+            return false;
+        }
+        let spare = ctx.new_lease(self.id, 1, pool);
+        let unused = spare.seq();
+        spare.rename(first);
+        let request = mem::replace(&mut entry.lease, spare);
+        let (asked, wait, waker) = (entry.asked, entry.wait, entry.waker.take());
+        entry.in_store.spare = entry.in_store.entering;
+        self.give_up_unused(ctx, first);
+        self.forget_first();
+        request.succeed(lease, unused, now);
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            (entry.lease, entry.asked, entry.wait, entry.place) = (request, asked, wait, 0);
+            entry.hand_over(Holder::Reuser);
+        }
+        ctx.effects.wake(waker);
         true
+    }
+
+    /// Keeps a slot that the store has granted to nobody. Returns whether it may.
+    pub(super) fn stock(&mut self, ctx: &mut Context, seq: Seq) -> bool {
+        let may_keep = self.may_keep(ctx);
+        let Some(entry) = self.entries.get(&seq).filter(|_| may_keep) else {
+            return false;
+        };
+        let lease = entry.lease.clone();
+        self.hold(ctx, seq, None);
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.hand_over(Holder::Permit);
+        }
+        self.keep(ctx, &lease)
+    }
+
+    fn forget_first(&mut self) {
+        if let Some(pooled) = &mut self.pooled {
+            pooled.asking.pop_front();
+        }
+        self.drop_answered();
+    }
+
+    /// Drops requests that were answered from those that slots go to first. After the last one, newcomers may use the pool.
+    fn drop_answered(&mut self) {
+        let Some(pooled) = &mut self.pooled else {
+            return;
+        };
+        let asks = |seq: &Seq| self.entries.get(seq).is_some_and(Entry::asks_store);
+        while pooled.asking.front().is_some_and(|seq| !asks(seq)) {
+            pooled.asking.pop_front();
+        }
+        if pooled.asking.is_empty() && pooled.withholds {
+            pooled.pool.restore();
+            pooled.withholds = false;
+        }
     }
 
     fn may_keep(&self, ctx: &Context) -> bool {
@@ -100,8 +187,10 @@ impl Queue {
         }
     }
 
-    /// The ledger in this process gives the right for as long as no request waits.
+    /// The ledger in this process gives the right for as long as no request waits; with a store, newcomers may use the pool
+    /// while no request is on its way there.
     pub(super) fn follow_ledger_here(&mut self, ctx: &mut Context) {
+        self.drop_answered();
         if !std::mem::take(&mut self.recheck_right) || ctx.shared {
             return;
         }
@@ -147,17 +236,19 @@ impl Queue {
 
     /// Before requests for this many units go to the store: they did not get a slot of the pool, either because none was idle or
     /// because they need several slots at once. Slots that are idle by now are released with them, or the store would
-    /// refuse them or make them wait; first those that can be released at once.
-    pub fn make_room(&mut self, ctx: &mut Context, units: usize) {
+    /// refuse them or make them wait; first those that can be released at once. Returns whether there were enough.
+    pub fn make_room(&mut self, ctx: &mut Context, units: usize) -> bool {
         let Some(pool) = self.pool() else {
-            return;
+            return false;
         };
         let is_present = |lease: &Lease| {
             let entry = self.entries.get(&lease.seq());
             entry.is_some_and(|entry| entry.in_store.present && !entry.in_store.entering)
         };
         let idle = pool.withdraw(units, ctx.now, is_present);
+        let is_enough = idle.len() >= units;
         self.release_idle(ctx, idle);
+        is_enough
     }
 
     fn release_idle(&mut self, ctx: &mut Context, idle: Vec<Arc<Lease>>) {

@@ -78,6 +78,8 @@ pub(super) struct World {
     pub largest: BTreeMap<String, u32>,
     /// All that ever held a slot in the store.
     pub granted: BTreeSet<MemberId>,
+    /// Parts of claims whose tickets do not say when they joined their queue, and when that was, in store microseconds.
+    pub moved: BTreeMap<MemberId, i64>,
     /// Names in a ledger that are news to their keeper, or to their client, and since when.
     pub strangers: BTreeMap<MemberId, Duration>,
     pub ungreeted: BTreeMap<MemberId, Duration>,
@@ -204,6 +206,7 @@ impl World {
             accounts: Accounts::default(),
             largest: BTreeMap::new(),
             granted: BTreeSet::new(),
+            moved: BTreeMap::new(),
             strangers: BTreeMap::new(),
             given_up_at: BTreeMap::new(),
             ungreeted: BTreeMap::new(),

@@ -9,6 +9,7 @@ mod drivers;
 mod edges;
 mod ends;
 mod leases;
+mod order;
 mod outages;
 mod overrides;
 mod renewals;

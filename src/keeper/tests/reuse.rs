@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Bounds, Core, Demand, Failure, LEASE, PATIENT, STORE_TIMEOUT, Submission, World, held, leg,
-    settings,
+    Bounds, Core, Demand, Failure, LEASE, Leg, PATIENT, STORE_TIMEOUT, Submission, World, held,
+    leg, settings,
 };
 use crate::{
     keeper::core::Outgoing,
@@ -342,17 +342,13 @@ fn room_is_made_by_a_slot_that_can_be_released_at_once() {
     }
 }
 
-/// A request under several limits, or one that came while no slot was idle.
+/// Requests under several limits. One under this limit alone takes the slot here.
 #[test]
 fn what_is_idle_goes_back_with_requests_that_do_not_take_it() {
-    for (requests, are_claims) in [(1, true), (2, true), (1, false), (2, false)] {
+    for requests in [1, 2] {
         let mut world = World::new(1, &TWO);
         let leases = [take(&mut world, 0), take(&mut world, 0)];
-        let leg = leg(0, Duration::ZERO);
-        let demand = match are_claims {
-            true => Demand::All(vec![leg]),
-            false => Demand::One(leg),
-        };
+        let demand = Demand::All(vec![leg(0, Duration::ZERO)]);
         let now = world.local();
         let ask = |_| {
             world.keepers[0]
@@ -410,4 +406,129 @@ fn an_idle_slot_that_is_over_is_no_lost_permit() {
     assert!(kept.is_over(world.local()));
     assert_eq!(world.keepers[0].lost(), 0);
     assert_eq!(world.keepers[0].status().held, 0);
+}
+
+/// A keeper whose only slot is in use, and a request for it that was sent.
+fn asking(wait: Duration) -> (World, Arc<Lease>, Arc<Lease>, Outgoing) {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, wait);
+    let sent = world.send(0);
+    (world, holder, first, sent)
+}
+
+/// G3: the pool does not know of requests that are on their way to the store.
+#[test]
+fn a_slot_that_comes_free_goes_to_the_request_that_is_on_its_way() {
+    for wait in [PATIENT, Duration::ZERO] {
+        let (mut world, holder, first, sent) = asking(wait);
+        world.release(0, &holder);
+        let later = world.ask(0, PATIENT);
+        assert!(!held(world.collect(0, &later)));
+        assert!(held(world.collect(0, &first)));
+        world.keepers[0].audit().expect("its books agree");
+        world.complete(0, &sent);
+        world.settle();
+        assert_eq!(world.ledger(), (1, 1), "{wait:?}");
+        assert!(!held(world.collect(0, &later)));
+        world.release(0, &first);
+        world.settle();
+        assert!(held(world.collect(0, &later)));
+        world.keepers[0].audit().expect("its books agree");
+    }
+}
+
+/// One that was not sent yet is not sent at all.
+#[test]
+fn a_request_that_got_a_slot_before_it_was_sent_is_not_sent() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, PATIENT);
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    assert!(is_silent(&mut world));
+    world.release(0, &first);
+    assert!(is_reused(&mut world, &first));
+}
+
+/// The lock-free way to the pool is closed too, and opens again.
+#[test]
+fn a_newcomer_takes_no_idle_slot_past_a_request_on_its_way() {
+    let mut world = World::new(1, &TWO);
+    let [one, _other] = [take(&mut world, 0), take(&mut world, 0)];
+    let pool = world.keepers[0].pool_of(&one).expect("its limit has one");
+    // It needs both slots, and gets neither here.
+    let now = world.local();
+    let both = Demand::One(Leg {
+        weight: 2,
+        ..leg(0, PATIENT)
+    });
+    let heavy = world.keepers[0]
+        .submit_unlabelled(&both, now)
+        .expect("open");
+    let sent = world.send(0);
+    world.release(0, &one);
+    assert!(pool.take_unseen(None).is_none());
+    assert_eq!(
+        world.keepers[0].idle_count(),
+        0,
+        "it goes back to the store"
+    );
+    world.complete(0, &sent);
+    world.settle();
+    world.release(0, &_other);
+    world.settle();
+    assert!(held(world.keepers[0].collect(&heavy, false, now)));
+}
+
+/// Or the pool would never have as many slots as there are tasks, and each request would ask the store.
+#[test]
+fn what_a_request_did_not_need_in_the_end_serves_the_next_one() {
+    let mut world = World::new(1, &TWO);
+    let holder = take(&mut world, 0);
+    let first = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    world.complete(0, &sent);
+    assert_eq!((world.ledger(), world.keepers[0].idle_count()), ((2, 0), 1));
+    assert_eq!(world.keepers[0].status().held, 1);
+    let later = world.ask(0, PATIENT);
+    assert!(held(world.collect(0, &later)));
+    assert!(is_silent(&mut world));
+    world.keepers[0].audit().expect("its books agree");
+}
+
+/// G3: a part of a request under several limits gets its slot from the store, where it is given back.
+#[test]
+fn a_slot_that_comes_free_goes_back_for_a_claim_that_is_on_its_way() {
+    let mut world = World::new(1, &Limit::concurrent("a", 1).reuse());
+    let holder = take(&mut world, 0);
+    let now = world.local();
+    let demand = Demand::All(vec![leg(0, PATIENT)]);
+    let claim = world.keepers[0]
+        .submit_unlabelled(&demand, now)
+        .expect("open");
+    let sent = world.send(0);
+    world.release(0, &holder);
+    let later = world.ask(0, PATIENT);
+    assert!(!held(world.collect(0, &later)));
+    world.complete(0, &sent);
+    world.settle();
+    assert!(held(world.keepers[0].collect(&claim, false, now)));
+    assert!(!held(world.collect(0, &later)));
+}
+
+/// A permit of a slot that was handed over is another one, with its label: an order to revoke the first may come late.
+#[test]
+fn a_slot_that_was_handed_over_begins_another_tenure() {
+    let (mut world, holder, first, _sent) = asking(PATIENT);
+    let (name, tenure) = (holder.seq(), holder.owners().tenure());
+    let before = Leases::One(Tenure::of(holder.clone()));
+    world.release(0, &holder);
+    assert!(held(world.collect(0, &first)));
+    assert_eq!((first.seq(), first.owners().tenure()), (name, tenure + 1));
+    assert_ne!(holder.seq(), name);
+    world.lose_all();
+    assert!(Leases::One(Tenure::of(first)).is_lost() && !before.is_lost());
 }

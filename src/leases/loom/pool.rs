@@ -121,6 +121,28 @@ fn closed_is_closed() {
     });
 }
 
+/// A request is on its way to the store: no newcomer takes a slot, and none that comes free is put there.
+#[test]
+fn withheld_is_withheld() {
+    explore("pool: withhold", |clock| {
+        let (pool, clock) = (with_slots(clock, &[0]), *clock);
+        let held = clock.lease(1, Some(&pool), 10);
+        let (mine, others) = (pool.clone(), pool.clone());
+        let putting = spawn(1, move || {
+            usize::from(mine.put(&held, clock.at(1)).is_some())
+        });
+        let taking = spawn(1, move || usize::from(others.take(clock.at(1)).is_some()));
+        pool.withhold();
+        let idle = pool.idle();
+        assert!(pool.take(clock.at(1)).is_none(), "it is withheld");
+        let (put, taken) = (join(putting), join(taking));
+        assert_eq!(pool.idle(), idle, "it stays withheld");
+        assert_eq!(idle + taken, 1 + put, "none is lost");
+        pool.restore();
+        assert_eq!(pool.take(clock.at(1)).is_some(), idle > 0);
+    });
+}
+
 /// A slot that the keeper takes out to release it, or because nobody needs it, is nobody else's.
 #[test]
 fn a_slot_is_released_or_used() {

@@ -47,7 +47,8 @@ pub(crate) struct Ledger {
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     id: MemberId,
-    /// A slot went to a waiter behind this one, since its replica was not connected.
+    /// A slot went, or may have gone, to a waiter behind this one: its replica was not connected, or it was
+    /// [enqueued](Ledger::enqueue_by) before others.
     was_passed: bool,
 }
 

@@ -6,10 +6,12 @@ use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
 use crate::ledger::{Ask, Batch, MemberId, Promotion, ReplicaId, Standing};
 
 /// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
-pub(super) const FIRST_TICKET: i64 = -(1 << 52);
+pub(in crate::ledger) const FIRST_TICKET: i64 = -(1 << 52);
 
 /// Waiters of one ledger that may be passed over in one exchange.
 pub(crate) const MAX_PASSED: usize = 1_000;
+/// Waiters at the head of the queue among which the first that was never passed over is looked for.
+pub(crate) const MAX_SEARCHED: usize = 64;
 
 /// How a replica with waiters is to be treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +92,7 @@ impl Ledger {
 
     /// The ticket of the first waiter that was never passed over: no slot was given past this one.
     pub(super) fn head(&self) -> Option<i64> {
-        let mut first = self.queue.iter().take(MAX_PASSED + 1);
+        let mut first = self.queue.iter().take(MAX_SEARCHED);
         first
             .find(|(_, waiter)| !waiter.was_passed)
             .map(|(&ticket, _)| ticket)
@@ -183,15 +185,42 @@ impl Ledger {
 
     /// Tickets never go back, so a ticket below that of the head is known to have left the queue.
     pub(in crate::ledger) fn enqueue(&mut self, call: &Call, id: MemberId) -> Standing {
+        let ticket = self.next_ticket(call);
+        self.wait_with(ticket, id, false)
+    }
+
+    fn next_ticket(&self, call: &Call) -> i64 {
         let tail = self.queue.keys().next_back();
         let ticket = FIRST_TICKET + call.now_us as i64;
-        let ticket = tail.map_or(ticket, |&tail| max(tail + 1, ticket));
+        tail.map_or(ticket, |&tail| max(tail + 1, ticket))
+    }
+
+    /// Enqueues a part of a claim by the ticket with which the claim was first enqueued, in any ledger: before waiters that
+    /// came to the store later. Slots may have been given past that place, so it counts as passed over, unless a waiter
+    /// before it was not.
+    pub(in crate::ledger) fn enqueue_by(
+        &mut self,
+        call: &mut Call,
+        batch: &Batch,
+        id: MemberId,
+        first: Option<i64>,
+    ) -> Standing {
+        let last = self.next_ticket(call);
+        let is_free = |ticket: &i64| !self.queue.contains_key(ticket);
+        let ticket = (first.unwrap_or(last)..last).find(is_free).unwrap_or(last);
+        if ticket == last {
+            return self.wait_with(last, id, false);
+        }
+        let head = self.queue.first_key_value();
+        let was_passed = head.is_none_or(|(&head, first)| first.was_passed || ticket < head);
+        // The head may need more than what is free, and this one less.
+        call.more |= self.fits(batch, id);
+        self.wait_with(ticket, id, was_passed)
+    }
+
+    fn wait_with(&mut self, ticket: i64, id: MemberId, was_passed: bool) -> Standing {
         self.places.insert(id, Place::Waits { ticket });
-        let waiter = Waiter {
-            id,
-            was_passed: false,
-        };
-        self.queue.insert(ticket, waiter);
+        self.queue.insert(ticket, Waiter { id, was_passed });
         Standing::Waiting { ticket }
     }
 

@@ -5,7 +5,7 @@ local ABSENT = 0
 local FULL = 1
 local QUEUE_FULL = 2
 local STALE = 3
-local CLAIM_ARGS = 2
+local CLAIM_ARGS = 3
 local CHARGE_ARGS = 7
 local ASK_ARGS = 3
 
@@ -17,9 +17,43 @@ local function fill(count, standing)
   return standings
 end
 
+-- Moves a permit that was enqueued at the end, with `ticket`, to the place of its claim: to the lowest free ticket from
+-- that on with which the claim was first enqueued. Slots may have been given past that place, so it is marked as passed
+-- over, unless a waiter before it was not. Returns the new ticket.
+local function advance(ledger, id, ticket, first, fits)
+  local key, first_text = ledger.key, '-' .. text_of(-first)
+  enter(ledger)
+  local function are_taken(count)
+    return call('ZCOUNT', key, first_text, string.format('(%.0f', first + count)) == count
+  end
+  local taken, more = 0, 1
+  while are_taken(more) do
+    taken, more = more, 2 * more
+  end
+  while more - taken > 1 do
+    local middle = math.floor((taken + more) / 2)
+    if are_taken(middle) then
+      taken = middle
+    else
+      more = middle
+    end
+  end
+  if first + taken >= ticket then
+    return ticket
+  end
+  local head, place = score_at(key, '0'), first + taken
+  local mark = (head % 1 ~= 0 or place < head) and 0.5 or 0
+  call('ZADD', key, string.format('%.1f', place + mark), id)
+  ledger.ticket, ledger.head = nil, nil
+  if fits then -- the head may need more than what is free, and this one less
+    replies[2] = 1
+  end
+  return place
+end
+
 -- Takes slots up to the first ledger that makes the claim wait, or none at all. Returns the standings, and whether the
 -- claim was refused.
-local function take_slots(ask, asks)
+local function take_slots(ask, asks, first_ticket)
   local WAIT = '1'
   local IF_FREE = '2'
   local WEIGHT_AT = 17
@@ -40,6 +74,9 @@ local function take_slots(ask, asks)
         standings[i] = standing
         return standings, true
       end
+      if standing < 0 and first_ticket < standing and not ledger.scores[id] then
+        standing = advance(ledger, id, standing, first_ticket, fits)
+      end
       standings[i] = standing
       if standing < 0 then
         ledger.scores[id] = standing
@@ -59,7 +96,7 @@ local function take_slots(ask, asks)
 end
 
 -- Everything that can fail comes before the first change.
-local function claim(first_charge, charges, first_ask, asks)
+local function claim(first_charge, charges, first_ask, asks, first_ticket)
   local answer, standings = {}, nil
   local quotes, refused, later = {}, stale, false
   for ask = first_ask, first_ask + ASK_ARGS * (asks - 1), ASK_ARGS do
@@ -75,7 +112,7 @@ local function claim(first_charge, charges, first_ask, asks)
   end
   -- No slot is held while the claim waits for its start.
   if not refused and not later then
-    standings, refused = take_slots(first_ask, asks)
+    standings, refused = take_slots(first_ask, asks, first_ticket)
   end
   for i = 1, charges do
     local size, quoted = #answer, quotes[i]
@@ -139,10 +176,10 @@ for index, ids in pairs(asked) do
   end
 end
 for i = 1, claim_count do
-  local charges, asks = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
+  local charges, asks, first_ticket = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local first_charge = arg + CLAIM_ARGS
   local first_ask = first_charge + CHARGE_ARGS * charges
-  replies[ledger_count + 2 + i] = outcome(pcall(claim, first_charge, charges, first_ask, asks))
+  replies[ledger_count + 2 + i] = outcome(pcall(claim, first_charge, charges, first_ask, asks, first_ticket))
   arg = first_ask + ASK_ARGS * asks
 end
 local written, failure = pcall(write)

@@ -42,8 +42,8 @@ local function close(ledger)
   if waiting > 0 then
     local head = ledger.head or score_at(key, '0')
     if head % 1 ~= 0 then -- it was passed over
-      local MAX_PASSED = 1000
-      for i, score in ipairs(call('ZRANGE', key, '0', MAX_PASSED, 'WITHSCORES')) do
+      local MAX_SEARCHED = 64
+      for i, score in ipairs(call('ZRANGE', key, '0', MAX_SEARCHED - 1, 'WITHSCORES')) do
         head = i % 2 == 0 and tonumber(score) or head
         if head % 1 == 0 then
           break

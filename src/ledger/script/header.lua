@@ -7,7 +7,8 @@
 -- A ledger is a sorted set. Its scores lie in four bands:
 --
 --   band     scores           member        score
---   waiting  below 0          permit id     ticket, unique: lower goes first; a half more, once it was passed over
+--   waiting  below 0          permit id     ticket, unique: lower goes first; a half more, if a slot was or may have
+--                                           been given past it
 --   holding  0 .. 2^51 - 1    permit id     deadline in ms; of a permit that weighs w units w members, the id, and the
 --                                           id with each of the second to the w-th of DIGITS: each unit counts as one
 --   alive    2^51 .. 2^52-1   '@'..replica  2^51 + the time until which its waiters count as alive, in ms (a heartbeat);
@@ -40,7 +41,8 @@
 --   then     for each ledger      its permits to release (all members), renew, adopt and acquire, in this order
 --   then     for each refund      REFUND_ARGS: index of its state in KEYS, cost; since_us and charged as the charge left
 --                                         them, and start_us before it
---   then     for each claim       CLAIM_ARGS: how many charges and asks
+--   then     for each claim       CLAIM_ARGS: how many charges and asks; the ticket with which it was first
+--                                         enqueued (0: none)
 --              for each charge    CHARGE_ARGS: index of its state in KEYS, count, period_us, burst, cost, wait_us,
 --                                         1 if its limit is not enforced, else 0
 --              for each ask       ASK_ARGS: index of its ledger in KEYS, what to do without a free slot, permit:

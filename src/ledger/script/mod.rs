@@ -21,7 +21,7 @@ pub(crate) const RECORD: usize = 7;
 /// Arguments of a refund.
 pub(crate) const REFUND_ARGS: usize = 5;
 /// Arguments of a claim before its charges and asks.
-pub(crate) const CLAIM_ARGS: usize = 2;
+pub(crate) const CLAIM_ARGS: usize = 3;
 /// Arguments of a charge.
 pub(crate) const CHARGE_ARGS: usize = 7;
 /// Arguments of an ask of a claim.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::twins::{A, B, C, HEARTBEAT_MS, TTL_SPARE_MS, Twins, refunds_of};
 use crate::ledger::{
     Ask, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply, Exchange, MAX_PERMITS,
-    Rate, Seq, Standing, Want,
+    Rate, Seq, Standing, Want, weighing,
 };
 
 const KEYS: [&str; 3] = ["t:{one}", "t:{two}", "t:{three}"];
@@ -40,6 +40,7 @@ fn claim<const N: usize>(wants: [Want; N], seq: Seq) -> Claim {
     Claim {
         charges: Vec::new(),
         asks: wants.into_iter().enumerate().map(ask).collect(),
+        ticket: None,
     }
 }
 
@@ -229,6 +230,96 @@ fn a_claim_does_not_overtake() {
     let standings: Vec<_> = replies.iter().map(|reply| reply.standings[0]).collect();
     assert!(matches!(standings[2], Standing::Waiting { .. }));
     assert_eq!(standings[..2], [Standing::Full; 2]);
+}
+
+/// The tickets of the waiters of the second ledger, in their order, and that of the head as the reply shows it.
+fn queue_of_two(twins: &mut Twins) -> (Vec<Seq>, Option<i64>) {
+    let head = twins.all(C, batches(2), Vec::new()).0[1].head;
+    let ledger = twins.machine_ledger(KEYS[1]);
+    (ledger.waiters().map(|(_, id)| id.seq).collect(), head)
+}
+
+fn ticket(standing: Standing) -> i64 {
+    standing.ticket().expect("it waits")
+}
+
+/// G3: it came before those that wait in the next queue, and goes before them. A waiter that came earlier stays before it.
+#[test]
+fn a_claim_waits_in_the_next_queue_by_when_it_came() {
+    let mut twins = Twins::start();
+    let mut room = acquired(2, [1, 2]);
+    room[1].max_waiters = 9;
+    twins.all(B, room.clone(), Vec::new());
+    twins.pass_ms(1);
+    // It comes, and waits for the first slot.
+    let came = ticket(twins.waiting(0));
+    twins.pass_ms(1);
+    room[1].acquire = vec![Ask { seq: 3, wait: true }];
+    twins.all(B, room.clone(), Vec::new());
+    twins.pass_ms(1);
+    room[1].acquire.clear();
+    let mut both = claim([Want::Wait; 2], 4);
+    both.ticket = Some(came);
+    let reply = twins.all(A, room.clone(), vec![both.clone()]).1.remove(0);
+    assert_eq!(reply.standings[1], Standing::Waiting { ticket: came });
+    // Another one of the same moment, by another first limit, has the next ticket.
+    room[0].limit = 2;
+    both.asks[0].seq = 5;
+    both.asks[1].seq = 5;
+    let reply = twins.all(A, room, vec![both]).1.remove(0);
+    assert_eq!(ticket(reply.standings[1]), came + 1);
+    let (order, head) = queue_of_two(&mut twins);
+    assert_eq!(order, [2, 4, 5, 3]);
+    // A waiter before them was never passed over.
+    assert!(head.is_some_and(|head| head < came));
+}
+
+/// G4: slots may have been given past its place, so it does not tell others that theirs are still to come.
+#[test]
+fn a_claim_at_the_head_of_the_next_queue_is_no_sign_that_later_ones_wait() {
+    for others in [0, 1] {
+        let mut twins = Twins::start();
+        let came = ticket(twins.waiting(0));
+        twins.pass_ms(5);
+        twins.all(
+            B,
+            acquired(2, (1..=1 + others).collect::<Vec<_>>()),
+            Vec::new(),
+        );
+        let mut late = claim([Want::Wait; 2], 4);
+        late.ticket = Some(came);
+        let reply = twins.all(A, batches(2), vec![late]);
+        assert_eq!(ticket(reply.1[0].standings[1]), came);
+        let other = ticket(twins.waiting(0));
+        assert_eq!(reply.0[1].head, (others > 0).then_some(other));
+    }
+}
+
+/// G4: the head of the queue needs more than what is free, and the claim before it does not.
+#[test]
+fn a_claim_that_fits_before_the_head_has_the_queue_looked_at_again() {
+    let mut twins = Twins::start();
+    let mut batch = acquired(1, [1, weighing(2, 2)]);
+    (batch[0].limit, batch[0].max_waiters) = (2, 9);
+    let came = ticket(twins.waiting(0));
+    twins.pass_ms(1);
+    twins.all(B, batch.clone(), Vec::new());
+    batch[0].acquire.clear();
+    let mut light = claim([Want::Wait], 4);
+    let behind = twins.all(A, batch.clone(), vec![claim([Want::Wait], 3)]);
+    assert!(matches!(
+        behind.1[0].standings[..],
+        [Standing::Waiting { .. }]
+    ));
+    assert!(!twins.more);
+    light.ticket = Some(came);
+    twins.all(A, batch.clone(), vec![light]);
+    assert!(twins.more);
+    let promoted = &twins.all(A, batch, Vec::new()).0[0].promoted;
+    assert_eq!(
+        promoted.iter().map(|grant| grant.seq).collect::<Vec<_>>(),
+        [4]
+    );
 }
 
 #[test]

@@ -93,8 +93,8 @@ fn kept_slots_are_recalled_when_a_claim_waits_or_is_refused() {
         };
         let mut exchange = twins.exchange_of(B, vec![batch(Reuse::Others, &[], &[], true)]);
         exchange.claims = vec![Claim {
-            charges: Vec::new(),
             asks: vec![ask],
+            ..Claim::default()
         }];
         twins.exchange(&exchange);
         assert_eq!(twins.recalled, [A], "{want:?}");

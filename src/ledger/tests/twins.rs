@@ -13,9 +13,9 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo, PushK
 use crate::{
     ledger::{
         Ask, Audience, Batch, BatchReply, Charge, Charged, Claim, ClaimAsk, ClaimReply,
-        EXCHANGE_LUA, Exchange, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId, Reply,
-        Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
-        weighing,
+        EXCHANGE_LUA, Exchange, Ledger, Ledgers, MAX_LEASE_MS, RIGHT_MS, Rate, Refund, ReplicaId,
+        Reply, Reuse, SWEEP_BUDGET, Seq, Standing, WAIT_FOREVER_US, Wake, Want, ledgers::Content,
+        machine::queue::FIRST_TICKET, weighing,
     },
     redis_server::RedisServer,
     store::redis::codec::{decode, decode_wake, encode},
@@ -118,6 +118,10 @@ impl Twins {
     pub(super) fn waiting(&self, place: i64) -> Standing {
         let ticket = self.now_us as i64 - (1 << 52) + place;
         Standing::Waiting { ticket }
+    }
+
+    pub(super) fn machine_ledger(&self, key: &str) -> &Ledger {
+        self.machine.get(key).expect("it is in use")
     }
 
     pub(super) fn run(&mut self, replica: u128, batch: Batch) -> BatchReply {
@@ -416,7 +420,13 @@ fn claim() -> impl Strategy<Value = Claim> {
     };
     let asks = (ask(0), ask(1)).prop_map(|(one, two)| vec![one, two]);
     let asks = asks.prop_flat_map(|asks| subsequence(asks, 0..=2).prop_shuffle());
-    (charges, asks).prop_map(|(charges, asks)| Claim { charges, asks })
+    let early_us = prop_oneof![2 => Just(None), 1 => (0..3i64).prop_map(Some), 1 => (0..5_000_000i64).prop_map(Some)];
+    (charges, asks, early_us).prop_map(|(charges, asks, early_us)| Claim {
+        charges,
+        asks,
+        // How long before the exchange: the run puts the time in.
+        ticket: early_us,
+    })
 }
 
 fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
@@ -521,8 +531,15 @@ fn random_runs(twins: Twins) {
                 let cost = refund.cost.min(*most);
                 Some(Refund { cost, ..refund })
             };
+            let now_us = twins.now_us as i64;
+            let claims = step.claims.into_iter().map(|claim| Claim {
+                ticket: claim
+                    .ticket
+                    .map(|early_us| FIRST_TICKET + now_us - early_us),
+                ..claim
+            });
             let exchange = Exchange {
-                claims: step.claims,
+                claims: claims.collect(),
                 refunds: step.refunds.iter().filter_map(nth_latest).collect(),
                 ..twins.exchange_of(step.replica, step.batches)
             };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     ledger::{
         EXCHANGE_LUA, ID_CHARS, MAX_LEASE_MS, RIGHT_MS, SEQ_CHARS, SWEEP_BUDGET,
-        machine::queue::MAX_PASSED,
+        machine::queue::{MAX_PASSED, MAX_SEARCHED},
         more_members,
         rate::{MAX_EXACT, MAX_WAIT_US, ROUNDING_PARTS, WAIT_FOREVER_US},
         script::{
@@ -53,6 +53,7 @@ fn the_script_has_the_constants_of_this_process() {
         ("MAX_LEASE_MS", MAX_LEASE_MS),
         ("SWEEP_BUDGET", SWEEP_BUDGET.into()),
         ("MAX_PASSED", MAX_PASSED as u64),
+        ("MAX_SEARCHED", MAX_SEARCHED as u64),
         ("RIGHT_MS", RIGHT_MS),
         ("MAX_WAIT_US", MAX_WAIT_US),
         ("MAX_EXACT", MAX_EXACT),

@@ -302,8 +302,9 @@ impl<'a> RateKeys<'a> {
     }
 
     fn encode_claim(&self, cmd: &mut Cmd, replica: &str, claim: &Claim) {
-        let counts: [usize; CLAIM_ARGS] = [claim.charges.len(), claim.asks.len()];
-        cmd.arg(&counts);
+        let counts = [claim.charges.len(), claim.asks.len()].map(|count| count as i64);
+        let args: [i64; CLAIM_ARGS] = [counts[0], counts[1], claim.ticket.unwrap_or(0)];
+        cmd.arg(&args);
         for charge in &claim.charges {
             cmd.arg(&self.charge_args(charge));
         }

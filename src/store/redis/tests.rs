@@ -194,8 +194,8 @@ fn claim(ledgers: usize, seq: u64) -> Claim {
         want: Want::Now,
     };
     Claim {
-        charges: Vec::new(),
         asks: (0..ledgers).map(ask).collect(),
+        ..Claim::default()
     }
 }
 

@@ -9,9 +9,9 @@
 //! | [`Waiting`](State::Waiting) | the store has enqueued it | granted, lost by the store, timed out, store down |
 //! | [`WaitingHere`](State::WaitingHere) | the ledger in this process has enqueued it | granted, timed out, store back |
 //! | [`Checking`](State::Checking) | granted with a lease that ends soon | renewed, lost by the store, found waiting by a newer answer, store down |
-//! | [`Held`](State::Held) | granted by the store, this process or the fallback | released, lost |
+//! | [`Held`](State::Held) | granted by the store, this process or the fallback; handed over by a permit of this process | released, lost |
 //! | [`Refused`](State::Refused), [`Bypassed`](State::Bypassed) | decided | collected by its request |
-//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over |
+//! | [`Leaving`](State::Leaving) | given up while an exchange may still enter it | that exchange is over; or it is kept for the pool |
 //!
 //! An entry in any state may be given up; then it goes, or is `Leaving`.
 
@@ -117,6 +117,8 @@ pub(in crate::keeper::queue) struct InStore {
     pub renewing: bool,
     /// It is to be renewed once more when that is answered: the store of that answer may be another.
     pub renew_again: bool,
+    /// Its request got another slot while an exchange was in flight: if that enters it, its slot is for the pool.
+    pub spare: bool,
     /// Unanswered exchanges may put it there until this store time; 0 if there are none.
     pub not_after_us: u64,
 }
@@ -207,6 +209,11 @@ impl Entry {
             | State::Checking { .. } => true,
             State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Leaving => false,
         }
+    }
+
+    /// Whether it is on its way to the store.
+    pub fn asks_store(&self) -> bool {
+        matches!(self.state, State::Unsent { .. } | State::Sent { .. })
     }
 
     /// The claim that it is a leg of.

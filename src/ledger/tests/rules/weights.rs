@@ -239,9 +239,12 @@ fn other(batch: Batch) -> Batch {
 fn claim(twins: &mut Twins, weight: u32, want: Want) -> (Vec<Standing>, Vec<u32>) {
     let ask = |batch, seq| ClaimAsk { batch, seq, want };
     let asks = vec![ask(0, weighing(2, weight)), ask(1, weighing(3, weight))];
-    let charges = Vec::new();
+    let claim = Claim {
+        asks,
+        ..Claim::default()
+    };
     let exchange = Exchange {
-        claims: vec![Claim { charges, asks }],
+        claims: vec![claim],
         ..twins.exchange_of(A, vec![batch(5), other(batch(5))])
     };
     let mut reply = twins.exchange(&exchange);

@@ -1,0 +1,406 @@
+//! G3 at a distance: the order in which requests are admitted, if messages take their time.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::ledger::{Exchange, MemberId, Seq};
+
+const N: usize = 0;
+const W: usize = 1;
+
+/// Keepers, each at a distance of its own from the store.
+struct Distant {
+    world: World,
+    ways: Vec<Duration>,
+    agenda: BTreeMap<(Duration, usize), Task>,
+    planned: usize,
+    requests: Vec<Asked>,
+    /// How many claims and single requests the store has received.
+    received: usize,
+}
+
+enum Task {
+    Submit(usize),
+    Arrive(usize, Outgoing),
+    Answer(usize, Outgoing, Reply),
+    Wake(usize, Wake),
+    Release(usize),
+}
+
+/// A request, and what became of it.
+struct Asked {
+    keeper: usize,
+    legs: Vec<usize>,
+    wait: Duration,
+    hold: Duration,
+    submission: Option<Submission>,
+    leases: Vec<Arc<Lease>>,
+    /// In the order of acquisition.
+    names: Vec<Seq>,
+    /// Its place among all requests, by when the store received it.
+    arrived: Option<usize>,
+    /// When the store had granted it each slot.
+    granted: Vec<Option<Duration>>,
+    /// When the store was asked for each slot.
+    reached: Vec<Option<Duration>>,
+    refused: Option<(Duration, AcquireErrorKind)>,
+    at: Duration,
+    /// When its process had its permit.
+    held: Option<Duration>,
+}
+
+impl Asked {
+    fn admitted(&self) -> Option<Duration> {
+        self.granted
+            .iter()
+            .copied()
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .max()
+    }
+
+    /// Whether it was on its way from one queue to the next.
+    fn travels(&self, at: Duration) -> bool {
+        self.granted
+            .iter()
+            .zip(&self.reached[1..])
+            .any(|(granted, reached)| {
+                granted.is_some_and(|granted| granted <= at)
+                    && reached.is_none_or(|reached| at <= reached)
+            })
+    }
+}
+
+impl Distant {
+    fn new(limits: &[&Limit], ways: Vec<Duration>) -> Self {
+        Self {
+            world: World::under(ways.len(), limits),
+            ways,
+            agenda: BTreeMap::new(),
+            planned: 0,
+            requests: Vec::new(),
+            received: 0,
+        }
+    }
+
+    fn plan(&mut self, at: Duration, task: Task) {
+        self.planned += 1;
+        self.agenda.insert((at, self.planned), task);
+    }
+
+    fn ask(
+        &mut self,
+        at: Duration,
+        keeper: usize,
+        legs: &[usize],
+        wait: Duration,
+        hold: Duration,
+    ) -> usize {
+        let number = self.requests.len();
+        self.requests.push(Asked {
+            keeper,
+            legs: legs.into(),
+            wait,
+            hold,
+            submission: None,
+            leases: Vec::new(),
+            names: Vec::new(),
+            arrived: None,
+            granted: Vec::new(),
+            reached: Vec::new(),
+            refused: None,
+            at,
+            held: None,
+        });
+        self.plan(at, Task::Submit(number));
+        number
+    }
+
+    fn run(&mut self, until: Duration) {
+        loop {
+            let keepers = self.world.keepers.iter();
+            let due = keepers.filter_map(Core::next_due).min();
+            let due = due.map(|at| at.saturating_duration_since(self.world.start));
+            let next = self.agenda.first_key_value().map(|((at, _), _)| *at);
+            let Some(at) = [due, next]
+                .into_iter()
+                .flatten()
+                .min()
+                .filter(|at| *at <= until)
+            else {
+                return;
+            };
+            self.world.now = self.world.now.max(at);
+            match next
+                .filter(|next| *next <= at)
+                .and_then(|_| self.agenda.pop_first())
+            {
+                Some((_, task)) => self.do_task(task),
+                None => self.world.pass(Duration::ZERO),
+            }
+            self.collect();
+            self.send();
+        }
+    }
+
+    fn do_task(&mut self, task: Task) {
+        let now = self.world.local();
+        match task {
+            Task::Submit(number) => {
+                let Asked { keeper, wait, .. } = self.requests[number];
+                let legs = self.requests[number].legs.iter();
+                let legs: Vec<_> = legs.map(|limit| leg(*limit, wait)).collect();
+                let demand = match legs.len() {
+                    1 => Demand::One(legs[0].clone()),
+                    _ => Demand::All(legs),
+                };
+                let core = &mut self.world.keepers[keeper];
+                let submission = core.submit_unlabelled(&demand, now).expect("open");
+                let names = core.names_of(&submission);
+                let asked = &mut self.requests[number];
+                (asked.granted, asked.reached) = (vec![None; names.len()], vec![None; names.len()]);
+                (asked.names, asked.submission) = (names, Some(submission));
+            }
+            Task::Arrive(keeper, outgoing) => {
+                let reply = self.world.run(&outgoing);
+                self.look(keeper, &outgoing.exchange, &reply);
+                let wakes = std::mem::take(&mut self.world.wakes);
+                for (to, wake) in wakes {
+                    self.plan(self.world.now + self.ways[to], Task::Wake(to, wake));
+                }
+                let back = self.world.now + self.ways[keeper];
+                self.plan(back, Task::Answer(keeper, outgoing, reply));
+            }
+            Task::Answer(keeper, outgoing, reply) => self.world.answer(keeper, &outgoing, reply),
+            Task::Wake(to, wake) => self.world.keepers[to].on_event(&Event::Wake(wake), now),
+            Task::Release(number) => {
+                let asked = &mut self.requests[number];
+                for lease in std::mem::take(&mut asked.leases) {
+                    self.world.keepers[asked.keeper].release(&lease, now);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        let now = self.world.local();
+        for keeper in 0..self.ways.len() {
+            while let Some(outgoing) = self.world.keepers[keeper].next_exchange(now) {
+                let at = self.world.now + self.ways[keeper];
+                self.plan(at, Task::Arrive(keeper, outgoing));
+            }
+        }
+    }
+
+    fn collect(&mut self) {
+        for number in 0..self.requests.len() {
+            let Some(submission) = self.requests[number].submission.clone() else {
+                continue;
+            };
+            let (keeper, local) = (self.requests[number].keeper, self.world.local());
+            let collected = self.world.keepers[keeper].collect(&submission, false, local);
+            let now = self.world.now;
+            let asked = &mut self.requests[number];
+            match collected {
+                Some(Ok(taken)) => {
+                    asked.leases = taken.leases.all().to_vec();
+                    (asked.submission, asked.held) = (None, Some(now));
+                    let end = now + asked.hold;
+                    self.plan(end, Task::Release(number));
+                }
+                Some(Err(error)) => {
+                    (asked.refused, asked.submission) = (Some((now, error.kind())), None);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Notes what an exchange has asked and changed.
+    fn look(&mut self, keeper: usize, exchange: &Exchange, reply: &Reply) {
+        use crate::ledger::Standing::Absent;
+
+        let now = self.world.now;
+        let single = exchange
+            .batches
+            .iter()
+            .zip(&reply.batches)
+            .flat_map(|(batch, reply)| {
+                let standings = &reply.as_ref().expect("usable").acquired;
+                batch
+                    .acquire
+                    .iter()
+                    .map(|ask| ask.seq)
+                    .zip(standings.clone())
+            });
+        let claims = exchange
+            .claims
+            .iter()
+            .zip(&reply.claims)
+            .flat_map(|(claim, reply)| {
+                let standings = &reply.as_ref().expect("usable").standings;
+                claim.asks.iter().map(|ask| ask.seq).zip(standings.clone())
+            });
+        for (seq, standing) in single.chain(claims).collect::<Vec<_>>() {
+            let mut requests = self
+                .requests
+                .iter_mut()
+                .filter(|asked| asked.keeper == keeper);
+            let place = requests.find_map(|asked| {
+                let leg = asked.names.iter().position(|name| *name == seq)?;
+                Some((asked, leg))
+            });
+            let Some((asked, leg)) = place else {
+                continue;
+            };
+            asked.arrived.get_or_insert_with(|| {
+                self.received += 1;
+                self.received
+            });
+            if standing != Absent {
+                asked.reached[leg].get_or_insert(now);
+            }
+        }
+        let holders = self
+            .world
+            .ledgers
+            .iter()
+            .flat_map(|(_, ledger)| ledger.holders());
+        let holders: Vec<MemberId> = holders.map(|(id, _)| id).collect();
+        for asked in &mut self.requests {
+            let replica = ReplicaId::from_bits(asked.keeper as u128);
+            for (seq, granted) in asked.names.iter().zip(&mut asked.granted) {
+                if granted.is_none() && holders.contains(&MemberId { replica, seq: *seq }) {
+                    *granted = Some(now);
+                }
+            }
+        }
+    }
+
+    /// Pairs of requests under the same limits of which the later one was admitted before the earlier one, that still
+    /// waited; and whether the earlier one was on its way then.
+    fn overtakings(&self) -> Vec<(usize, usize, bool)> {
+        let mut pairs = Vec::new();
+        for (earlier, one) in self.requests.iter().enumerate() {
+            for (later, other) in self.requests.iter().enumerate() {
+                let came_first = one
+                    .arrived
+                    .zip(other.arrived)
+                    .is_some_and(|(one, other)| one < other);
+                let Some(at) = other
+                    .admitted()
+                    .filter(|_| came_first && one.legs == other.legs)
+                else {
+                    continue;
+                };
+                let waited = one.admitted().is_none_or(|admitted| at < admitted)
+                    && one.refused.is_none_or(|(refused, _)| at < refused);
+                if waited {
+                    pairs.push((earlier, later, one.travels(at)));
+                }
+            }
+        }
+        pairs
+    }
+}
+
+fn ms(length: u64) -> Duration {
+    Duration::from_millis(length)
+}
+
+/// A random run, with two scarce limits.
+fn run(seed: u64) -> Distant {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let narrow = Limit::concurrent("narrow", rng.u32(1..=4)).class(crate::Class::Caller);
+    let wide = Limit::concurrent("wide", rng.u32(1..=4)).class(crate::Class::Global);
+    let ways = (0..rng.usize(1..=3))
+        .map(|_| ms(rng.u64(1..=20)))
+        .collect::<Vec<_>>();
+    let keepers = ways.len();
+    let mut distant = Distant::new(&[&narrow, &wide], ways);
+    for _ in 0..rng.usize(8..=24) {
+        let at = ms(rng.u64(0..1_000));
+        let legs: &[usize] = match rng.u8(0..6) {
+            0 => &[N],
+            1 => &[W],
+            _ => &[N, W],
+        };
+        let (keeper, wait, hold) = (
+            rng.usize(0..keepers),
+            ms(rng.u64(200..2_000)),
+            ms(rng.u64(10..600)),
+        );
+        distant.ask(at, keeper, legs, wait, hold);
+    }
+    distant.run(ms(6_000));
+    distant
+}
+
+#[test]
+fn a_request_under_two_limits_is_overtaken_on_its_way_only() {
+    let (mut on_way, mut others, mut refused, mut first) = (0, 0, 0, None);
+    for seed in 0..500 {
+        let distant = run(seed);
+        for (earlier, later, travels) in distant.overtakings() {
+            match travels {
+                true => on_way += 1,
+                false => {
+                    others += 1;
+                    first = first.or(Some((seed, earlier, later)));
+                }
+            }
+            refused += usize::from(distant.requests[earlier].refused.is_some());
+        }
+    }
+    println!("{on_way} on their way, {others} others; {refused} were refused; {first:?}");
+    assert_eq!(others, 0);
+}
+
+/// A random run of one limit that reuses slots.
+fn run_with_reuse(seed: u64) -> Distant {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let limit = Limit::concurrent("narrow", rng.u32(1..=3)).reuse();
+    let ways = (0..rng.usize(1..=2))
+        .map(|_| ms(rng.u64(1..=20)))
+        .collect::<Vec<_>>();
+    let keepers = ways.len();
+    let mut distant = Distant::new(&[&limit], ways);
+    for _ in 0..rng.usize(8..=24) {
+        let (at, keeper) = (ms(rng.u64(0..300)), rng.usize(0..keepers));
+        let wait = ms([0, 100, 1_000][rng.usize(0..3)]);
+        let hold = ms(rng.u64(1..60));
+        distant.ask(at, keeper, &[N], wait, hold);
+    }
+    distant.run(ms(3_000));
+    distant
+}
+
+/// G3: within a process, requests are admitted in their order. One that the store has admitted may learn of it later.
+#[test]
+fn no_request_takes_a_kept_slot_past_an_earlier_one_of_its_process() {
+    let (mut overtaken, mut runs, mut first) = (0, 0, None);
+    for seed in 0..500 {
+        let distant = run_with_reuse(seed);
+        runs += 1;
+        for (earlier, one) in distant.requests.iter().enumerate() {
+            for (later, other) in distant.requests.iter().enumerate() {
+                let Some(at) = other.held.filter(|_| one.keeper == other.keeper) else {
+                    continue;
+                };
+                let came_first = (one.at, earlier) < (other.at, later);
+                let decided = [one.held, one.refused.map(|(at, _)| at), one.admitted()];
+                let waited = decided
+                    .into_iter()
+                    .flatten()
+                    .min()
+                    .is_none_or(|decided| at < decided);
+                if came_first && waited {
+                    overtaken += 1;
+                    first = first.or(Some((seed, earlier, later)));
+                }
+            }
+        }
+    }
+    println!("{overtaken} in {runs}; {first:?}");
+    assert_eq!(overtaken, 0);
+}
