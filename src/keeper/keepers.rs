@@ -4,6 +4,7 @@
 #[cfg(feature = "config")]
 use std::collections::HashMap;
 use std::{
+    collections::HashSet,
     fmt,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
@@ -22,7 +23,7 @@ use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
-    ledger::MemberId,
+    ledger::{MemberId, Seq},
     limit::{Limit, LimitId, MAX_WAIT, Mode},
     overrides::InForce,
     part::{PARTS, Part},
@@ -38,6 +39,10 @@ use crate::{
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
     overrides::LocalRecord,
 };
+
+/// Time without progress after which a shutdown waits for no more releases, in `store_timeout`s. A release can take two: one
+/// until an exchange that has no answer can no longer run, and one for the next.
+const STALL_TIMEOUTS: u32 = 2;
 
 /// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
 pub(crate) struct Keepers {
@@ -365,11 +370,17 @@ impl Keepers {
             refused: 0,
             released: 0,
             lost: 0,
+            unconfirmed: 0,
         };
         for report in join_all(reports).await {
             all.refused += report.refused;
             all.released += report.released;
             all.lost += report.lost;
+            all.unconfirmed += report.unconfirmed;
+        }
+        if all.unconfirmed > 0 {
+            self.first()
+                .with(|core, _| core.log_unconfirmed(all.unconfirmed));
         }
         self.first().control.leave().await;
         all
@@ -432,30 +443,68 @@ impl Keepers {
     }
 }
 
+/// Permits have until the deadline. Then, and as soon as all are released, the store has to confirm the releases: it has
+/// [`STALL_TIMEOUTS`] for each step of progress, and one `store_timeout` after the deadline for all.
 async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
-    let (refused, held) = keeper.with(|core, now| (core.close(now), core.status().held));
-    let until = Instant::now() + deadline.min(MAX_WAIT);
-    wait_for(keeper, until, Core::holds_nothing).await;
-    let lost = keeper.with(|core, now| core.lose_all(now));
+    let (refused, mut released) =
+        keeper.with(|core, now| (core.close(now), core.held_by_permits()));
+    let deadline = Instant::now() + deadline.min(MAX_WAIT);
+    wait_until(keeper, |core| match core.holds_nothing() {
+        true => None,
+        false => Some(deadline),
+    })
+    .await;
+    let lost = keeper.with(|core, now| {
+        let held = core.held_by_permits();
+        released.retain(|name| !held.contains(name));
+        core.lose_all(now)
+    });
     let store_timeout = keeper.peek(|core| core.settings().store_timeout);
-    wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
+    let (mut progress, mut stalls_at) = (None, deadline);
+    wait_until(keeper, |core| {
+        if core.is_quiet() {
+            return None;
+        }
+        let now_done = Some(core.confirmed());
+        if std::mem::replace(&mut progress, now_done) != now_done {
+            stalls_at = Instant::now() + STALL_TIMEOUTS * store_timeout;
+        }
+        Some(stalls_at.min(deadline + store_timeout))
+    })
+    .await;
+    let unconfirmed: HashSet<Seq> = keeper.peek(|core| core.unconfirmed().collect());
+    released.retain(|name| !unconfirmed.contains(name));
     ShutdownReport {
         refused,
-        released: held.saturating_sub(lost),
+        released: released.len(),
         lost,
+        unconfirmed: unconfirmed.len(),
     }
 }
 
-/// Waits by the driver's timer, since the caller's runtime may have none. Without a driver nothing can be waited for: then
-/// leases have to end by themselves.
-async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> bool) {
-    keeper.with(|core, _| core.set_alarm(Some(until)));
+/// Waits until a moment that may move, or until there is none. By the driver's timer, since the caller's runtime may have
+/// none. Without a driver nothing can be waited for: then leases have to end by themselves.
+async fn wait_until(keeper: &Arc<Keeper>, mut until: impl FnMut(&Core) -> Option<Instant>) {
+    let Some(first) = keeper.peek(&mut until) else {
+        return;
+    };
+    let mut alarm = first;
+    keeper.with(|core, _| core.set_alarm(Some(alarm)));
     let is_driven = keeper.start_driver().is_ok();
     keeper.watch_driver();
     loop {
         let changed = keeper.changed.notified();
-        if !is_driven || Instant::now() >= until || keeper.peek(&done) {
+        let now = Instant::now();
+        let Some(until) = keeper
+            .peek(&mut until)
+            .filter(|until| is_driven && now < *until)
+        else {
             break;
+        };
+        // It has rung, and there was progress since it was set.
+        if alarm <= now {
+            alarm = until;
+            keeper.with(|core, _| core.set_alarm(Some(alarm)));
         }
         changed.await;
     }
