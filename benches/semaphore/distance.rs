@@ -74,7 +74,7 @@ pub(crate) fn report(runtime: &Runtime, tasks: Option<usize>) {
         "pairs of acquire and release over a distance, by {tasks} tasks; store_timeout {STORE_TIMEOUT:?}"
     );
     println!(
-        "allowed: a pair for each task in a round trip (PING), or what was reached without a distance"
+        "allowed: a pair for each task in a round trip (PING), or the best over a shorter distance"
     );
     println!(
         "in flight: exchanges on average, by the calls of the script in a round trip; openings: of the breaker"

@@ -4,7 +4,6 @@
 #[cfg(feature = "config")]
 use std::collections::HashMap;
 use std::{
-    collections::HashSet,
     fmt,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
@@ -23,8 +22,8 @@ use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
-    ledger::{MemberId, Seq},
-    limit::{Limit, LimitId, MAX_WAIT, Mode},
+    ledger::MemberId,
+    limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
@@ -39,10 +38,6 @@ use crate::{
     operable::{ControlTask, Cursor, LimitLook, RefusalNote, Visitor},
     overrides::LocalRecord,
 };
-
-/// Time without progress after which a shutdown waits for no more releases, in `store_timeout`s. A release can take two: one
-/// until an exchange that has no answer can no longer run, and one for the next.
-const STALL_TIMEOUTS: u32 = 2;
 
 /// One keeper, or one for each [`Part`] of a cluster. All know the same limits by the same numbers.
 pub(crate) struct Keepers {
@@ -365,7 +360,7 @@ impl Keepers {
     }
 
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
+        let reports = self.all.iter().map(|keeper| keeper.shutdown(deadline));
         let mut all = ShutdownReport {
             refused: 0,
             released: 0,
@@ -441,74 +436,6 @@ impl Keepers {
     pub fn look(&self, keeper: usize, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         self.all[keeper].peek(|core| core.look(from, visitor))
     }
-}
-
-/// Permits have until the deadline. Then, and as soon as all are released, the store has to confirm the releases: it has
-/// [`STALL_TIMEOUTS`] for each step of progress, and one `store_timeout` after the deadline for all.
-async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
-    let (refused, mut released) =
-        keeper.with(|core, now| (core.close(now), core.held_by_permits()));
-    let deadline = Instant::now() + deadline.min(MAX_WAIT);
-    wait_until(keeper, |core| match core.holds_nothing() {
-        true => None,
-        false => Some(deadline),
-    })
-    .await;
-    let lost = keeper.with(|core, now| {
-        let held = core.held_by_permits();
-        released.retain(|name| !held.contains(name));
-        core.lose_all(now)
-    });
-    let store_timeout = keeper.peek(|core| core.settings().store_timeout);
-    let (mut progress, mut stalls_at) = (None, deadline);
-    wait_until(keeper, |core| {
-        if core.is_quiet() {
-            return None;
-        }
-        let now_done = Some(core.confirmed());
-        if std::mem::replace(&mut progress, now_done) != now_done {
-            stalls_at = Instant::now() + STALL_TIMEOUTS * store_timeout;
-        }
-        Some(stalls_at.min(deadline + store_timeout))
-    })
-    .await;
-    let unconfirmed: HashSet<Seq> = keeper.peek(|core| core.unconfirmed().collect());
-    released.retain(|name| !unconfirmed.contains(name));
-    ShutdownReport {
-        refused,
-        released: released.len(),
-        lost,
-        unconfirmed: unconfirmed.len(),
-    }
-}
-
-/// Waits until a moment that may move, or until there is none. By the driver's timer, since the caller's runtime may have
-/// none. Without a driver nothing can be waited for: then leases have to end by themselves.
-async fn wait_until(keeper: &Arc<Keeper>, mut until: impl FnMut(&Core) -> Option<Instant>) {
-    let Some(first) = keeper.peek(&mut until) else {
-        return;
-    };
-    let mut alarm = first;
-    keeper.with(|core, _| core.set_alarm(Some(alarm)));
-    let is_driven = keeper.start_driver().is_ok();
-    keeper.watch_driver();
-    loop {
-        let changed = keeper.changed.notified();
-        let now = Instant::now();
-        let Some(until) = keeper
-            .peek(&mut until)
-            .filter(|until| is_driven && now < *until)
-        else {
-            break;
-        };
-        // It has rung, and there was progress since it was set.
-        if alarm <= now {
-            alarm = until;
-            keeper.with(|core, _| core.set_alarm(Some(alarm)));
-        }
-        changed.await;
-    }
-    keeper.with(|core, _| core.set_alarm(None));
 }
 
 /// The limiter is dropped: the drivers end when all is sent to the store.
