@@ -1,8 +1,8 @@
 //! A server at a distance: a TCP proxy that holds each byte back for half of a round trip, each way.
 //!
 //! The proxy of the tests (`tests/support/fault_proxy.rs`) has few messages under way at a time, and timers of a millisecond.
-//! This one has a thread that sleeps for each way of a connection, and takes in whatever comes meanwhile: it adds a delay, and
-//! takes nothing from the throughput.
+//! This one has a thread that sleeps for each way of a connection, while another one reads on: it adds a delay, and does not
+//! limit the throughput.
 
 use std::{
     io::{self, Read, Write},
@@ -18,14 +18,14 @@ use std::{
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// It takes connections for as long as the process lives.
+/// Listens for as long as the process lives.
 pub(crate) struct DistantServer {
     port: u16,
     one_way_us: Arc<AtomicU64>,
 }
 
 impl DistantServer {
-    /// Before the server on that port of the loopback interface. It has no distance yet.
+    /// Starts a proxy, without a delay yet, for the server on that port of the loopback interface.
     pub(crate) fn before(upstream_port: u16) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("an address").port();
@@ -48,7 +48,7 @@ impl DistantServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Of bytes that come from now on.
+    /// Sets the delay of bytes that arrive from now on.
     pub(crate) fn set_round_trip(&self, trip: Duration) {
         let one_way_us = trip.as_micros() as u64 / 2;
         self.one_way_us.store(one_way_us, Ordering::Relaxed);

@@ -329,10 +329,12 @@ async fn taken(store: &TestStore, keys: u64) -> usize {
 /// G5: however many releases there are, a shutdown leaves none of them to the end of its lease.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_while_releases_are_confirmed() {
+    // Far more round trips than a shutdown waits for a single confirmation.
+    const STORE_TIMEOUT: Duration = Duration::from_millis(50);
     let store = TestStore::new();
-    let limiter = replica(&store).await;
+    let limiter = connect(Limiter::builder().store_timeout(STORE_TIMEOUT), &store).await;
     let permits = permits(&limiter, MANY_KEYS).await;
-    store.respond_after(Duration::from_millis(20));
+    store.respond_after(STORE_TIMEOUT * 9 / 10);
     let (report, took) = drop_and_shut_down(&limiter, permits, GRACE).await;
     assert_eq!(taken(&store, MANY_KEYS).await, 0, "{report:?}");
     assert_eq!((report.released, report.lost), (MANY_KEYS as usize, 0));
