@@ -80,9 +80,13 @@ impl Limiter {
 
     /// Refuses new and queued requests, and releases all slots, at the latest at the deadline.
     ///
-    /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Afterwards every slot
-    /// of this process is free for other replicas, unless the store could not be reached. See
-    /// [Shutting down](crate::guide::shutdown) for its order against a server's graceful shutdown.
+    /// Permits in use have until `deadline` to be released; the rest is marked as lost and released. Then the store has to
+    /// confirm every release, and with the last confirmation the slots of this process are free for other replicas.
+    /// `shutdown` waits for confirmations until one [`store_timeout`](crate::LimiterBuilder::store_timeout) after the deadline,
+    /// but no longer than two of them without a new one, and [reports](ShutdownReport::unconfirmed) the slots whose release
+    /// was not confirmed. Their releases are still retried for as long as the process lives.
+    ///
+    /// See [Shutting down](crate::guide::shutdown) for its order against a server's graceful shutdown.
     ///
     /// # Cancel safety
     ///

@@ -39,10 +39,15 @@ pub struct Usage {
 pub struct ShutdownReport {
     /// Queued requests that were refused.
     pub refused: usize,
-    /// Permits that were released in time.
+    /// Permits that were released in time, as the store has confirmed.
     pub released: usize,
     /// Permits that were still held at the deadline: marked as lost, and released.
     pub lost: usize,
+    /// Slots whose release the store has not confirmed: they may stay taken until their leases end.
+    ///
+    /// These are slots of lost permits, of permits that were released in time or before the shutdown, and of queued requests.
+    /// A permit has one for each of its limits, whatever it weighs. Always 0 in memory.
+    pub unconfirmed: usize,
 }
 
 /// Whom a quota is for.

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use support::{
     alone,
     redis_cluster::{RedisCluster, id, until},
@@ -463,6 +464,45 @@ fn a_node_that_is_gone_costs_the_others_few_connections() {
         let made = connections() - before;
         println!("{made} connections in a second");
         assert!(made < 20, "{made} connections in a second");
+    });
+}
+
+/// G5, G8: a shutdown releases what it can, does not wait for a node that is silent, and reports what it leaves there.
+#[test]
+fn a_shutdown_reports_what_a_silent_node_may_still_count() {
+    alone(async {
+        const KEYS: u64 = 64;
+        let cluster = RedisCluster::start(3, 0);
+        let limiter = replica(&cluster).await;
+        let limit = Limit::concurrent("a", 1).fallback(Fallback::Reject);
+        let acquire = |key| limiter.semaphore(&limit, key).acquire();
+        let permits = join_all((0..KEYS).map(acquire)).await;
+        assert!(permits.iter().all(Result::is_ok));
+        let silent = &cluster.primaries[1];
+        let kept = silent.cli(&["KEYS", "turnstile:*"]).lines().count();
+        assert!(kept > 0, "it has some of the keys");
+        silent.pause();
+        let began = Instant::now();
+        let shutdown = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.shutdown(PATIENT).await }
+        });
+        let late = limiter.semaphore(&limit, "late");
+        let is_closed = |kind| kind == AcquireErrorKind::ShutDown;
+        while !late
+            .try_acquire()
+            .await
+            .is_err_and(|error| is_closed(error.kind()))
+        {
+            tokio::task::yield_now().await;
+        }
+        drop(permits);
+        let report = shutdown.await.expect("no panic");
+        assert!(began.elapsed() < PATIENT / 2, "{:?}", began.elapsed());
+        assert_eq!(report.unconfirmed, kept, "{report:?}");
+        let released = KEYS as usize - kept;
+        assert_eq!((report.released, report.lost), (released, 0), "{report:?}");
+        silent.resume();
     });
 }
 

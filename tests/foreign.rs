@@ -705,6 +705,16 @@ fn all_foreign_code_may_call_back() {
         drop(kept);
         runtime.block_on(until_told(DROPPED));
     });
+    run("with a store that is gone in the end", |runtime| {
+        let mut server = RedisServer::start();
+        let limiter = connected(runtime, &server);
+        let semaphore = limiter.semaphore(&PROBE, "kept");
+        let kept = runtime.block_on(caught(semaphore.acquire())).unwrap();
+        server.stop();
+        runtime.block_on(caught(limiter.shutdown(Duration::ZERO)));
+        runtime.block_on(until_told(UNCONFIRMED));
+        drop(kept);
+    });
     run("with operators who may not ask", |runtime| {
         let server = RedisServer::start();
         server.cli(&["ACL", "SETUSER", "default", "resetchannels", "&*:wake:*"]);
@@ -764,6 +774,9 @@ const STALLED: &str = "the limiter's task did not run in time, since its runtime
 
 const DROPPED: &str = "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
      await `Limiter::shutdown` before the process or its runtime ends";
+
+const UNCONFIRMED: &str = "the store did not confirm all releases by the end of `shutdown`: \
+     slots may stay taken until their leases end";
 
 /// Told after a minute only, and on the way of all others about the store: `tests/semaphore/main.rs` waits for it.
 const AFTER_A_MINUTE: &str =

@@ -7,6 +7,8 @@
 //! cargo bench --bench semaphore -- handoff   # how soon a free slot is in use again: a few seconds
 //! cargo bench --bench semaphore -- sharing   # what a second process has of slots that are used again: a few seconds
 //! cargo bench --bench semaphore -- growth    # the cost as holders, waiters, replicas and keys grow: about a minute
+//! cargo bench --bench semaphore -- distance  # what a round trip of 1 to 100 ms allows, by 1,000 tasks: about two minutes
+//! cargo bench --bench semaphore -- distance 200 # the same by 200 tasks
 //! cargo bench --features admin --bench semaphore -- operated # what operators take from requests: about a minute
 //! ```
 //!
@@ -22,10 +24,16 @@
 mod baseline;
 mod contestant;
 mod cost;
+mod distance;
+mod distant;
 mod growth;
 mod handoff;
 #[cfg(feature = "admin")]
 mod operated;
+// Tests of failovers use the rest of it.
+#[allow(dead_code)]
+#[path = "../../tests/support/redis_cluster.rs"]
+mod redis_cluster;
 #[path = "../../tests/support/redis_server.rs"]
 mod redis_server;
 mod sharing;
@@ -83,15 +91,18 @@ const WORKS: [Work; 4] = [
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let benching = arguments.iter().any(|argument| argument == "--bench");
-    let rounds = arguments.iter().find_map(|argument| argument.parse().ok());
+    let number: Option<usize> = arguments.iter().find_map(|argument| argument.parse().ok());
     // Without `--bench` it is run as a test, to see whether it runs.
     let (rounds, slice) = match benching {
-        true => (rounds.unwrap_or(9), Duration::from_millis(200)),
+        true => (number.unwrap_or(9), Duration::from_millis(200)),
         false => (1, Duration::from_millis(5)),
     };
 
-    let server = RedisServer::start();
     let runtime = Runtime::new().expect("a runtime");
+    if arguments.iter().any(|argument| argument == "distance") {
+        return distance::report(&runtime, number);
+    }
+    let server = RedisServer::start();
     if arguments.iter().any(|argument| argument == "handoff") {
         return handoff::report(&server, &runtime, rounds, slice);
     }
@@ -130,6 +141,7 @@ fn main() {
         #[cfg(feature = "admin")]
         operated::report(&server, &runtime, rounds, slice);
         growth::report(&server, &runtime, rounds, 10);
+        distance::try_out(&runtime);
     }
 }
 

@@ -126,6 +126,8 @@ pub(super) struct Counts {
     pub lost: u64,
     /// Held slots of permits that have another one.
     pub companions: usize,
+    /// Releases that the store has confirmed so far.
+    pub confirmed: u64,
 }
 
 impl Context {
@@ -354,6 +356,7 @@ impl Context {
 
     /// The store has confirmed a release, and nothing can bring the name back.
     pub fn confirm(&mut self, seq: Seq) {
+        self.counts.confirmed += 1;
         let confirmation = self.confirmations.take(seq);
         self.effects.confirm(confirmation);
     }

@@ -75,6 +75,11 @@ pub(super) enum LogEvent {
         count: usize,
         lease: Duration,
     },
+    /// A shutdown has ended before the store has confirmed that these slots are released.
+    Unconfirmed {
+        count: usize,
+        lease: Duration,
+    },
 }
 
 impl Effects {
@@ -236,6 +241,15 @@ impl LogEvent {
                     ?lease,
                     "the limiter was dropped without `shutdown`, and slots may stay taken until their leases end: \
                      await `Limiter::shutdown` before the process or its runtime ends"
+                );
+            }
+            Self::Unconfirmed { count, lease } => {
+                tracing::warn!(
+                    namespace,
+                    count,
+                    ?lease,
+                    "the store did not confirm all releases by the end of `shutdown`: \
+                     slots may stay taken until their leases end"
                 );
             }
         }

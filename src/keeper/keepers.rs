@@ -23,7 +23,7 @@ use crate::{
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId},
-    limit::{Limit, LimitId, MAX_WAIT, Mode},
+    limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
@@ -371,16 +371,22 @@ impl Keepers {
     }
 
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        let reports = self.all.iter().map(|keeper| shutdown(keeper, deadline));
+        let reports = self.all.iter().map(|keeper| keeper.shutdown(deadline));
         let mut all = ShutdownReport {
             refused: 0,
             released: 0,
             lost: 0,
+            unconfirmed: 0,
         };
         for report in join_all(reports).await {
             all.refused += report.refused;
             all.released += report.released;
             all.lost += report.lost;
+            all.unconfirmed += report.unconfirmed;
+        }
+        if all.unconfirmed > 0 {
+            self.first()
+                .with(|core, _| core.log_unconfirmed(all.unconfirmed));
         }
         self.first().control.leave().await;
         all
@@ -436,36 +442,6 @@ impl Keepers {
     pub fn look(&self, keeper: usize, from: Cursor, visitor: &mut impl Visitor) -> Option<Cursor> {
         self.all[keeper].peek(|core| core.look(from, visitor))
     }
-}
-
-async fn shutdown(keeper: &Arc<Keeper>, deadline: Duration) -> ShutdownReport {
-    let (refused, held) = keeper.with(|core, now| (core.close(now), core.status().held));
-    let until = Instant::now() + deadline.min(MAX_WAIT);
-    wait_for(keeper, until, Core::holds_nothing).await;
-    let lost = keeper.with(|core, now| core.lose_all(now));
-    let store_timeout = keeper.peek(|core| core.settings().store_timeout);
-    wait_for(keeper, Instant::now() + store_timeout, Core::is_quiet).await;
-    ShutdownReport {
-        refused,
-        released: held.saturating_sub(lost),
-        lost,
-    }
-}
-
-/// Waits by the driver's timer, since the caller's runtime may have none. Without a driver nothing can be waited for: then
-/// leases have to end by themselves.
-async fn wait_for(keeper: &Arc<Keeper>, until: Instant, done: impl Fn(&Core) -> bool) {
-    keeper.with(|core, _| core.set_alarm(Some(until)));
-    let is_driven = keeper.start_driver().is_ok();
-    keeper.watch_driver();
-    loop {
-        let changed = keeper.changed.notified();
-        if !is_driven || Instant::now() >= until || keeper.peek(&done) {
-            break;
-        }
-        changed.await;
-    }
-    keeper.with(|core, _| core.set_alarm(None));
 }
 
 /// The limiter is dropped: the drivers end when all is sent to the store.

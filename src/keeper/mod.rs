@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `request` | a request for a permit, as a future |
 //! | `keepers` | what limiters, semaphores, permits and operators call: the one keeper of a limiter, or one for each part of a cluster |
+//! | `shutdown` | how long a shutdown waits for permits, and for the store to confirm their releases |
 //! | `driver` | the task, where it is started, what it has in flight, and watchdogs that see to it that it runs |
 //! | `lock` | a keeper: its core behind a lock, what is decided about the driver there, and the effects of a step |
 //! | `core` | the state machine: many queues, one connection |
@@ -35,6 +36,7 @@ mod keepers;
 mod lock;
 mod queue;
 mod request;
+mod shutdown;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]

@@ -221,6 +221,10 @@ impl Accounts {
         self.to_report.pop_first().map(|(_, id)| id)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }

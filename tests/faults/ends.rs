@@ -6,16 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use http_body_util::BodyExt;
 use tokio::{
     runtime::{self, Runtime},
     time::{sleep, timeout},
 };
+use tower_turnstile::Limiter;
 
 use crate::{
     scene::{LEASE, SLACK, WAITER_TTL, semaphore, soon, start, strict, until_empty},
     support::{
         alone,
+        fault_proxy::{FaultProxy, Way},
         redis_server::RedisServer,
         replica::Replica,
         watch::{Ledger, Streams},
@@ -197,4 +200,32 @@ fn a_graceful_shutdown_with_a_thousand_streams_gives_all_back() {
         assert!(report.contains(&format!("lost: {STREAMS}")), "{report}");
         assert!(ended < Duration::from_secs(6), "{ended:?}");
     });
+}
+
+/// G5: releases that take longer than `store_timeout` together, as the store is far away, are all waited for.
+#[tokio::test]
+async fn a_shutdown_over_a_distance_gives_all_back() {
+    const KEYS: u64 = 3_000;
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let limiter = Limiter::builder().store_timeout(Duration::from_secs(1));
+    let limiter = limiter.connect(&proxy.url()).await.expect("up");
+    let acquire = |key| limiter.semaphore(strict(1), key).acquire();
+    let permits = soon(join_all((0..KEYS).map(acquire))).await;
+    assert!(permits.iter().all(Result::is_ok));
+    for way in [Way::Requests, Way::Replies] {
+        proxy.delay(way, Duration::from_millis(50));
+    }
+    let began = Instant::now();
+    let shutdown = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.shutdown(Duration::from_secs(60)).await }
+    });
+    tokio::task::yield_now().await;
+    drop(permits);
+    let report = shutdown.await.expect("no panic");
+    println!("{report:?} after {:?}", began.elapsed());
+    assert_eq!(server.cli(&["DBSIZE"]), "0", "{report:?}");
+    let counts = (report.released, report.lost, report.unconfirmed);
+    assert_eq!(counts, (KEYS as usize, 0, 0), "{report:?}");
 }

@@ -45,7 +45,7 @@
 //! | hostile keys | G7 | `tests/limits`, M `hostile_keys_work` |
 //! | NOAUTH, WRONGPASS, NOPERM, WRONGTYPE | G8 | `refusals`, S `wrong_credentials_are_reported_as_such_and_not_repeated` |
 //! | least-privilege ACL | G8 | `tests/security/rights.rs`, S `the_documented_permissions_are_enough_and_all_needed` |
-//! | graceful shutdown under load | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind` |
+//! | graceful shutdown under load, over a distance, in an outage | G5 | `ends::a_graceful_shutdown_with_a_thousand_streams_gives_all_back`, `ends::a_shutdown_over_a_distance_gives_all_back`, R `a_graceful_shutdown_leaves_nothing_behind`, M `test_store::a_shutdown_does_not_wait_for_a_store_that_is_gone` |
 //!
 //! A known limit, `CLUSTER`: this suite uses the client of one server. What a cluster does is in `tests/cluster.rs`.
 

@@ -255,6 +255,7 @@ async fn shutdown_refuses_waiters_and_takes_back_permits(backend: Backend) {
     until_waiting(&semaphore, 1).await;
     let report = limiter.shutdown(Duration::ZERO).await;
     assert_eq!((report.refused, report.released, report.lost), (1, 0, 1));
+    assert_eq!(report.unconfirmed, 0);
     assert_eq!(
         waiter.await.expect_err("closed").kind(),
         AcquireErrorKind::ShutDown
@@ -286,7 +287,10 @@ async fn shutdown_waits_for_holders(backend: Backend) {
     assert!(!holder.is_lost());
     drop(holder);
     let report = shutdown.await.expect("no panic");
-    assert_eq!((report.released, report.lost), (1, 0));
+    assert_eq!(
+        (report.released, report.lost, report.unconfirmed),
+        (1, 0, 0)
+    );
 }
 
 async fn dropping_a_permit_outside_a_runtime_is_fine(backend: Backend) {

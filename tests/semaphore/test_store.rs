@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::{Instant, advance, sleep};
 use tower_turnstile::{
-    AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Semaphore, test_util::TestStore,
+    AcquireErrorKind, Fallback, Limit, Limiter, LimiterBuilder, Permit, Semaphore, ShutdownReport,
+    test_util::TestStore,
 };
 
 use crate::backend::{Backend, queue, soon, start, until_free, until_waiting, usage};
@@ -280,4 +282,162 @@ async fn the_longest_delay_is_a_timeout() {
     let here = semaphore(&store, &STRICT).await;
     store.respond_after(Duration::MAX);
     assert_eq!(kind(&here).await, AcquireErrorKind::Unavailable);
+}
+
+/// For many keys, none of which is waited for.
+const FLOOD: Limit = Limit::concurrent("flood", 1).fallback(Fallback::Reject);
+/// More distinct keys than the exchanges of one `store_timeout` can name at a distance.
+const MANY_KEYS: u64 = 5_000;
+/// Time that a shutdown is given, and does not need.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Permits of one replica for distinct keys.
+async fn permits(limiter: &Limiter, keys: u64) -> Vec<Permit> {
+    let acquire = |key| limiter.semaphore(&FLOOD, key).acquire();
+    let permits = join_all((0..keys).map(acquire)).await.into_iter();
+    permits.map(|permit| permit.expect("free")).collect()
+}
+
+/// Shuts down a limiter whose permits are dropped meanwhile. Returns how long that took.
+async fn drop_and_shut_down(
+    limiter: &Limiter,
+    permits: Vec<Permit>,
+    deadline: Duration,
+) -> (ShutdownReport, Duration) {
+    let began = Instant::now();
+    let shutdown = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.shutdown(deadline).await }
+    });
+    tokio::task::yield_now().await;
+    drop(permits);
+    let report = shutdown.await.expect("no panic");
+    (report, began.elapsed())
+}
+
+/// Keys whose only slot is taken.
+async fn taken(store: &TestStore, keys: u64) -> usize {
+    store.respond_after(Duration::ZERO);
+    let other = replica(store).await;
+    let usage = |key| {
+        let semaphore = other.semaphore(&FLOOD, key);
+        async move { semaphore.usage().await.expect("the store is up").in_use as usize }
+    };
+    join_all((0..keys).map(usage)).await.into_iter().sum()
+}
+
+/// G5: however many releases there are, a shutdown leaves none of them to the end of its lease.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_while_releases_are_confirmed() {
+    // Far more round trips than a shutdown waits for a single confirmation.
+    const STORE_TIMEOUT: Duration = Duration::from_millis(50);
+    let store = TestStore::new();
+    let limiter = connect(Limiter::builder().store_timeout(STORE_TIMEOUT), &store).await;
+    let permits = permits(&limiter, MANY_KEYS).await;
+    store.respond_after(STORE_TIMEOUT * 9 / 10);
+    let (report, took) = drop_and_shut_down(&limiter, permits, GRACE).await;
+    assert_eq!(taken(&store, MANY_KEYS).await, 0, "{report:?}");
+    assert_eq!((report.released, report.lost), (MANY_KEYS as usize, 0));
+    assert_eq!(report.unconfirmed, 0);
+    assert!(took < GRACE / 10, "{took:?}");
+}
+
+/// Releases have one `store_timeout` after the deadline, and the report counts those that are not confirmed by then.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_soon_after_its_deadline() {
+    const DEADLINE: Duration = Duration::from_millis(100);
+    const KEYS: u64 = 1_000;
+    for delay in [STORE_TIMEOUT * 9 / 10, Duration::MAX] {
+        let store = TestStore::new();
+        let limiter = replica(&store).await;
+        let permits = permits(&limiter, KEYS).await;
+        store.respond_after(delay);
+        let began = Instant::now();
+        let report = limiter.shutdown(DEADLINE).await;
+        let took = began.elapsed();
+        assert!(took <= DEADLINE + STORE_TIMEOUT, "{took:?}");
+        assert_eq!((report.released, report.lost), (0, KEYS as usize));
+        assert!(permits.iter().all(Permit::is_lost));
+        let taken = taken(&store, KEYS).await;
+        assert_eq!(taken, report.unconfirmed, "{report:?} after {delay:?}");
+        assert!(delay < Duration::MAX || taken == KEYS as usize, "{taken}");
+    }
+}
+
+/// A store without an answer holds up no shutdown, and what it may still count is in the report.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_a_store_that_is_gone() {
+    type Outage = fn(&TestStore);
+    let outages: [(&str, Outage); 2] = [
+        ("down", |store| store.go_down()),
+        ("silent", |store| store.respond_after(Duration::MAX)),
+    ];
+    for (name, outage) in outages {
+        let store = TestStore::new();
+        let limiter = replica(&store).await;
+        let permits = permits(&limiter, 10).await;
+        outage(&store);
+        let (report, took) = drop_and_shut_down(&limiter, permits, GRACE).await;
+        assert_eq!((report.released, report.lost), (0, 0), "{name}");
+        assert_eq!(report.unconfirmed, 10, "{name}");
+        assert!(took <= 3 * STORE_TIMEOUT, "{name}: {took:?}");
+        if name == "down" {
+            store.come_back();
+            assert_eq!(taken(&store, 10).await, 10);
+        }
+        // It goes on in the background, and another shutdown sees to the rest.
+        store.respond_after(Duration::ZERO);
+        until_up(&limiter).await;
+        let report = limiter.shutdown(GRACE).await;
+        assert_eq!((report.released, report.unconfirmed), (0, 0), "{name}");
+        assert_eq!(taken(&store, 10).await, 0, "{name}");
+    }
+}
+
+/// A connection that ends in the middle of a shutdown costs time, and no slot.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_outlasts_a_short_outage() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let permits = permits(&limiter, 1_000).await;
+    store.respond_after(Duration::from_millis(20));
+    let outage = tokio::spawn({
+        let store = store.clone();
+        async move {
+            sleep(Duration::from_millis(50)).await;
+            store.go_down();
+            sleep(STORE_TIMEOUT / 2).await;
+            store.come_back();
+        }
+    });
+    let (report, took) = drop_and_shut_down(&limiter, permits, GRACE).await;
+    outage.await.expect("no panic");
+    assert_eq!(taken(&store, 1_000).await, 0, "{report:?}");
+    assert_eq!((report.released, report.unconfirmed), (1_000, 0));
+    assert!(took < GRACE / 10, "{took:?}");
+}
+
+/// Permits that were dropped before it, and requests that waited, are not counted as released, and are waited for as well.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_earlier_releases() {
+    let store = TestStore::new();
+    let limiter = replica(&store).await;
+    let holder = semaphore(&store, &ONE).await.acquire().await.expect("free");
+    let one = limiter.semaphore(&ONE, "key");
+    let mut waiter = one.acquire();
+    start(&mut waiter);
+    until_waiting(&one, 1).await;
+    let permits = permits(&limiter, MANY_KEYS).await;
+    store.respond_after(Duration::from_millis(20));
+    drop(permits);
+    let report = limiter.shutdown(GRACE).await;
+    let refused = waiter.await.expect_err("refused");
+    assert_eq!(refused.kind(), AcquireErrorKind::ShutDown);
+    assert_eq!(taken(&store, MANY_KEYS).await, 0, "{report:?}");
+    assert_eq!(
+        (report.refused, report.released, report.unconfirmed),
+        (1, 0, 0)
+    );
+    assert_eq!(usage(&semaphore(&store, &ONE).await).await, (1, 0));
+    drop(holder);
 }

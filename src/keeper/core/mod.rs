@@ -32,7 +32,7 @@ mod requests;
 mod store;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -50,7 +50,7 @@ use crate::{
     error::{AcquireError, AcquireErrorKind},
     key::Key,
     leases::{AccountId, Accounts, BoundedPermits, Fee, Lease, StoreClock},
-    ledger::{Exchange, RateState, Refund},
+    ledger::{Exchange, RateState, Refund, Seq},
     limit::{Limit, LimitId},
     operable::{Refusals, Standings},
     sync::StoredWaker,
@@ -290,13 +290,39 @@ impl Core {
         self.ctx.counts.held == 0 && self.accounts.is_empty()
     }
 
-    /// Whether nothing is left to be sent to the store, or to be expected from it.
+    /// Whether nothing is left to be sent to the store, now or later, or to be expected from it. Of one that is down only
+    /// releases are owed.
     pub fn is_quiet(&self) -> bool {
-        let nothing_to_send = self.queues.ready().len() == 0
+        if !self.store_is_up() {
+            return self.unconfirmed().next().is_none();
+        }
+        self.in_flight.is_empty()
+            && self.queues.ready().len() == 0
             && self.unsent_claims.is_empty()
             && self.refunds.is_empty()
-            && self.accounts.next_key().is_none();
-        self.in_flight.is_empty() && (nothing_to_send || !self.store_is_up())
+            && self.accounts.next_key().is_none()
+            && !self.queues.iter().any(Queue::repeats_releases)
+    }
+
+    /// Differs from before when the store has confirmed a release, a report of spending or a refund.
+    pub fn confirmed(&self) -> (u64, usize, usize) {
+        let confirmed = self.ctx.counts.confirmed;
+        (confirmed, self.accounts.len(), self.refunds.len())
+    }
+
+    /// Names that the store may know, though no permit and no request will need them once this is [closed](Self::close) and
+    /// everything is [lost](Self::lose_all). One may come twice.
+    pub fn unconfirmed(&self) -> impl Iterator<Item = Seq> {
+        let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
+        let in_flight = pending.flat_map(PendingBatch::releases);
+        let queues = self.queues.iter();
+        queues.flat_map(Queue::names_in_store).chain(in_flight)
+    }
+
+    /// Names of slots that permits hold, one for each permit.
+    pub fn held_by_permits(&self) -> HashSet<Seq> {
+        let queues = self.queues.iter();
+        queues.flat_map(Queue::held_by_permits).collect()
     }
 
     /// Whether a request waits for an answer, or a shutdown for its end.

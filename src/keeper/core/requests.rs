@@ -532,6 +532,12 @@ impl Core {
         }
     }
 
+    /// Reports slots whose release the store has not confirmed at the end of a shutdown.
+    pub fn log_unconfirmed(&mut self, count: usize) {
+        let lease = self.ctx.settings.lease;
+        self.ctx.log(LogEvent::Unconfirmed { count, lease });
+    }
+
     fn empty_pools(&mut self) {
         self.each_queue(|queue, ctx| queue.empty_pool(ctx));
     }

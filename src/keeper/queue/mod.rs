@@ -60,8 +60,8 @@ use crate::{
     sync::Inquiry,
 };
 
-use self::permit::entry::Entry;
 pub(super) use self::permit::entry::StoreMoment;
+use self::permit::entry::{Entry, Holder};
 
 /// Leases after which a release is not repeated any more. A waiter that outlives even this is released when it is
 /// promoted and has no entry here.
@@ -185,6 +185,13 @@ pub(super) struct PendingBatch {
     nearest_ms: Option<u64>,
 }
 
+impl PendingBatch {
+    /// Names whose release is in flight.
+    pub fn releases(&self) -> impl Iterator<Item = Seq> {
+        self.releases.iter().map(|release| release.seq)
+    }
+}
+
 impl Queue {
     pub fn new(
         id: QueueId,
@@ -274,6 +281,17 @@ impl Queue {
         let outbox = self.outbox.iter();
         let mut listed = outbox.flat_map(|outbox| outbox.release.iter().rev());
         self.contains(seq) || listed.any(|release| release.seq == seq)
+    }
+
+    /// Slots that permits hold, without those that count for another one.
+    pub fn held_by_permits(&self) -> impl Iterator<Item = Seq> {
+        let by_permit =
+            |entry: &Entry| matches!(entry.holder(), Some(Holder::Permit | Holder::JointPermit));
+        let held = self
+            .entries
+            .iter()
+            .filter(move |(_, entry)| by_permit(entry));
+        held.map(|(seq, _)| *seq)
     }
 
     fn names(&self) -> Vec<Seq> {

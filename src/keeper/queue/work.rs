@@ -113,13 +113,24 @@ impl Queue {
 
     /// How many slots the store may still count once this process is gone.
     pub fn unreleased(&self) -> usize {
+        let names = self.names_in_store();
+        names.map(|seq| weight_of(seq) as usize).sum()
+    }
+
+    /// Names that the store may know, except those of releases in flight. One may come twice.
+    pub fn names_in_store(&self) -> impl Iterator<Item = Seq> {
         let entries = self.entries.values();
         let known = entries.filter(|entry| entry.in_store.present || entry.in_store.entering);
         let known = known.map(|entry| entry.lease.seq());
         let outbox = self.outbox.iter();
         let listed = outbox.flat_map(|outbox| outbox.release.iter().chain(&outbox.later));
-        let names = known.chain(listed.map(|release| release.seq));
-        names.map(|seq| weight_of(seq) as usize).sum()
+        known.chain(listed.map(|release| release.seq))
+    }
+
+    /// Whether a release is to be repeated after a pause.
+    pub fn repeats_releases(&self) -> bool {
+        let repeats = |outbox: &Outbox| !outbox.later.is_empty();
+        self.outbox.as_deref().is_some_and(repeats)
     }
 }
 
@@ -160,11 +171,7 @@ impl Queue {
 
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.
     pub fn is_idle(&self) -> bool {
-        let releases_later = |outbox: &Outbox| !outbox.later.is_empty();
-        self.is_unused()
-            && self.in_flight == 0
-            && !self.has_work()
-            && !self.outbox.as_deref().is_some_and(releases_later)
+        self.is_unused() && self.in_flight == 0 && !self.has_work() && !self.repeats_releases()
     }
 
     /// Whether it has no permits and no requests, but for idle slots of a ledger in this process.

@@ -126,3 +126,62 @@ fn a_grant_for_nobody_is_given_back() {
     let again = world.send(0);
     assert_eq!(again.exchange.batches[0].release, [waiter.seq()]);
 }
+
+/// G5: a shutdown waits for every release that is not confirmed, wherever it is, and counts those that it leaves.
+#[test]
+fn a_release_is_owed_until_it_is_confirmed() {
+    let mut world = World::new(1, &ONE);
+    let lease = world.ask(0, Duration::ZERO);
+    let sent = world.send(0);
+    world.release(0, &lease);
+    let owed = |world: &World| {
+        let keeper = &world.keepers[0];
+        (keeper.is_quiet(), keeper.unconfirmed().count())
+    };
+    assert_eq!(owed(&world), (false, 1), "its request is in flight");
+    world.fail(0, &sent, Failure::Cut);
+    world.reconnect(0);
+    assert_eq!(owed(&world), (false, 1), "to be sent");
+    let release = world.send(0);
+    assert_eq!(release.exchange.batches[0].release, [lease.seq()]);
+    assert_eq!(owed(&world), (false, 1), "in flight");
+    world.complete(0, &release);
+    assert_eq!(owed(&world), (false, 1), "the request may still run");
+    world.pass(STORE_TIMEOUT + Duration::from_millis(2));
+    world.settle();
+    assert_eq!(owed(&world), (true, 0));
+}
+
+/// Permits that are dropped at once share exchanges, whatever their keys.
+#[test]
+fn releases_of_many_keys_share_exchanges() {
+    const KEYS: u64 = 1_000;
+    let mut world = World::new(1, &ONE);
+    let now = world.local();
+    let leases: Vec<_> = (0..KEYS)
+        .map(|key| {
+            let leg = Leg {
+                key: key.into(),
+                ..leg(0, Duration::ZERO)
+            };
+            let asked = world.keepers[0].submit_unlabelled(&Demand::One(leg), now);
+            match asked.expect("open") {
+                Submission::Slot(lease) => lease,
+                Submission::Claim(id) => panic!("{id:?} is a claim"),
+            }
+        })
+        .collect();
+    world.settle();
+    assert_eq!(world.ledger().0, KEYS as usize);
+    for lease in &leases {
+        world.release(0, lease);
+    }
+    let mut exchanges = 0;
+    while world.may_send(0) {
+        let sent = world.send(0);
+        world.complete(0, &sent);
+        exchanges += 1;
+    }
+    assert_eq!(world.ledger().0, 0);
+    assert!(exchanges <= KEYS.div_ceil(64), "{exchanges}");
+}
