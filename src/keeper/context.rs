@@ -32,6 +32,9 @@ const MOMENTS: u32 = 1_000;
 /// A lease is renewed after a third of it, so that one renewal may fail.
 pub(super) const RENEWALS_PER_LEASE: u32 = 3;
 
+/// What is noticed this much too late was not missed by the store: this process stood still.
+pub(super) const STOOD_STILL: Duration = Duration::from_millis(100);
+
 /// The configuration of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -95,6 +98,8 @@ pub(super) struct Context {
     lost_leases: Vec<Weak<Lease>>,
     /// Claims of which a leg has changed since they were last advanced.
     pub claims_to_advance: BTreeSet<ClaimId>,
+    /// When requests fall back that the store has not answered, by queue and name.
+    pub asking: BTreeSet<(Instant, QueueId, Seq)>,
     /// Ends of waits, by queue and name.
     pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
     /// When to renew permits that are no longer young (`Queue::add_timer`).
@@ -146,6 +151,7 @@ impl Context {
             confirmations: Confirmations::default(),
             lost_leases: Vec::new(),
             claims_to_advance: BTreeSet::new(),
+            asking: BTreeSet::new(),
             expiries: BTreeSet::new(),
             renewals: BTreeSet::new(),
             scratch: Exchange {
@@ -202,6 +208,11 @@ impl Context {
         Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, pool))
     }
 
+    /// A lease that no request has, for a name that may still get into the store.
+    pub fn lease_named(&self, queue: QueueId, seq: Seq) -> Arc<Lease> {
+        Arc::new(Lease::new(self.keeper(), queue, seq, self.epoch, None))
+    }
+
     /// The first name of weight 1 that was not given yet.
     pub fn seq_bound(&self) -> Seq {
         self.last_seq + 1
@@ -233,13 +244,6 @@ impl Context {
         let since = at.saturating_duration_since(self.epoch);
         let late = since.as_nanos() as u64 % moment.as_nanos() as u64;
         at - Duration::from_nanos(late)
-    }
-
-    /// When a request gives up on the store. One that has spent part of its time on an exchange that failed does not get
-    /// all of it for the retry.
-    pub fn gives_up_at(&self, since: Instant) -> Instant {
-        let timeout = self.settings.store_timeout;
-        (since + timeout).max(self.now + timeout / 8)
     }
 }
 

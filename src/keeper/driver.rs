@@ -30,6 +30,7 @@ use tokio::{
 };
 
 use super::{
+    context::STOOD_STILL,
     core::{Core, ExchangeId, Outgoing},
     lock::{Keeper, Start, WatchdogFinding, check_interval},
 };
@@ -44,9 +45,6 @@ use crate::{
 
 /// Checks without a request that waits, after which a watchdog ends: a busy limiter does not start one for each request.
 const IDLE_CHECKS: u32 = 16;
-
-/// A deadline that is noticed this much too late was not missed by the store: this process stood still.
-const STOOD_STILL: Duration = Duration::from_millis(100);
 
 /// An exchange with at least this many ledgers is sent before a reply that has arrived is processed, so that the store works
 /// while we do. Two short ones had better go out together: then the store reads and answers, and we wake up, once for both.

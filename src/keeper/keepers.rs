@@ -516,10 +516,6 @@ impl Drop for BoundPool {
 }
 
 impl Keepers {
-    pub(super) fn in_acquisition_order(&self, legs: Vec<Leg>) -> Vec<(Part, Leg)> {
-        self.first().peek(|core| core.in_acquisition_order(legs))
-    }
-
     pub(super) fn of_lease(&self, lease: &Lease) -> &Arc<Keeper> {
         &self.all[lease.keeper.index()]
     }

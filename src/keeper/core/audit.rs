@@ -97,6 +97,12 @@ impl Core {
             books.expiries
         );
         ensure!(
+            books.asking == self.ctx.asking,
+            "asking {:?}, not {:?}",
+            self.ctx.asking,
+            books.asking
+        );
+        ensure!(
             books.renewals == self.ctx.renewals.len(),
             "renewals of nobody: {:?}",
             self.ctx.renewals
@@ -115,7 +121,7 @@ impl Core {
     }
 
     fn audit_claims(&self) -> Result<(), String> {
-        let mut sleepers = BTreeSet::new();
+        let (mut sleepers, mut asking_claims) = (BTreeSet::new(), 0);
         for (id, claim) in &self.claims {
             let at = format!("claim {}", id.0);
             let (mut waits, mut waits_in_queues, mut busy) = (0, 0, false);
@@ -133,13 +139,21 @@ impl Core {
                 waits_in_queues += usize::from(queue.waits_in_queue(seq));
                 busy |= queue.is_open(seq);
             }
-            let sent = self.in_flight.iter();
-            let sent = sent
-                .filter(|sent| sent.claims.contains(&Asker::Claim(*id)))
-                .count();
-            ensure!(sent <= 1, "{at}: sent twice");
+            let is_in = |exchange: ExchangeId| {
+                let mut sent = self.in_flight.iter();
+                sent.any(|sent| sent.id == exchange && sent.claims.contains(&Asker::Claim(*id)))
+            };
+            if let Some(asking) = claim.asking {
+                let listed = self.asking_claims.contains(&(asking.until, *id));
+                ensure!(listed, "{at}: asks for ever");
+                asking_claims += 1;
+            }
             match &claim.stage {
                 ClaimStage::Unsent => {
+                    ensure!(
+                        claim.asking.is_some(),
+                        "{at}: to be sent, and has no deadline"
+                    );
                     let there = self.unsent_claims.contains(id) || self.held_back.contains(id);
                     ensure!(there, "{at}: to be sent, and nobody will");
                     ensure!(
@@ -147,7 +161,9 @@ impl Core {
                         "{at}: to be sent to a store that is not asked"
                     );
                 }
-                ClaimStage::Sent => ensure!(sent == 1, "{at}: sent, and not in flight"),
+                ClaimStage::Sent(exchange) => {
+                    ensure!(is_in(*exchange), "{at}: sent, and not in flight");
+                }
                 ClaimStage::Sleeping(until) => drop(sleepers.insert((*until, *id))),
                 ClaimStage::Granted => {
                     let owes = claim.fees.iter().any(|fee| fee.paid == Paid::Not);
@@ -165,6 +181,11 @@ impl Core {
                 }
             }
         }
+        ensure!(
+            asking_claims == self.asking_claims.len(),
+            "{} claims ask, not {asking_claims}",
+            self.asking_claims.len()
+        );
         let listed: BTreeSet<_> = self.sleepers.keys().copied().collect();
         ensure!(sleepers == listed, "sleepers {listed:?}, not {sleepers:?}");
         Ok(())
@@ -175,16 +196,20 @@ impl Core {
         let parts = [
             ("queues", !self.queues.is_empty()),
             ("claims", !self.claims.is_empty()),
-            ("asking", !self.unsent_claims.is_empty()),
+            ("unsent", !self.unsent_claims.is_empty()),
             ("held back", !self.held_back.is_empty()),
             ("sleepers", !self.sleepers.is_empty()),
             ("refunds", !self.refunds.is_empty()),
             ("accounts", !self.accounts.is_empty()),
             ("in flight", !self.in_flight.is_empty()),
+            (
+                "asking",
+                !self.ctx.asking.is_empty() || !self.asking_claims.is_empty(),
+            ),
             ("expiries", !self.ctx.expiries.is_empty()),
             ("renewals", !self.ctx.renewals.is_empty()),
             ("due", self.queues.next_due().is_some()),
-            ("ready", self.queues.ready().len() > 0),
+            ("ready", self.queues.ready_count() > 0),
         ];
         parts
             .iter()

@@ -10,10 +10,11 @@ use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{ClaimStage, ClaimState, Core, rates::harsher};
+use super::{Asking, ClaimStage, ClaimState, Core, ExchangeId, rates::harsher};
 use crate::{
     error::{AcquireError, AcquireErrorKind},
     keeper::{
+        context::Availability,
         demand::{ClaimId, Leg, Notes, Taken},
         queue::LegState,
     },
@@ -85,7 +86,7 @@ impl Core {
             exempt,
             stage: ClaimStage::Open,
             asked: self.ctx.now,
-            asking_since: None,
+            asking: None,
             ticket: None,
             bypassed: Vec::new(),
             waker: None,
@@ -142,16 +143,39 @@ impl Core {
         }
     }
 
-    /// After an exchange was answered or failed: its claims go on from where their legs are.
+    /// Claims that were to be sent go on from where their legs are.
     pub(super) fn reopen_all(&mut self, claims: impl IntoIterator<Item = ClaimId>) {
         for id in claims {
+            if !self.store_is_up() {
+                self.stop_asking(id);
+            }
             if let Some(claim) = self.claims.get_mut(&id)
-                && let ClaimStage::Unsent | ClaimStage::Sent = claim.stage
+                && let ClaimStage::Unsent | ClaimStage::Sent(_) = claim.stage
             {
                 claim.stage = ClaimStage::Open;
                 self.advance(id);
             }
         }
+    }
+
+    /// After an exchange was answered or failed: its claims go on from where their legs are, but for those that have gone on
+    /// without it.
+    pub(super) fn reopen_sent(
+        &mut self,
+        exchange: ExchangeId,
+        claims: impl IntoIterator<Item = ClaimId>,
+    ) {
+        for id in claims {
+            if self.is_sent_in(id, exchange) {
+                self.reopen_all([id]);
+            }
+        }
+    }
+
+    /// Whether an exchange is about this claim.
+    pub(super) fn is_sent_in(&self, id: ClaimId, exchange: ExchangeId) -> bool {
+        let claim = self.claims.get(&id);
+        claim.is_some_and(|claim| matches!(claim.stage, ClaimStage::Sent(sent) if sent == exchange))
     }
 
     fn progress(&self, id: ClaimId) -> Progress {
@@ -182,8 +206,21 @@ impl Core {
     fn mark_unsent(&mut self, id: ClaimId) {
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Unsent;
-            claim.asking_since.get_or_insert(self.ctx.now);
             self.unsent_claims.insert(id);
+            if claim.asking.is_none() {
+                let since = self.ctx.now;
+                let until = since + self.ctx.settings.store_timeout;
+                claim.asking = Some(Asking { since, until });
+                self.asking_claims.insert((until, id));
+            }
+        }
+    }
+
+    /// The store is not asked for it any more, or has answered.
+    pub(super) fn stop_asking(&mut self, id: ClaimId) {
+        let claim = self.claims.get_mut(&id);
+        if let Some(asking) = claim.and_then(|claim| claim.asking.take()) {
+            self.asking_claims.remove(&(asking.until, id));
         }
     }
 
@@ -219,6 +256,7 @@ impl Core {
     }
 
     fn grant_claim(&mut self, id: ClaimId) {
+        self.stop_asking(id);
         if let Some(claim) = self.claims.get_mut(&id) {
             claim.stage = ClaimStage::Granted;
             self.ctx.effects.wake(claim.waker.take());
@@ -262,6 +300,9 @@ impl Core {
     fn let_go(&mut self, id: ClaimId, claim: &mut ClaimState) {
         if let ClaimStage::Sleeping(until) = claim.stage {
             self.end_sleep(until, id);
+        }
+        if let Some(asking) = claim.asking.take() {
+            self.asking_claims.remove(&(asking.until, id));
         }
         for lease in claim.legs.drain(..) {
             self.queues
@@ -410,10 +451,14 @@ impl Core {
 impl Core {
     /// Charges a claim in this process, as the limits' fallbacks say; all that it owes, or nothing.
     fn pay_here(&mut self, id: ClaimId) {
+        self.pay_as(id, self.ctx.availability);
+    }
+
+    fn pay_as(&mut self, id: ClaimId, availability: Availability) {
         let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self.claims[&id].fees.clone().into_iter().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
-            match self.charge_here(&fee) {
+            match self.charge_here(&fee, availability) {
                 Ok((how, rest_us, after)) => paid.push((number, fee, how, rest_us, after)),
                 Err(error) if !self.is_enforced(&fee) => bypassed.push((number, error.kind())),
                 Err(error) => refusal = Some(harsher(refusal, error)),
@@ -541,4 +586,122 @@ impl Core {
             }
         }
     }
+}
+
+/// Claims that the store has not answered in time.
+impl Core {
+    /// A claim has asked for as long as it may, mostly since others were before it in this process: it alone falls back. If the
+    /// fallback of a limit has no slot for it, it goes on asking for as long as it may wait there.
+    pub(super) fn end_asking_claim(&mut self, id: ClaimId) {
+        let Some(claim) = self.claims.get(&id) else {
+            return;
+        };
+        if !matches!(claim.stage, ClaimStage::Unsent | ClaimStage::Sent(_)) {
+            // One of its slots was lost, and may come back.
+            return self.stop_asking(id);
+        }
+        if !self.store_is_up() {
+            return self.leave_exchange(id);
+        }
+        match self.legs_alone(id) {
+            LegsAlone::Wait(until) => {
+                if let Some(asking) = self
+                    .claims
+                    .get_mut(&id)
+                    .and_then(|claim| claim.asking.as_mut())
+                {
+                    asking.until = until;
+                    self.asking_claims.insert((until, id));
+                }
+            }
+            LegsAlone::Refused(leg, kind) => {
+                let error = self.leg_error(id, leg, kind);
+                self.refuse_claim(id, error);
+            }
+            LegsAlone::Decided { admitted, bypassed } => {
+                self.take_back(id);
+                if self.owes(id) {
+                    self.pay_as(id, Availability::Down);
+                }
+                // It may be refused now, or sleep.
+                let is_open = |claim: &ClaimState| matches!(claim.stage, ClaimStage::Open);
+                if !self.claims.get(&id).is_some_and(is_open) {
+                    return;
+                }
+                for lease in admitted {
+                    self.queues
+                        .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                            queue.admit_alone(ctx, lease.seq())
+                        });
+                }
+                for lease in bypassed {
+                    let legs = &self.claims[&id].legs;
+                    if let Some(leg) = legs.iter().position(|leg| Arc::ptr_eq(leg, &lease)) {
+                        self.bypass_leg(id, leg, AcquireErrorKind::Full);
+                    }
+                }
+                self.advance(id);
+            }
+        }
+    }
+
+    /// What the fallbacks say of the legs that a claim does not have yet.
+    fn legs_alone(&mut self, id: ClaimId) -> LegsAlone {
+        let legs = self.claims[&id].legs.clone();
+        let (mut admitted, mut bypassed) = (Vec::new(), Vec::new());
+        for (number, lease) in legs.into_iter().enumerate() {
+            let queue = self.queues.without_listing(lease.queue);
+            let (seq, now) = (lease.seq(), self.ctx.now);
+            let Some(LegState::Parked | LegState::Undecided) = queue.leg_state(seq, now) else {
+                continue;
+            };
+            match queue.verdict_alone(&mut self.ctx, seq) {
+                Ok(()) => admitted.push(lease),
+                Err(_) if queue.is_shadow(seq) => bypassed.push(lease),
+                Err(AcquireErrorKind::Full) => match queue.waits_until(seq) {
+                    Some(until) if until > now && queue.max() > 0 => return LegsAlone::Wait(until),
+                    Some(_) if queue.max() > 0 => {
+                        return LegsAlone::Refused(number, AcquireErrorKind::TimedOut);
+                    }
+                    _ => return LegsAlone::Refused(number, AcquireErrorKind::Full),
+                },
+                Err(kind) => return LegsAlone::Refused(number, kind),
+            }
+        }
+        LegsAlone::Decided { admitted, bypassed }
+    }
+
+    /// The store is down, and the exchange of a claim is still in flight: the claim goes on without it.
+    fn leave_exchange(&mut self, id: ClaimId) {
+        self.take_back(id);
+        self.advance(id);
+    }
+
+    /// A claim is sent no more, and goes on without the exchange that it is in. What that brings is given back.
+    fn take_back(&mut self, id: ClaimId) {
+        self.stop_asking(id);
+        self.unsent_claims.remove(&id);
+        self.held_back.remove(&id);
+        let Some(claim) = self.claims.get_mut(&id) else {
+            return;
+        };
+        (claim.stage, claim.ticket) = (ClaimStage::Open, None);
+        for lease in claim.legs.clone() {
+            self.queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.leave_exchange(ctx, lease.seq())
+                });
+        }
+    }
+}
+
+/// The outcome for a claim of which the store knows nothing yet.
+enum LegsAlone {
+    Decided {
+        admitted: Vec<Arc<Lease>>,
+        bypassed: Vec<Arc<Lease>>,
+    },
+    /// One of its limits has no slot here, and the claim may wait for it until then.
+    Wait(Instant),
+    Refused(usize, AcquireErrorKind),
 }

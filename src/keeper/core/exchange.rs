@@ -10,8 +10,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange, breaker::Work,
-    queues::Queues,
+    Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange,
+    breaker::Work,
+    queues::{Queues, Turn},
+    window::WindowBounds,
 };
 use crate::{
     keeper::{
@@ -26,10 +28,24 @@ use crate::{
     },
 };
 
-/// Exchanges in flight: two may be on their way while the next one fills.
-const MAX_IN_FLIGHT: usize = 2;
-/// The same in a cluster, where each is about one ledger or one rate.
-const MAX_OF_ONE_KEY_IN_FLIGHT: usize = 8;
+/// Exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
+pub(super) const WINDOW: WindowBounds = WindowBounds {
+    least: 2,
+    most: 64,
+    apart: Duration::from_micros(250),
+    apart_partial: Duration::from_micros(400),
+    most_partial: 16,
+};
+/// The same in a cluster, where each exchange is about one ledger or one rate, and so is always full.
+pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
+    least: 8,
+    most: 64,
+    apart: Duration::from_micros(100),
+    apart_partial: Duration::from_micros(100),
+    most_partial: 64,
+};
+/// Bytes in flight, about, beyond the least exchanges: a thin link must not need long for them.
+const MAX_BYTES_IN_FLIGHT: usize = 512 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
 const MAX_UNITS: usize = 1_000;
 // The last permit is sent whole, even if there is less room; so is a claim, which begins with half of the room.
@@ -38,6 +54,13 @@ const _: () = assert!(2 * MAX_UNITS <= MAX_PERMITS as usize);
 pub(in crate::keeper) const MAX_REFUNDS: usize = 200;
 /// Ledgers in one exchange: about a millisecond.
 const MAX_BATCHES: usize = 64;
+/// Of these, the ledgers of newcomers, and of the units. The rest is for releases, renewals, introductions and polls: neither
+/// kind of work waits for the other, however much there is of it. What one kind does not need, the other gets.
+const MAX_BATCHES_OF_NEWCOMERS: usize = MAX_BATCHES * 3 / 4;
+const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
+
+/// Kinds of work of which an exchange about one key has one.
+const KINDS: u64 = 5;
 
 /// An exchange in the making.
 struct Draft {
@@ -48,7 +71,6 @@ struct Draft {
     refunds: Vec<Refund>,
     /// Units that there is room for.
     room: usize,
-    deadline: Instant,
 }
 
 impl Core {
@@ -59,19 +81,40 @@ impl Core {
             Some(probe_at) => self.in_flight.is_empty() && now >= probe_at,
             None => {
                 let mut in_flight = self.in_flight.iter();
-                let is_free = match (&self.clock, self.ctx.settings.part) {
+                let is_free = match self.clock {
                     // Exchanges in flight on a connection that is over do not hold up the hello of the next one.
-                    (None, _) => !in_flight.any(|sent| self.connection.has(sent.id)),
-                    (Some(_), None) => in_flight.len() < MAX_IN_FLIGHT,
-                    (Some(_), Some(_)) => in_flight.len() < MAX_OF_ONE_KEY_IN_FLIGHT,
+                    None => !in_flight.any(|sent| self.connection.has(sent.id)),
+                    Some(_) => self.window_has_room(),
                 };
-                let work = self.queues.ready().len() > 0
+                let work = self.queues.ready_count() > 0
                     || !self.unsent_claims.is_empty()
                     || !self.refunds.is_empty()
                     || self.accounts.next_key().is_some();
                 (work || self.connection.is_wanted) && is_free
             }
         }
+    }
+
+    fn window_has_room(&self) -> bool {
+        let in_flight = self.in_flight.len();
+        self.window.has_room(in_flight, || self.fills_an_exchange())
+            && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
+    }
+
+    /// Whether the next exchange has no room for more work than there is now.
+    fn fills_an_exchange(&self) -> bool {
+        let mut names = 0;
+        self.queues.ready_count() >= MAX_BATCHES
+            || self.unsent_claims.len() >= MAX_BATCHES / 2
+            || self.refunds.len() >= MAX_REFUNDS
+            || self.queues.ready().any(|queue| {
+                names += queue.names_to_send();
+                names >= MAX_UNITS
+            })
+    }
+
+    fn bytes_in_flight(&self) -> usize {
+        self.in_flight.iter().map(|sent| sent.bytes).sum()
     }
 
     /// When the next of the exchanges in flight must have been answered, of those that were not due by then.
@@ -92,7 +135,7 @@ impl Core {
             return None;
         }
         self.ctx.now = now;
-        let mut draft = Draft::new(now + self.ctx.settings.store_timeout);
+        let mut draft = Draft::default();
         if let Some(trial) = self.trial() {
             draft.batches.push(trial);
             return Some(self.send(draft));
@@ -107,11 +150,6 @@ impl Core {
             if draft.is_empty() {
                 return None;
             }
-        } else if self.store_is_up()
-            && let Some(since) = self.asks_since()
-        {
-            // They wait for this too.
-            draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
         }
         Some(self.send(draft))
     }
@@ -128,19 +166,10 @@ impl Core {
         })
     }
 
-    /// Since when the requests that are to be sent have been asking: the first of each queue, and the claims.
-    fn asks_since(&self) -> Option<Instant> {
-        let single = self.queues.ready().filter_map(Queue::asks_since);
-        let claims = self.unsent_claims.iter();
-        let claims = claims.filter_map(|id| self.claims.get(id)?.asking_since);
-        single.chain(claims).min()
-    }
-
     /// An exchange that asks for nothing but the time.
     pub fn hello(&mut self, now: Instant) -> Outgoing {
         self.ctx.now = now;
-        let draft = Draft::new(now + self.ctx.settings.store_timeout);
-        self.send(draft)
+        self.send(Draft::default())
     }
 
     fn fill(&mut self, draft: &mut Draft) {
@@ -152,10 +181,15 @@ impl Core {
         }
     }
 
-    /// As much of everything as there is room for.
+    /// As much of everything as there is room for. Claims and newcomers have three quarters of it at most if there is other
+    /// work.
     fn draft_all(&mut self, draft: &mut Draft) {
         self.draft_claims(draft, |draft| draft.batches.len() < MAX_BATCHES / 2);
-        self.draft_queues(draft, MAX_BATCHES);
+        draft.room = draft.room.saturating_sub(UNITS_FOR_OTHERS);
+        self.draft_queues(draft, Turn::Newcomers, MAX_BATCHES_OF_NEWCOMERS);
+        draft.room += UNITS_FOR_OTHERS;
+        self.draft_queues(draft, Turn::Others, MAX_BATCHES);
+        self.draft_queues(draft, Turn::Newcomers, MAX_BATCHES);
         draft.keep_order_with_claims(&self.queues);
         self.draft_sums(draft, None);
         let count = self.refunds.len().min(MAX_REFUNDS);
@@ -163,24 +197,22 @@ impl Core {
     }
 
     /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
-    /// node one by one. Refunds go before claims, which may profit from them; queues have every second turn.
+    /// node one by one. Each kind of work goes first in turn, so that none of them waits for all of another.
     fn draft_one_key(&mut self, draft: &mut Draft) {
-        let queues_first = self.exchanges.is_multiple_of(2);
-        if queues_first {
-            self.draft_queues(draft, 1);
-        }
-        if draft.is_empty() {
-            self.draft_refunds_of_one_key(draft);
-        }
-        if draft.is_empty() {
-            let key = self.accounts.next_key().cloned();
-            self.draft_sums(draft, key.as_ref());
-        }
-        if draft.is_empty() {
-            self.draft_claims(draft, |draft| draft.claims.is_empty());
-        }
-        if draft.is_empty() && !queues_first {
-            self.draft_queues(draft, 1);
+        for kind in 0..KINDS {
+            match (self.exchanges + kind) % KINDS {
+                0 => self.draft_claims(draft, |draft| draft.claims.is_empty()),
+                1 => self.draft_queues(draft, Turn::Newcomers, 1),
+                2 => self.draft_refunds_of_one_key(draft),
+                3 => self.draft_queues(draft, Turn::Others, 1),
+                _ => {
+                    let key = self.accounts.next_key().cloned();
+                    self.draft_sums(draft, key.as_ref());
+                }
+            }
+            if !draft.is_empty() {
+                break;
+            }
         }
         draft.keep_order_with_claims(&self.queues);
     }
@@ -212,13 +244,14 @@ impl Core {
         }
     }
 
-    fn draft_queues(&mut self, draft: &mut Draft, most: usize) {
-        let count = self.queues.ready().len();
+    /// Batches of the queues that have this kind of work, up to this many batches in all.
+    fn draft_queues(&mut self, draft: &mut Draft, turn: Turn, most: usize) {
+        let count = self.queues.count_of(turn);
         for _ in 0..count {
-            if draft.room == 0 || draft.batches.len() == most {
+            if draft.room == 0 || draft.batches.len() >= most {
                 break;
             }
-            let Some(queue) = self.queues.pop_ready() else {
+            let Some(queue) = self.queues.pop_ready(turn) else {
                 break;
             };
             self.queues.change(&mut self.ctx, queue, |queue, ctx| {
@@ -242,12 +275,11 @@ impl Core {
                 self.held_back.insert(id);
                 continue;
             }
-            claim.stage = ClaimStage::Sent;
-            let since = claim.asking_since.unwrap_or(self.ctx.now);
+            claim.stage = ClaimStage::Sent(ExchangeId(self.exchanges + 1));
+            let since = claim.asks_since(self.ctx.now);
             // One that has waited for a slot before goes by when it came.
             let ticket = claim.ticket;
             let order = (ticket.map_or(since, |_| claim.asked), id.0);
-            draft.deadline = self.ctx.gives_up_at(since).min(draft.deadline);
             let legs = claim.legs.clone();
             let charges = claim.fees.iter().filter(|fee| fee.paid == Paid::Not);
             let charges: Vec<_> = charges.map(|fee| fee.charge.clone()).collect();
@@ -306,11 +338,12 @@ impl Core {
             pending,
             claims,
             refunds,
-            deadline,
             ..
         } = draft;
         let (ids, claims) = claims.into_values().unzip();
         let settings = &self.ctx.settings;
+        // All of it for the store, however long its requests have been here: they have deadlines of their own.
+        let deadline = self.ctx.now + settings.store_timeout;
         self.exchanges += 1;
         // It makes the connection, if that has ended.
         (self.connection.is_wanted, self.connection.reconnect_at) = (false, None);
@@ -333,6 +366,7 @@ impl Core {
             id,
             at: self.ctx.now,
             deadline,
+            bytes: bytes_of(&exchange),
             exchange: exchange.clone(),
             pending,
             claims: ids,
@@ -345,22 +379,26 @@ impl Core {
     }
 }
 
-impl Draft {
-    fn new(deadline: Instant) -> Self {
+impl Default for Draft {
+    fn default() -> Self {
         Self {
             batches: Vec::new(),
             pending: Vec::new(),
             claims: BTreeMap::new(),
             refunds: Vec::new(),
             room: MAX_UNITS,
-            deadline,
         }
     }
+}
 
-    /// Adds the batch of a queue, as far as there is room.
+impl Draft {
+    /// Adds what a queue has to send, as far as there is room. There is one batch for each.
     fn add_batch(&mut self, queue: &mut Queue, ctx: &mut Context) {
-        let batch = queue.take_batch(ctx, &mut self.room, &mut self.deadline);
-        if let Some((batch, pending)) = batch {
+        let mut pending = self.pending.iter();
+        if let Some(number) = pending.position(|pending| pending.queue == queue.id()) {
+            let (batch, pending) = (&mut self.batches[number], &mut self.pending[number]);
+            queue.fill_batch(ctx, batch, pending, &mut self.room);
+        } else if let Some((batch, pending)) = queue.take_batch(ctx, &mut self.room) {
             self.batches.push(batch);
             self.pending.push(pending);
         }
@@ -424,6 +462,7 @@ impl Core {
                 sent: at,
             });
         }
+        self.window.on_answer(at, self.ctx.now);
         let (mut outage, work) = (None, Work::of(&reply));
         for ((pending, batch), result) in
             pending.iter_mut().zip(&exchange.batches).zip(reply.batches)
@@ -437,7 +476,7 @@ impl Core {
                 Err(error) => outage = outage.or(self.batch_unusable(batch, pending, &error)),
             }
         }
-        let unusable = self.claims_answered(&exchange, (&claims, &pending), reply.claims, seen);
+        let unusable = self.claims_answered(id, &exchange, (&claims, &pending), reply.claims, seen);
         outage = outage.or(unusable);
         for pending in &pending {
             self.queues
@@ -446,8 +485,26 @@ impl Core {
                 });
         }
         self.note_answer(work, outage.as_ref());
-        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
+        self.reopen_sent(id, claims.into_iter().filter_map(Asker::claim));
     }
+}
+
+/// About as long as it is on the wire.
+fn bytes_of(exchange: &Exchange) -> usize {
+    let name = 12;
+    let of_batch = |batch: &Batch| {
+        let names =
+            batch.release.len() + batch.renew.len() + batch.adopt.len() + batch.acquire.len();
+        batch.key.len() + 64 + name * names
+    };
+    let of_claim = |claim: &Claim| {
+        let keys = claim.charges.iter().map(|charge| charge.key.len() + 64);
+        keys.sum::<usize>() + name * claim.asks.len()
+    };
+    let refunds = exchange.refunds.iter().map(|refund| refund.key.len() + 64);
+    exchange.batches.iter().map(of_batch).sum::<usize>()
+        + exchange.claims.iter().map(of_claim).sum::<usize>()
+        + refunds.sum::<usize>()
 }
 
 fn ms(length: Duration) -> u64 {

@@ -12,6 +12,7 @@
 //! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
+//! | `window` | how many exchanges may be in flight |
 //!
 //! Each file calls only those below it. Anything that concerns a single ledger is the business of its
 //! [queue](super::queue), which reports to the [`Context`] and knows nothing of this.
@@ -30,6 +31,7 @@ mod queues;
 mod rates;
 mod requests;
 mod store;
+mod window;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -39,7 +41,12 @@ use std::{
 
 use tokio::time::Instant;
 
-use self::{breaker::Breaker, queues::Queues};
+use self::{
+    breaker::Breaker,
+    exchange::{WINDOW, WINDOW_OF_ONE_KEY},
+    queues::Queues,
+    window::Window,
+};
 use super::{
     context::{Availability, Context, Settings},
     demand::ClaimId,
@@ -71,6 +78,7 @@ pub(super) struct Core {
     queues: Queues,
     /// In the order in which they were sent.
     in_flight: Vec<PendingExchange>,
+    window: Window,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
@@ -79,6 +87,10 @@ pub(super) struct Core {
     unsent_claims: BTreeSet<ClaimId>,
     /// Claims that met a queue which is being introduced: see [`Queue::introduce`]. They are tried again with each exchange.
     held_back: BTreeSet<ClaimId>,
+    /// When claims fall back that the store has not answered.
+    asking_claims: BTreeSet<(Instant, ClaimId)>,
+    /// Requests that the store has not answered do not fall back before this: answers may lie unread.
+    patient_until: Option<Instant>,
     /// Claims that a rate lets go on then, and of which limit it is.
     sleepers: BTreeMap<(Instant, ClaimId), LimitId>,
     refunds: Vec<Refund>,
@@ -110,8 +122,8 @@ struct ClaimState {
     exempt: Vec<Arc<Limit>>,
     stage: ClaimStage,
     asked: Instant,
-    /// When it began to ask the store that it asks now.
-    asking_since: Option<Instant>,
+    /// Set while it asks the store.
+    asking: Option<Asking>,
     /// The ticket with which the store first enqueued it, under any of its limits.
     ticket: Option<i64>,
     /// Limits in shadow mode that would have refused it.
@@ -119,12 +131,20 @@ struct ClaimState {
     waker: Option<StoredWaker>,
 }
 
+/// Since when a claim asks the store that it asks now, and until when.
+#[derive(Clone, Copy)]
+struct Asking {
+    since: Instant,
+    until: Instant,
+}
+
 enum ClaimStage {
     /// Its legs decide on the next step.
     Open,
     /// To be sent.
     Unsent,
-    Sent,
+    /// In this exchange.
+    Sent(ExchangeId),
     /// A rate lets it go on then.
     Sleeping(Instant),
     Granted,
@@ -155,6 +175,8 @@ struct PendingExchange {
     at: Instant,
     /// When the driver gives up on it.
     deadline: Instant,
+    /// About how long it is on the wire.
+    bytes: usize,
     exchange: Arc<Exchange>,
     /// One for each batch.
     pending: Vec<PendingBatch>,
@@ -205,6 +227,13 @@ impl Connection {
     }
 }
 
+impl ClaimState {
+    /// Since when it asks the store.
+    fn asks_since(&self, now: Instant) -> Instant {
+        self.asking.map_or(now, |asking| asking.since)
+    }
+}
+
 impl Asker {
     fn claim(self) -> Option<ClaimId> {
         match self {
@@ -224,7 +253,12 @@ impl Asker {
 impl Core {
     /// `shared`: there is a store; else ledgers in this process decide.
     pub fn new(settings: Settings, shared: bool, now: Instant) -> Self {
+        let bounds = match settings.part {
+            None => WINDOW,
+            Some(_) => WINDOW_OF_ONE_KEY,
+        };
         Self {
+            window: Window::new(bounds, now),
             ctx: Context::new(settings, shared, now),
             updated: Vec::new(),
             measured: Vec::new(),
@@ -235,6 +269,8 @@ impl Core {
             claims: BTreeMap::new(),
             unsent_claims: BTreeSet::new(),
             held_back: BTreeSet::new(),
+            asking_claims: BTreeSet::new(),
+            patient_until: None,
             sleepers: BTreeMap::new(),
             refunds: Vec::new(),
             rates: Rates::default(),
@@ -297,7 +333,7 @@ impl Core {
             return self.unconfirmed().next().is_none();
         }
         self.in_flight.is_empty()
-            && self.queues.ready().len() == 0
+            && self.queues.ready_count() == 0
             && self.unsent_claims.is_empty()
             && self.refunds.is_empty()
             && self.accounts.next_key().is_none()

@@ -34,8 +34,8 @@ pub(super) struct Queues {
     by_key: Vec<ByKey>,
     /// Those whose ledger is in the store.
     by_ledger: HashMap<Arc<str>, QueueId>,
-    /// Those with work, in the order in which they got it.
-    ready: VecDeque<QueueId>,
+    /// Those with work, by its kind, in the order in which they got it.
+    ready: [Ready; 2],
     due: BTreeSet<(Instant, QueueId)>,
     /// Those that were idle, and may be again, by when they were so first: a queue that is used keeps its place.
     cached: VecDeque<QueueId>,
@@ -44,11 +44,31 @@ pub(super) struct Queues {
     caches: bool,
 }
 
+/// The kind of work that a queue has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Requests, and perhaps other work.
+    Newcomers,
+    /// Releases, renewals, introductions, polls.
+    Others,
+}
+
+/// Queues in a row, linked through their members: one whose kind of work changes leaves its row from the middle.
+#[derive(Clone, Copy, Default)]
+struct Ready {
+    first: Option<QueueId>,
+    last: Option<QueueId>,
+    count: usize,
+}
+
 /// A queue, and where it is listed.
 struct ListedQueue {
     queue: Queue,
-    /// In `ready`.
-    ready: bool,
+    /// The row of `ready` that it is in.
+    turn: Option<Turn>,
+    /// Its neighbours there.
+    before: Option<QueueId>,
+    after: Option<QueueId>,
     /// In `due`.
     due: Option<Instant>,
     /// In `cached`.
@@ -70,7 +90,7 @@ impl Queues {
             members: Slab::new(),
             by_key: Vec::new(),
             by_ledger: HashMap::new(),
-            ready: VecDeque::new(),
+            ready: [Ready::default(); 2],
             due: BTreeSet::new(),
             cached: VecDeque::new(),
             caches,
@@ -110,7 +130,9 @@ impl Queues {
         }
         self.members.insert(Box::new(ListedQueue {
             queue,
-            ready: false,
+            turn: None,
+            before: None,
+            after: None,
             due: None,
             cached: false,
         }));
@@ -161,11 +183,18 @@ impl Queues {
     fn list(&mut self, ctx: &mut Context, id: QueueId) {
         let member = &mut self.members[id.index()];
         member.queue.after_change(ctx);
-        if !member.ready && member.queue.has_work() {
-            member.ready = true;
-            self.ready.push_back(id);
+        let turn = match member.turn {
+            Some(Turn::Newcomers) => Some(Turn::Newcomers),
+            _ if member.queue.has_newcomers() => Some(Turn::Newcomers),
+            Some(Turn::Others) => Some(Turn::Others),
+            None => member.queue.has_work().then_some(Turn::Others),
+        };
+        if turn != member.turn {
+            self.leave_row(id);
+            turn.into_iter().for_each(|turn| self.join_row(id, turn));
         }
-        let idle = !member.ready && member.queue.is_idle();
+        let member = &mut self.members[id.index()];
+        let idle = member.turn.is_none() && member.queue.is_idle();
         let due = if idle { None } else { member.queue.next_due() };
         if due != member.due {
             if let Some(old) = member.due {
@@ -196,7 +225,7 @@ impl Queues {
         if let Some(id) = self.cached.pop_front() {
             let member = &mut self.members[id.index()];
             member.cached = false;
-            if !member.ready && member.queue.is_idle() {
+            if member.turn.is_none() && member.queue.is_idle() {
                 self.drop_queue(ctx, id);
             }
         }
@@ -259,15 +288,56 @@ impl Queues {
     }
 
     /// Those with work.
-    pub fn ready(&self) -> impl ExactSizeIterator<Item = &Queue> {
-        self.ready.iter().map(|id| &self[*id])
+    pub fn ready(&self) -> impl Iterator<Item = &Queue> {
+        let after = |id: &QueueId| self.members[id.index()].after;
+        let row = move |ready: &Ready| std::iter::successors(ready.first, after);
+        self.ready.iter().flat_map(row).map(|id| &self[id])
     }
 
-    /// The one that has had work for the longest time. To be followed by a [`change`](Self::change).
-    pub fn pop_ready(&mut self) -> Option<QueueId> {
-        let id = self.ready.pop_front()?;
-        self.members[id.index()].ready = false;
+    pub fn ready_count(&self) -> usize {
+        self.ready.iter().map(|ready| ready.count).sum()
+    }
+
+    /// How many have this kind of work.
+    pub fn count_of(&self, turn: Turn) -> usize {
+        self.ready[turn as usize].count
+    }
+
+    /// The one that has had this kind of work for the longest time. To be followed by a [`change`](Self::change).
+    pub fn pop_ready(&mut self, turn: Turn) -> Option<QueueId> {
+        let id = self.ready[turn as usize].first?;
+        self.leave_row(id);
         Some(id)
+    }
+
+    fn join_row(&mut self, id: QueueId, turn: Turn) {
+        let ready = &mut self.ready[turn as usize];
+        let last = ready.last.replace(id);
+        ready.count += 1;
+        match last {
+            Some(last) => self.members[last.index()].after = Some(id),
+            None => ready.first = Some(id),
+        }
+        let member = &mut self.members[id.index()];
+        (member.turn, member.before, member.after) = (Some(turn), last, None);
+    }
+
+    fn leave_row(&mut self, id: QueueId) {
+        let member = &mut self.members[id.index()];
+        let (before, after) = (member.before.take(), member.after.take());
+        let Some(turn) = member.turn.take() else {
+            return;
+        };
+        let ready = &mut self.ready[turn as usize];
+        ready.count -= 1;
+        match before {
+            Some(before) => self.members[before.index()].after = after,
+            None => ready.first = after,
+        }
+        match after {
+            Some(after) => self.members[after.index()].before = before,
+            None => ready.last = before,
+        }
     }
 
     /// When something is to be done next.
@@ -336,7 +406,7 @@ impl Queues {
     pub fn audit(&mut self) -> Result<(), String> {
         use crate::keeper::queue::audit::ensure;
 
-        let (mut ready, mut due) = (BTreeSet::new(), BTreeSet::new());
+        let (mut turns, mut due) = ([BTreeSet::new(), BTreeSet::new()], BTreeSet::new());
         for (id, member) in &mut self.members {
             let (id, queue) = (QueueId::of_index(id), &mut member.queue);
             let at = format!("queue {} ({})", id.0, queue.limit().name());
@@ -349,11 +419,15 @@ impl Queues {
                     || self.by_ledger.get(queue.ledger_name()) == Some(&id),
                 "{at}: lost its ledger"
             );
-            let idle = !member.ready && queue.is_idle();
+            let idle = member.turn.is_none() && queue.is_idle();
             ensure!(!idle || member.cached, "{at}: is idle and there");
             ensure!(
-                member.ready || !queue.has_work(),
+                member.turn.is_some() || !queue.has_work(),
                 "{at}: has work and is not listed"
+            );
+            ensure!(
+                member.turn == Some(Turn::Newcomers) || !queue.has_newcomers(),
+                "{at}: has newcomers and is listed with others"
             );
             let next = if idle { None } else { queue.next_due() };
             ensure!(
@@ -361,12 +435,24 @@ impl Queues {
                 "{at}: due {:?}, not {next:?}",
                 member.due
             );
-            ready.extend(member.ready.then_some(id));
+            if let Some(turn) = member.turn {
+                turns[turn as usize].insert(id);
+            }
             due.extend(member.due.map(|at| (at, id)));
         }
-        let listed = self.ready.iter().copied().collect();
-        ensure!(ready == listed, "listed {listed:?}, ready {ready:?}");
-        ensure!(ready.len() == self.ready.len(), "listed twice");
+        for (ready, turn) in self.ready.iter().zip(&turns) {
+            let after = |id: &QueueId| self.members[id.index()].after;
+            let row = std::iter::successors(ready.first, after);
+            let row: Vec<_> = row.take(ready.count + 1).collect();
+            let listed = row.iter().copied().collect();
+            ensure!(*turn == listed, "listed {listed:?}, not {turn:?}");
+            ensure!(
+                row.len() == ready.count && ready.last == row.last().copied(),
+                "{} in a row of {}",
+                row.len(),
+                ready.count
+            );
+        }
         let lens = self.by_key.iter().map(|keys| {
             let shared = usize::from(keys.shared.is_some());
             keys.others.len() + shared

@@ -79,8 +79,9 @@ impl Core {
     pub(super) fn charge_here(
         &mut self,
         fee: &Fee,
+        availability: Availability,
     ) -> Result<(Paid, u64, Option<RateState>), AcquireError> {
-        let rate = match self.rate_here(fee.limit_id(), fee.charge.rate) {
+        let rate = match self.rate_here(fee.limit_id(), fee.charge.rate, availability) {
             Ok(Some(rate)) => rate,
             Ok(None) => return Ok((Paid::Free, 0, None)),
             Err(kind) => return Err(self.refusal(fee.limit_id(), kind)),
@@ -98,9 +99,14 @@ impl Core {
     }
 
     /// The rate by which this process charges, as the limit's fallback says. `None`: it charges nothing.
-    fn rate_here(&self, number: LimitId, usual: Rate) -> Result<Option<Rate>, AcquireErrorKind> {
+    fn rate_here(
+        &self,
+        number: LimitId,
+        usual: Rate,
+        availability: Availability,
+    ) -> Result<Option<Rate>, AcquireErrorKind> {
         let limit = &self.ctx.limits[number.0];
-        match (self.ctx.availability, limit.current_fallback()) {
+        match (availability, limit.current_fallback()) {
             (Availability::Refused, _) => Err(AcquireErrorKind::Misconfigured),
             (Availability::Down, Fallback::Reject) => Err(AcquireErrorKind::Unavailable),
             (Availability::Down, Fallback::Allow) => Ok(None),
@@ -358,7 +364,9 @@ impl Core {
             return;
         };
         let usual = self.rate_now(&fee);
-        let rate = usual.and_then(|usual| self.rate_here(fee.limit_id(), usual).ok()?);
+        let availability = self.ctx.availability;
+        let rate =
+            usual.and_then(|usual| self.rate_here(fee.limit_id(), usual, availability).ok()?);
         let most = rate.map_or(u32::MAX, |rate| rate.most_at_once());
         while let Some(sum) = self.accounts.get_mut(id).and_then(|one| one.report(most)) {
             let paid = rate.map_or(Paid::Free, |rate| self.spend_here(&fee, rate, sum));

@@ -8,7 +8,7 @@ use super::Core;
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     keeper::{
-        context::{Context, earliest},
+        context::{Context, STOOD_STILL, earliest},
         demand::{Demand, Leg, Submission, Taken},
         effects::{Effect, LogEvent},
         queue::Queue,
@@ -380,6 +380,7 @@ impl Core {
             self.queues.next_due(),
             self.ctx.renewals.first().map(|(at, ..)| *at),
             self.ctx.expiries.first().map(|(at, ..)| *at),
+            self.next_end_of_asking(),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
             self.bounded.next_due(),
             probe.filter(|_| self.in_flight.is_empty()),
@@ -414,6 +415,7 @@ impl Core {
             // A claim that has waited for long enough gives others its slots before their waits end.
             self.advance_claims();
         }
+        self.end_asking();
         self.end_bounded();
         self.reconnect();
         while let Some(queue) = self.queues.overdue(now) {
@@ -424,6 +426,45 @@ impl Core {
         self.advance_claims();
         if self.ctx.reports.next_due().is_some_and(|due| due <= now) {
             self.ctx.log_reports();
+        }
+    }
+
+    /// When the first request or claim falls back that the store has not answered.
+    fn next_end_of_asking(&self) -> Option<Instant> {
+        let single = self.ctx.asking.first().map(|(at, ..)| *at);
+        let claim = self.asking_claims.first().map(|(at, _)| *at);
+        let first = earliest(single, claim)?;
+        Some(self.patient_until.map_or(first, |until| first.max(until)))
+    }
+
+    /// Requests and claims that have asked for as long as they may fall back, each by itself.
+    fn end_asking(&mut self) {
+        let now = self.ctx.now;
+        let Some(due) = self.next_end_of_asking().filter(|due| *due <= now) else {
+            return;
+        };
+        // This process stood still: what has been answered meanwhile is read first, but not again and again.
+        let rested = self
+            .patient_until
+            .is_none_or(|until| now > until + self.ctx.settings.store_timeout);
+        if now > due + STOOD_STILL && rested {
+            self.patient_until = Some(now + STOOD_STILL);
+            return;
+        }
+        while let Some(&(at, queue, seq)) = self.ctx.asking.first()
+            && at <= now
+        {
+            self.ctx.asking.pop_first();
+            self.queues.change(&mut self.ctx, queue, |queue, ctx| {
+                queue.end_asking(ctx, seq);
+            });
+        }
+        while let Some(&(at, id)) = self.asking_claims.first()
+            && at <= now
+        {
+            self.asking_claims.pop_first();
+            self.end_asking_claim(id);
+            self.advance_claims();
         }
     }
 

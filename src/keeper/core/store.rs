@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Asker, ClaimStage, Connection, Core, ExchangeId, PendingExchange,
+    Asker, ClaimStage, ClaimState, Connection, Core, ExchangeId, PendingExchange,
     breaker::{Breaker, Transition, Work},
     rates::harsher,
 };
@@ -35,6 +35,7 @@ const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A claim as it was sent.
 struct SentClaim<'a> {
+    exchange: ExchangeId,
     asker: Asker,
     claim: &'a Claim,
     pending: &'a [PendingBatch],
@@ -151,7 +152,7 @@ impl Core {
         }
         let accounts = claims.iter().filter_map(|asker| asker.account());
         accounts.for_each(|id| self.on_report(id, ReportOutcome::Unknown));
-        self.reopen_all(claims.into_iter().filter_map(Asker::claim));
+        self.reopen_sent(id, claims.into_iter().filter_map(Asker::claim));
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.call_roll_soon(ctx));
         }
@@ -297,8 +298,14 @@ impl Core {
     fn leave_store(&mut self) {
         self.refunds.clear();
         self.ctx.give_up_on_confirmations();
+        // Those in flight go on once their exchange is over, or when they have asked for as long as they may.
+        let is_sent = |claim: &ClaimState| matches!(claim.stage, ClaimStage::Sent(_));
+        let unsent = self.claims.iter().filter(|(_, claim)| !is_sent(claim));
+        for id in unsent.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.stop_asking(id);
+        }
         for claim in self.claims.values_mut() {
-            (claim.asking_since, claim.ticket) = (None, None);
+            claim.ticket = None;
         }
         let availability = self.ctx.availability;
         self.report_all_here();
@@ -317,6 +324,7 @@ impl Core {
         };
         self.clock = None;
         self.breaker.connected();
+        self.window.on_connected();
         if self.store_is_up() {
             self.each_queue(|queue, ctx| queue.introduce(ctx));
         }
@@ -375,6 +383,7 @@ impl Core {
     /// The claims of an exchange were answered. Returns an error that says that the store is down.
     pub(super) fn claims_answered(
         &mut self,
+        id: ExchangeId,
         exchange: &Exchange,
         (askers, pending): (&[Asker], &[PendingBatch]),
         answers: Vec<Result<ClaimReply, LedgerError>>,
@@ -385,6 +394,7 @@ impl Core {
         let refunds_before = self.refunds.len();
         for ((&asker, claim), result) in askers.iter().zip(&exchange.claims).zip(answers) {
             let sent = SentClaim {
+                exchange: id,
                 asker,
                 claim,
                 pending,
@@ -447,9 +457,11 @@ impl Core {
                 stale = Some((index, ask.seq));
             }
         }
-        if let Some(claim) = sent.asker.claim().and_then(|id| self.claims.get_mut(&id)) {
-            claim.asking_since = None;
-            claim.ticket = claim.ticket.or(answer.ticket());
+        if let Some(id) = self.claim_of(sent) {
+            self.stop_asking(id);
+            if let Some(claim) = self.claims.get_mut(&id) {
+                claim.ticket = claim.ticket.or(answer.ticket());
+            }
         }
         self.charged(sent, &answer.charged, at.store_us);
         stale
@@ -479,12 +491,20 @@ impl Core {
         }
         match sent.asker {
             Asker::Account(id) => self.on_report(id, ReportOutcome::Refused),
-            Asker::Claim(id) if is_rate && availability == Availability::Refused => {
-                self.refuse_unpaid(id);
+            Asker::Claim(_) if is_rate && availability == Availability::Refused => {
+                if let Some(id) = self.claim_of(sent) {
+                    self.refuse_unpaid(id);
+                }
             }
             _ => {}
         }
         retried
+    }
+
+    /// The claim that still waits for this answer.
+    fn claim_of(&self, sent: &SentClaim<'_>) -> Option<ClaimId> {
+        let claim = sent.asker.claim();
+        claim.filter(|id| self.is_sent_in(*id, sent.exchange))
     }
 
     /// The first of its limits.
@@ -502,14 +522,10 @@ impl Core {
 
     /// The store has charged the claim, or has refused to.
     fn charged(&mut self, sent: &SentClaim<'_>, charged: &[Charged], now_us: u64) {
-        let is_sent = |id: &ClaimId| match self.claims.get(id) {
-            Some(claim) => matches!(claim.stage, ClaimStage::Sent),
-            None => false,
-        };
         if let Asker::Account(id) = sent.asker {
             return self.on_report(id, ReportOutcome::of(charged));
         }
-        let Some(id) = sent.asker.claim().filter(is_sent) else {
+        let Some(id) = self.claim_of(sent) else {
             return self.refund_unclaimed(&sent.claim.charges, charged);
         };
         let mut refusal = None;

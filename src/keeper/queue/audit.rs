@@ -6,7 +6,10 @@ use tokio::time::Instant;
 
 use super::{
     Outbox, PendingBatch, Queue, Release, Waiters, is_young,
-    permit::entry::{Entry, HeldSlot, Holder, InStore, State},
+    permit::{
+        asks_until,
+        entry::{Entry, HeldSlot, Holder, InStore, State},
+    },
 };
 use crate::{
     keeper::{
@@ -28,6 +31,7 @@ pub(in crate::keeper) struct Books {
     /// The claim of each leg.
     pub claims_of_legs: HashMap<Seq, ClaimId>,
     pub counts: Counts,
+    pub asking: BTreeSet<(Instant, QueueId, Seq)>,
     pub expiries: BTreeSet<(Instant, QueueId, Seq)>,
     pub renewals: usize,
 }
@@ -130,6 +134,7 @@ impl Queue {
         if matches!(state, State::Waiting { .. } | State::WaitingHere) {
             books.expiries.insert((entry.wait_until(), self.id, seq));
         }
+        books.asking.extend(asks_until(entry, ctx));
         ensure!(
             entering == books.entering.contains(&seq),
             "entering {entering}"

@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{
     Outbox, PendingBatch, Queue, Snapshot, StoreMoment,
     permit::entry::{Entry, HeldSlot, State},
@@ -24,7 +22,6 @@ impl Queue {
         &mut self,
         ctx: &mut Context,
         room: &mut usize,
-        deadline: &mut Instant,
     ) -> Option<(Batch, PendingBatch)> {
         let mut batch = Batch {
             key: self.ledger.clone(),
@@ -40,46 +37,8 @@ impl Queue {
             inquiries: Vec::new(),
             nearest_ms: None,
         };
-        let wanted = std::mem::take(&mut self.wants_batch);
-        self.end_introduction();
-        if !self.introducing
-            && let Some(outbox) = &self.outbox
-        {
-            let newcomers = outbox.acquire.iter().take(*room);
-            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
-            self.make_room(ctx, units);
-        }
-        self.take_releases(&mut batch, &mut pending, room);
-        if let Some(outbox) = &mut self.outbox {
-            pending.inquiries = std::mem::take(&mut outbox.inquiries);
-            while *room > 0
-                && let Some(seq) = outbox.renew.pop_front()
-            {
-                if self.entries.contains_key(&seq) {
-                    batch.renew.push(seq);
-                    take_room(room, seq);
-                }
-            }
-            while *room > 0
-                && let Some(seq) = outbox.adopt.pop_front()
-            {
-                if let Some(entry) = self.entries.get_mut(&seq)
-                    && entry.is_held()
-                    && !entry.in_store.entering
-                    && !entry.lease.is_over(ctx.now)
-                {
-                    entry.in_store.entering = true;
-                    batch.adopt.push(seq);
-                    take_room(room, seq);
-                }
-            }
-        }
-        self.end_introduction();
-        if !self.introducing {
-            self.take_newcomers(ctx, &mut batch, room, deadline);
-        }
-        self.shrink_outbox();
-        batch.waits = self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
+        let wanted = self.wants_batch;
+        self.fill_batch(ctx, &mut batch, &mut pending, room);
         let empty = batch.release.is_empty()
             && batch.renew.is_empty()
             && batch.adopt.is_empty()
@@ -91,13 +50,76 @@ impl Queue {
         Some((batch, pending))
     }
 
-    fn take_newcomers(
+    /// Adds as much of what is to be sent as there is room for. Newcomers leave half of it to other work of this queue, and
+    /// that to them.
+    pub fn fill_batch(
+        &mut self,
+        ctx: &mut Context,
+        batch: &mut Batch,
+        pending: &mut PendingBatch,
+        room: &mut usize,
+    ) {
+        self.wants_batch = false;
+        self.end_introduction();
+        if !self.introducing
+            && let Some(outbox) = &self.outbox
+        {
+            let newcomers = outbox.acquire.iter().take(*room);
+            let units = newcomers.map(|&seq| weight_of(seq) as usize).sum();
+            self.make_room(ctx, units);
+        }
+        let share = match self.has_newcomers() {
+            true => room.div_ceil(2),
+            false => *room,
+        };
+        let mut left = share;
+        self.take_releases(batch, pending, &mut left);
+        self.take_holders(ctx, batch, pending, &mut left);
+        *room -= share - left;
+        self.end_introduction();
+        if !self.introducing {
+            self.take_newcomers(ctx, batch, room);
+        }
+        self.shrink_outbox();
+        batch.waits |= self.has_waiters() || batch.acquire.iter().any(|ask| ask.wait);
+    }
+
+    /// Those to renew or adopt, and inquiries.
+    fn take_holders(
         &mut self,
         ctx: &Context,
         batch: &mut Batch,
+        pending: &mut PendingBatch,
         room: &mut usize,
-        deadline: &mut Instant,
     ) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        pending.inquiries.append(&mut outbox.inquiries);
+        while *room > 0
+            && let Some(seq) = outbox.renew.pop_front()
+        {
+            if self.entries.contains_key(&seq) {
+                batch.renew.push(seq);
+                take_room(room, seq);
+            }
+        }
+        while *room > 0
+            && let Some(seq) = outbox.adopt.pop_front()
+        {
+            if let Some(entry) = self.entries.get_mut(&seq)
+                && entry.is_held()
+                && !entry.in_store.entering
+                && !entry.lease.is_over(ctx.now)
+            {
+                entry.in_store.entering = true;
+                batch.adopt.push(seq);
+                take_room(room, seq);
+            }
+        }
+    }
+
+    fn take_newcomers(&mut self, ctx: &Context, batch: &mut Batch, room: &mut usize) {
         let Some(outbox) = &mut self.outbox else {
             return;
         };
@@ -105,13 +127,12 @@ impl Queue {
             && let Some(seq) = outbox.acquire.pop_front()
         {
             if let Some(entry) = self.entries.get_mut(&seq)
-                && let Some(since) = entry.send(ctx.now)
+                && entry.send(ctx.now)
             {
                 batch.acquire.push(Ask {
                     seq,
                     wait: !entry.wait.is_zero(),
                 });
-                *deadline = ctx.gives_up_at(since).min(*deadline);
                 take_room(room, seq);
             }
         }

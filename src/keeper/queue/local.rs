@@ -5,7 +5,7 @@ use super::{Queue, permit::entry::Entry};
 use crate::{
     error::AcquireErrorKind,
     keeper::context::{Availability, Context},
-    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing},
+    ledger::{Ask, Batch, Call, Ledger, Operation, Seq, Standing, weight_of},
     limit::Fallback,
 };
 
@@ -88,6 +88,63 @@ impl Queue {
                     self.acquire_here(ctx, new);
                 }
             }
+        }
+    }
+
+    /// A request for a single slot has asked for as long as it may, and the store has not answered it.
+    pub fn end_asking(&mut self, ctx: &mut Context, seq: Seq) {
+        match ctx.availability {
+            Availability::Up => self.fall_back_alone(ctx, seq),
+            down => {
+                if let Some(new) = self.rename(ctx, seq) {
+                    self.fall_back(ctx, new, down);
+                }
+            }
+        }
+    }
+
+    /// Decides on one request by the limit's fallback while the store is up: it has waited for its turn in this process, which
+    /// says nothing about the store. If the fallback has no slot for it, it goes on asking for as long as it may wait.
+    fn fall_back_alone(&mut self, ctx: &mut Context, seq: Seq) {
+        let Some(entry) = self.entries.get(&seq) else {
+            return;
+        };
+        let (may_wait, has_waited) = (entry.wait_until() > ctx.now, !entry.wait.is_zero());
+        match self.verdict_alone(ctx, seq) {
+            Ok(()) => self.admit_alone(ctx, seq),
+            Err(AcquireErrorKind::Full) if may_wait && self.max() > 0 => {
+                self.mark_overdue(ctx, seq)
+            }
+            Err(AcquireErrorKind::Full) if has_waited && self.max() > 0 => {
+                self.refuse(ctx, seq, AcquireErrorKind::TimedOut);
+            }
+            Err(kind) => self.refuse(ctx, seq, kind),
+        }
+    }
+
+    /// What the limit's fallback says of one request, while the store is up.
+    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq) -> Result<(), AcquireErrorKind> {
+        match self.limit.current_fallback() {
+            _ if self.max() == 0 => Err(AcquireErrorKind::Full),
+            Fallback::Reject => Err(AcquireErrorKind::Unavailable),
+            Fallback::Allow => Ok(()),
+            Fallback::Local(_) => {
+                self.empty_pool(ctx);
+                let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
+                let units: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
+                match units + weight_of(seq) <= self.local_max(ctx) {
+                    true => Ok(()),
+                    false => Err(AcquireErrorKind::Full),
+                }
+            }
+        }
+    }
+
+    /// Admits a request by its fallback while the store is up, and has the store adopt it.
+    pub fn admit_alone(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(new) = self.rename(ctx, seq) {
+            self.admit(ctx, new);
+            self.renew(new);
         }
     }
 }

@@ -232,6 +232,10 @@ impl Queue {
         }
     }
 
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
     /// The id of its limit.
     pub fn limit_id(&self) -> LimitId {
         self.limit_id

@@ -169,6 +169,13 @@ impl Queue {
         }
     }
 
+    /// Parks a leg that is in flight, under a new name. What its exchange brings is released.
+    pub fn leave_exchange(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(State::Sent { .. }) = self.entries.get(&seq).map(Entry::state) {
+            self.park(ctx, seq);
+        }
+    }
+
     /// Parks a leg whose slot cannot be kept: it was lost, or that of a leg before it was.
     pub fn park_leg(&mut self, ctx: &mut Context, seq: Seq) {
         self.release_here(ctx, seq);

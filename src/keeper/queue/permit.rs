@@ -17,7 +17,7 @@ use crate::{
         context::{Context, earliest},
         demand::ClaimId,
     },
-    leases::Lease,
+    leases::{Lease, QueueId},
     ledger::{Call, Operation, Seq, Standing, weight_of},
     limit::LimitId,
     telemetry::Measure,
@@ -45,9 +45,14 @@ impl Queue {
         let pool = self.pool().cloned().filter(|_| weight == 1);
         let lease = ctx.new_lease(self.id, weight, pool);
         let entry = Entry::new(lease.clone(), wait, ctx.now, claim);
-        count(ctx, self.limit_id, &entry, true);
-        self.entries.insert(lease.seq(), entry);
+        self.insert(ctx, entry);
         lease
+    }
+
+    fn insert(&mut self, ctx: &mut Context, entry: Entry) {
+        count(ctx, self.limit_id, &entry, true);
+        ctx.asking.extend(asks_until(&entry, ctx));
+        self.entries.insert(entry.lease.seq(), entry);
     }
 
     /// Changes an entry's state, and everything that is counted or indexed by it.
@@ -68,8 +73,11 @@ impl Queue {
             State::WaitingHere => {
                 ctx.expiries.insert((entry.wait_until(), self.id, seq));
             }
-            // Only the store's answer is missing, and that has a time limit of its own.
-            State::Unsent { .. } | State::Sent { .. } | State::Checking { .. } => {}
+            State::Unsent { .. } | State::Sent { .. } => {
+                ctx.asking.extend(asks_until(entry, ctx));
+            }
+            // Only the answer to a renewal is missing, and that has a time limit of its own.
+            State::Checking { .. } => {}
             State::Held(_) | State::Refused(_) | State::Bypassed(_) | State::Parked => {
                 ctx.effects.wake(entry.waker.take());
                 ctx.claims_to_advance.extend(entry.claim());
@@ -122,6 +130,14 @@ impl Queue {
             && let State::Waiting { seen, .. } = &mut entry.state
         {
             *seen = at(*seen);
+        }
+    }
+
+    /// It goes on asking for as long as it may wait.
+    pub(super) fn mark_overdue(&mut self, ctx: &mut Context, seq: Seq) {
+        if let Some(entry) = self.entries.get_mut(&seq) {
+            entry.is_overdue = true;
+            ctx.asking.extend(asks_until(entry, ctx));
         }
     }
 
@@ -221,7 +237,8 @@ impl Queue {
         }
     }
 
-    /// Gives a request a new name, to ask with from the start, in the time that it has left.
+    /// Gives a request a new name, to ask with from the start, in the time that it has left. If an exchange is in flight that
+    /// may put the old name into the store, that is released when the exchange is over.
     pub(super) fn rename(&mut self, ctx: &mut Context, seq: Seq) -> Option<Seq> {
         self.give_new_name(ctx, seq, false)
     }
@@ -234,6 +251,13 @@ impl Queue {
     fn give_new_name(&mut self, ctx: &mut Context, seq: Seq, starts_over: bool) -> Option<Seq> {
         self.release_in_store(ctx, seq);
         let mut entry = self.remove(ctx, seq)?;
+        if entry.in_store.entering {
+            ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
+            let mut ghost =
+                Entry::new(ctx.lease_named(self.id, seq), Duration::ZERO, ctx.now, None);
+            (ghost.state, ghost.in_store) = (State::Leaving, entry.in_store);
+            self.insert(ctx, ghost);
+        }
         let new = ctx.next_name(weight_of(seq));
         entry.lease.rename(new);
         let (since, was_sent) = match entry.state {
@@ -242,10 +266,10 @@ impl Queue {
             _ => (ctx.now, false),
         };
         entry.state = State::Unsent { since, was_sent };
+        entry.is_overdue &= !starts_over;
         // An answer that is still to come is about the old name, and says nothing of this one.
         entry.in_store = InStore::default();
-        count(ctx, self.limit_id, &entry, true);
-        self.entries.insert(new, entry);
+        self.insert(ctx, entry);
         Some(new)
     }
 
@@ -357,14 +381,14 @@ impl Queue {
 
 /// Changes of a state that nothing is counted or listed by, but for a [companion](Queue::set_companion).
 impl Entry {
-    /// Marks it as sent. Returns since when it has been asking; `None`: it was not to be sent.
-    pub fn send(&mut self, now: Instant) -> Option<Instant> {
+    /// Marks it as sent. Returns whether it was to be sent.
+    pub fn send(&mut self, now: Instant) -> bool {
         let State::Unsent { since, .. } = self.state else {
-            return None;
+            return false;
         };
         self.state = State::Sent { since, at: now };
         self.in_store.entering = true;
-        Some(since)
+        true
     }
 
     /// Its exchange ran too late, and has not asked for it: it is to be sent once more, under the same name.
@@ -482,11 +506,29 @@ fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>,
         State::WaitingHere => {
             ctx.expiries.remove(&(entry.wait_until(), queue, seq));
         }
+        State::Unsent { .. } | State::Sent { .. } => {
+            if let Some(asking) = asks_until(entry, ctx) {
+                ctx.asking.remove(&asking);
+            }
+        }
         State::Held(HeldSlot { due: Some(at), .. }) if !is_young(seq, young_from) => {
             ctx.renewals.remove(&(at, queue, seq));
         }
         _ => {}
     }
+}
+
+/// Until when a request for a single slot waits for an answer of the store, as it is listed. The legs of a claim wait with it.
+pub(super) fn asks_until(entry: &Entry, ctx: &Context) -> Option<(Instant, QueueId, Seq)> {
+    let (State::Unsent { since, .. } | State::Sent { since, .. }) = entry.state else {
+        return None;
+    };
+    let at = match entry.is_overdue {
+        true => entry.wait_until(),
+        false => since + ctx.settings.store_timeout,
+    };
+    let asks = ctx.shared && entry.claim().is_none();
+    asks.then(|| (at, entry.lease.queue, entry.lease.seq()))
 }
 
 /// Counts an entry by its state, or counts it no more.

@@ -141,6 +141,18 @@ impl Queue {
         (self.outbox.as_ref()).is_some_and(|outbox| !outbox.inquiries.is_empty())
     }
 
+    /// Whether requests are to be sent that nothing holds back. To be called after [`after_change`](Self::after_change).
+    pub fn has_newcomers(&self) -> bool {
+        (self.outbox.as_ref()).is_some_and(|outbox| !outbox.acquire.is_empty() && !self.introducing)
+    }
+
+    /// How many names the outbox has for a batch.
+    pub fn names_to_send(&self) -> usize {
+        self.outbox.as_ref().map_or(0, |outbox| {
+            outbox.release.len() + outbox.renew.len() + outbox.adopt.len() + outbox.acquire.len()
+        })
+    }
+
     /// Whether a batch is to be sent.
     pub fn has_work(&self) -> bool {
         let Some(outbox) = &self.outbox else {
@@ -158,15 +170,6 @@ impl Queue {
             State::Sent { since, .. } => Some(*since),
             _ => None,
         }
-    }
-
-    /// Since when the first request that is to be sent has been asking.
-    pub fn asks_since(&self) -> Option<Instant> {
-        let since = |seq| match self.entries.get(seq)?.state() {
-            State::Unsent { since, .. } => Some(*since),
-            _ => None,
-        };
-        self.outbox.as_ref()?.acquire.iter().find_map(since)
     }
 
     /// Whether it can be dropped: the store knows all that it knows, and nothing is to be sent.

@@ -285,19 +285,54 @@ fn a_claim_that_was_held_back_keeps_its_turn() {
     assert!(world.look(&later).is_none());
 }
 
-/// G8: its time for the store begins when it is to be sent, not when it is.
+/// G8: its time for the store begins when it is to be sent, not when it is. When that is over it falls back, and the exchange
+/// that it is in has a time of its own.
 #[test]
 fn a_claim_that_waits_to_be_sent_waits_for_the_store() {
-    let mut world = world(1);
-    let began = world.local();
-    world.keepers[0].on_event(&Event::Connected, began);
-    world.claim_all(PATIENT);
+    let narrow = NARROW.fallback(Fallback::Reject);
+    let mut world = World::under(1, &[&narrow, &WIDE, &RATE]);
+    let now = world.local();
+    world.keepers[0].on_event(&Event::Connected, now);
+    let asked = world.claim_all(PATIENT);
     let hello = world.send(0);
     world.pass(STORE_TIMEOUT * 9 / 10);
     world.complete(0, &hello);
     let sent = world.send(0);
     assert_eq!(sent.exchange.claims.len(), 1);
-    assert!(sent.deadline < began + STORE_TIMEOUT * 11 / 10);
+    assert_eq!(sent.deadline, world.local() + STORE_TIMEOUT);
+    assert!(world.look(&asked).is_none());
+    world.pass(STORE_TIMEOUT / 10);
+    assert_eq!(
+        refused(world.look(&asked)),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    assert!(world.keepers[0].status().store_up, "it has time yet");
+    world.keepers[0].audit().expect("its books agree");
+    // What the exchange brings is released, and what it was charged is refunded.
+    world.complete(0, &sent);
+    world.settle();
+    assert_eq!(world.ledger(), (0, 0));
+    let next = world.claim(0, vec![leg(2, Duration::ZERO)]);
+    world.settle();
+    assert!(held(world.look(&next)));
+}
+
+/// G8: the same under a fallback that has slots: it goes on with all of them, and the store adopts them.
+#[test]
+fn a_claim_that_the_store_does_not_answer_in_time_falls_back_alone() {
+    let mut world = world(1);
+    let asked = world.claim_all(PATIENT);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    assert!(held(world.look(&asked)));
+    assert!(world.keepers[0].status().store_up);
+    world.keepers[0].audit().expect("its books agree");
+    world.complete(0, &sent);
+    world.settle();
+    assert_eq!(world.ledger(), (2, 0));
+    let other = world.claim_all(Duration::ZERO);
+    world.settle();
+    assert!(refused(world.look(&other)).is_some());
 }
 
 /// A slot that is held while the claim waits for more may be lost like any permit.

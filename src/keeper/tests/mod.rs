@@ -2,6 +2,7 @@
 
 mod accounts;
 mod bounds;
+mod bursts;
 mod chains;
 mod claims;
 mod connections;

@@ -486,18 +486,24 @@ fn a_request_without_a_connection_comes_after_the_holders() {
     assert!(world.collect(0, &newcomer).is_none());
 }
 
-/// G8: the hello takes no time that the request does not have.
+/// G8: the hello takes no time that the request does not have, and the request takes none from the hello.
 #[test]
 fn a_request_whose_exchange_failed_has_no_more_time_for_a_hello() {
     let mut world = World::new(1, &STRICT);
-    let asked = world.local();
-    let (leaver, _newcomer) = (world.ask(0, PATIENT), world.ask(0, PATIENT));
+    let (leaver, newcomer) = (world.ask(0, PATIENT), world.ask(0, PATIENT));
     let sent = world.send(0);
     world.pass(STORE_TIMEOUT / 2);
     world.fail(0, &sent, Failure::Cut);
     let now = world.local();
     world.keepers[0].cancel(&Submission::Slot(leaver), now);
-    assert_eq!(world.send(0).deadline, asked + STORE_TIMEOUT);
+    assert_eq!(world.send(0).deadline, now + STORE_TIMEOUT);
+    assert!(world.collect(0, &newcomer).is_none());
+    world.pass(STORE_TIMEOUT / 2);
+    assert_eq!(
+        world.refusal(0, &newcomer),
+        Some(AcquireErrorKind::Unavailable)
+    );
+    assert!(world.keepers[0].status().store_up, "the hello has time yet");
 }
 
 /// G8: what was in flight beside the failed one goes on, and does not hold up the hello, nor stand for it.

@@ -176,6 +176,7 @@ impl Replica {
             shadow: false,
         };
         let claim = Claim {
+            ticket: None,
             charges: vec![charge],
             asks: Vec::new(),
         };

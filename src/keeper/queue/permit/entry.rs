@@ -31,6 +31,8 @@ pub(in crate::keeper::queue) struct Entry {
     pub wait: Duration,
     /// The place at which it joined the queue; 0 if it did not.
     pub place: u32,
+    /// It has asked for `store_timeout` in vain, and goes on since it may wait and its fallback has no slot for it.
+    pub is_overdue: bool,
     pub waker: Option<StoredWaker>,
     pub(super) state: State,
     /// Set until the claim is collected.
@@ -41,7 +43,8 @@ pub(in crate::keeper::queue) struct Entry {
 pub(in crate::keeper::queue) enum State {
     /// A leg of a claim whose turn has not come.
     Parked,
-    /// To be sent. It has `store_timeout` from `since`, also if it was sent before and the exchange failed.
+    /// To be sent. It has `store_timeout` from `since`, even after a failed attempt; then it falls back by itself
+    /// (`Context::asking`).
     Unsent {
         since: Instant,
         was_sent: bool,
@@ -165,6 +168,7 @@ impl Entry {
             asked: now,
             wait,
             place: 0,
+            is_overdue: false,
             waker: None,
             state: match claim {
                 Some(_) => State::Parked,

@@ -1,0 +1,211 @@
+//! How many exchanges may be in flight.
+//!
+//! A store that is near needs two: one on its way while the next one fills. At a distance that would make a burst wait for
+//! its turn in this process, so the window follows the round trip: it holds as many exchanges as the store could answer in
+//! that time. When answers come late, it is halved, since then they queue somewhere (a slow store, a thin link), and more of
+//! them would only queue for longer. This is TCP's additive increase, multiplicative decrease, with the delay as the signal,
+//! as in TCP Vegas.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first answer allows this many at most.
+const FIRST: usize = 16;
+/// How long the shortest round trip counts: the store may move, or its connection take another route.
+const PERIOD: Duration = Duration::from_secs(5);
+/// An answer is late if it takes twice the shortest round trip, and this much more: pauses of this process, or of the store.
+const SLACK: Duration = Duration::from_millis(5);
+
+/// The bounds of a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowBounds {
+    pub least: usize,
+    pub most: usize,
+    /// The time between two exchanges that fill the window: about what the store needs for a full one.
+    pub apart: Duration,
+    /// The same for exchanges that have room left, which had rather wait for more work if the store is near; and how many
+    /// of them there may be.
+    pub apart_partial: Duration,
+    pub most_partial: usize,
+}
+
+pub(super) struct Window {
+    bounds: WindowBounds,
+    size: usize,
+    /// The shortest round trip of this period, and of the one before it.
+    shortest: [Option<Duration>; 2],
+    period_ends: Instant,
+    /// When it was last halved. Answers to what was sent before say nothing new.
+    halved: Option<Instant>,
+}
+
+impl Window {
+    pub fn new(bounds: WindowBounds, now: Instant) -> Self {
+        Self {
+            bounds,
+            size: bounds.least,
+            shortest: [None; 2],
+            period_ends: now + PERIOD,
+            halved: None,
+        }
+    }
+
+    /// There is a new connection, perhaps to a server at another distance.
+    pub fn on_connected(&mut self) {
+        self.shortest = [None; 2];
+    }
+
+    /// So many may be in flight at any distance.
+    pub fn least(&self) -> usize {
+        self.bounds.least
+    }
+
+    /// Whether one more exchange may be sent. `is_full`: evaluated only if that matters.
+    pub fn has_room(&self, in_flight: usize, is_full: impl FnOnce() -> bool) -> bool {
+        in_flight < self.partial() || (in_flight < self.size && is_full())
+    }
+
+    fn round_trip(&self) -> Duration {
+        let shortest = self.shortest.iter().flatten().min();
+        shortest.copied().unwrap_or_default()
+    }
+
+    /// How many `apart` this far fit into a round trip, within the bounds.
+    fn fitting(&self, apart: Duration, most: usize) -> usize {
+        let fit = self.round_trip().as_micros() / apart.as_micros().max(1);
+        (fit.min(most as u128) as usize).max(self.bounds.least)
+    }
+
+    fn partial(&self) -> usize {
+        let WindowBounds {
+            apart_partial,
+            most_partial,
+            ..
+        } = self.bounds;
+        self.fitting(apart_partial, most_partial).min(self.size)
+    }
+
+    /// An exchange that was sent then is answered now.
+    pub fn on_answer(&mut self, sent: Instant, now: Instant) {
+        let took = now.saturating_duration_since(sent);
+        let is_first = self.shortest == [None; 2];
+        if now >= self.period_ends {
+            self.shortest[1] = self.shortest[0].take();
+            self.period_ends = now + PERIOD;
+        }
+        self.shortest[0] = Some(self.shortest[0].map_or(took, |shortest| shortest.min(took)));
+        let target = self.fitting(self.bounds.apart, self.bounds.most);
+        let is_late = took > 2 * self.round_trip() + SLACK;
+        self.size = if is_first {
+            target.min(FIRST).max(self.bounds.least)
+        } else if !is_late {
+            (self.size + 1).min(target)
+        } else if self.halved.is_none_or(|halved| sent >= halved) {
+            self.halved = Some(now);
+            (self.size / 2).max(self.bounds.least)
+        } else {
+            self.size.min(target)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: WindowBounds = WindowBounds {
+        least: 2,
+        most: 64,
+        apart: Duration::from_micros(250),
+        apart_partial: Duration::from_micros(400),
+        most_partial: 16,
+    };
+
+    struct Scene {
+        window: Window,
+        now: Instant,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let now = Instant::now();
+            let window = Window::new(BOUNDS, now);
+            Self { window, now }
+        }
+
+        /// Exchanges that are sent one after the other are answered after this time.
+        fn answers(&mut self, count: usize, took: Duration) {
+            for _ in 0..count {
+                let sent = self.now;
+                self.now += took;
+                self.window.on_answer(sent, self.now);
+            }
+        }
+
+        /// How many exchanges may be in flight, with room left and full.
+        fn sizes(&self) -> (usize, usize) {
+            let most = |is_full: bool| {
+                let mut counts = 0..;
+                counts.find(|count| !self.window.has_room(*count, || is_full))
+            };
+            (most(false).unwrap(), most(true).unwrap())
+        }
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_near_store_has_two_in_flight() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.sizes(), (2, 2));
+        scene.answers(100, Duration::from_micros(150));
+        assert_eq!(scene.sizes(), (2, 2));
+    }
+
+    #[test]
+    fn the_window_follows_the_distance() {
+        for (took, sizes) in [(1, (2, 4)), (5, (12, 20)), (20, (16, 64)), (100, (16, 64))] {
+            let mut scene = Scene::new();
+            scene.answers(1, ms(took));
+            assert!(scene.sizes().1 <= FIRST, "{:?}", scene.sizes());
+            scene.answers(100, ms(took));
+            assert_eq!(scene.sizes(), sizes, "{took} ms");
+        }
+    }
+
+    /// One late answer halves it, and others that were sent before that do not.
+    #[test]
+    fn late_answers_make_it_smaller() {
+        let mut scene = Scene::new();
+        scene.answers(100, ms(20));
+        let sent = scene.now;
+        scene.now += ms(60);
+        for _ in 0..10 {
+            scene.window.on_answer(sent, scene.now);
+        }
+        assert_eq!(scene.sizes(), (16, 32));
+        scene.answers(10, ms(60));
+        assert_eq!(scene.sizes(), (2, 2));
+        scene.answers(10, ms(20));
+        assert_eq!(scene.sizes(), (12, 12));
+    }
+
+    #[test]
+    fn a_longer_way_is_noticed() {
+        let mut scene = Scene::new();
+        scene.answers(100, ms(1));
+        scene.answers(300, ms(50));
+        assert_eq!(scene.sizes(), (16, 64));
+    }
+
+    #[test]
+    fn a_shorter_way_is_noticed() {
+        let mut scene = Scene::new();
+        scene.answers(100, ms(50));
+        scene.answers(1, Duration::from_micros(100));
+        assert_eq!(scene.sizes(), (2, 2));
+    }
+}

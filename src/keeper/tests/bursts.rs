@@ -1,0 +1,327 @@
+//! Time that passes in this process: bursts of keys, a store at a distance, and work that repeats beside newcomers.
+
+use super::*;
+use crate::part::Part;
+
+/// A keeper and a store that is this far away, in virtual time.
+struct Distance {
+    world: World,
+    round_trip: Duration,
+    /// By when they are answered.
+    under_way: Vec<(Duration, Outgoing)>,
+    /// Most of them at a time.
+    most: usize,
+}
+
+impl Distance {
+    fn new(limits: &[&Limit], part: Option<Part>, round_trip: Duration) -> Self {
+        let mut world = World::under(1, limits);
+        let settings = Settings {
+            part,
+            ..settings(0)
+        };
+        let mut core = Core::new(settings, true, world.start);
+        for limit in limits {
+            core.add(limit).expect("valid");
+        }
+        let hello = core.hello(world.start);
+        world.keepers = vec![core];
+        world.now += round_trip;
+        world.complete(0, &hello);
+        Self {
+            world,
+            round_trip,
+            under_way: Vec::new(),
+            most: 0,
+        }
+    }
+
+    fn ask(&mut self, key: usize, limits: &[usize], wait: Duration) -> Submission {
+        let legs = limits.iter().map(|limit| Leg {
+            key: Key::from(format!("key {key}")),
+            ..leg(*limit, wait)
+        });
+        let mut legs: Vec<_> = legs.collect();
+        let demand = match legs.len() {
+            1 => Demand::One(legs.remove(0)),
+            _ => Demand::All(legs),
+        };
+        let now = self.world.local();
+        let asked = self.world.keepers[0].submit_unlabelled(&demand, now);
+        asked.expect("open")
+    }
+
+    /// A driver for so long: sends what is to be sent, and hands over each answer when it is there.
+    fn run(&mut self, time: Duration) {
+        let end = self.world.now + time;
+        loop {
+            self.world.pass(Duration::ZERO);
+            let now = self.world.local();
+            while let Some(outgoing) = self.world.keepers[0].next_exchange(now) {
+                let at = self.world.now + self.round_trip;
+                assert!(now + self.round_trip < outgoing.deadline, "it times out");
+                self.under_way.push((at, outgoing));
+            }
+            self.most = self.most.max(self.under_way.len());
+            self.world.keepers[0].run_effects();
+            let due = self.world.keepers[0].next_due();
+            let due = due.map(|due| due.saturating_duration_since(self.world.start));
+            let answer = self.under_way.first().map(|(at, _)| *at);
+            let next = due.into_iter().chain(answer).min().unwrap_or(end);
+            if next > end {
+                self.world.now = end;
+                return;
+            }
+            self.world.now = self.world.now.max(next);
+            while self
+                .under_way
+                .first()
+                .is_some_and(|(at, _)| *at <= self.world.now)
+            {
+                let (_, outgoing) = self.under_way.remove(0);
+                self.world.complete(0, &outgoing);
+            }
+        }
+    }
+
+    /// How many are admitted, and how many are refused or wait.
+    fn outcomes(&mut self, asked: &[Submission]) -> (usize, usize) {
+        let now = self.world.local();
+        let core = &mut self.world.keepers[0];
+        let admitted = asked
+            .iter()
+            .filter(|asked| held(core.collect(asked, false, now)));
+        let admitted = admitted.count();
+        (admitted, asked.len() - admitted)
+    }
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// G1, G8: a burst of distinct keys is admitted by a store that is never late, at any distance, and within `store_timeout`.
+#[test]
+fn a_burst_of_keys_is_no_outage() {
+    const OTHER: Limit = Limit::concurrent("b", 1).fallback(Fallback::Reject);
+    for (count, limits, round_trip) in [
+        (1_000, &[0][..], 70),
+        (1_000, &[0], 100),
+        (350, &[0, 1], 100),
+        (4_000, &[0], 60),
+        (10_000, &[0], 20),
+    ] {
+        let mut scene = Distance::new(&[&STRICT, &OTHER], None, ms(round_trip));
+        let ask = |key| scene.ask(key, limits, PATIENT);
+        let asked: Vec<_> = (0..count).map(ask).collect();
+        scene.run(STORE_TIMEOUT);
+        assert!(scene.world.keepers[0].status().store_up);
+        assert_eq!(
+            scene.outcomes(&asked),
+            (count, 0),
+            "{count} at {round_trip} ms, {} in flight",
+            scene.most
+        );
+    }
+}
+
+/// The same for permits that weigh much.
+#[test]
+fn a_burst_of_heavy_permits_is_no_outage() {
+    let limit = Limit::concurrent("a", 64).fallback(Fallback::Reject);
+    let mut scene = Distance::new(&[&limit], None, ms(100));
+    let now = scene.world.local();
+    let heavy = |key: usize| {
+        Demand::One(Leg {
+            key: Key::from(format!("key {key}")),
+            weight: 64,
+            ..leg(0, PATIENT)
+        })
+    };
+    let core = &mut scene.world.keepers[0];
+    let ask = |key| core.submit_unlabelled(&heavy(key), now).expect("open");
+    let asked: Vec<_> = (0..200).map(ask).collect();
+    scene.run(STORE_TIMEOUT);
+    assert!(scene.world.keepers[0].status().store_up);
+    assert_eq!(scene.outcomes(&asked), (200, 0));
+}
+
+/// G8: a burst that is too large for the window falls back in time, request by request, and nothing is said of the store.
+#[test]
+fn requests_that_wait_here_for_too_long_fall_back_alone() {
+    const COUNT: usize = 20_000;
+    for (fallback, wait, is_admitted) in [
+        (Fallback::Reject, Duration::ZERO, false),
+        (Fallback::Allow, Duration::ZERO, true),
+        (Fallback::Local(1), Duration::ZERO, true),
+        (Fallback::Local(1), PATIENT, true),
+    ] {
+        let limit = Limit::concurrent("a", 1).fallback(fallback);
+        let mut scene = Distance::new(&[&limit], None, ms(100));
+        let asked: Vec<_> = (0..COUNT).map(|key| scene.ask(key, &[0], wait)).collect();
+        scene.run(STORE_TIMEOUT);
+        assert!(scene.world.keepers[0].status().store_up);
+        let now = scene.world.local();
+        let core = &mut scene.world.keepers[0];
+        let answers: Vec<_> = asked
+            .iter()
+            .map(|asked| core.collect(asked, false, now))
+            .collect();
+        let admitted = answers
+            .iter()
+            .filter(|answer| matches!(answer, Some(Ok(_))))
+            .count();
+        assert!(
+            answers.iter().all(Option::is_some),
+            "within `store_timeout`"
+        );
+        assert_eq!(admitted == COUNT, is_admitted, "{admitted}");
+        assert!(admitted > 1_000);
+        core.audit().expect("its books agree");
+        // Those that were admitted here are in the store before long, once each.
+        scene.run(Duration::from_secs(10));
+        assert_eq!(scene.world.ledger(), (admitted, 0));
+    }
+}
+
+/// G1: where the fallback has no slot either, a request that may wait goes on asking.
+#[test]
+fn a_request_without_a_slot_here_goes_on_asking() {
+    let mut world = World::new(1, &ONE);
+    let _holder = world.grant(PATIENT);
+    let (waits, leaves) = (world.ask(0, PATIENT), world.ask(0, STORE_TIMEOUT * 2));
+    let refused = world.ask(0, Duration::ZERO);
+    let sent = world.send(0);
+    world.pass(STORE_TIMEOUT);
+    assert_eq!(world.refusal(0, &refused), Some(AcquireErrorKind::Full));
+    assert!(world.collect(0, &waits).is_none());
+    world.keepers[0].audit().expect("its books agree");
+    world.pass(STORE_TIMEOUT);
+    let timed_out = Some(AcquireErrorKind::TimedOut);
+    assert_eq!(world.refusal(0, &leaves), timed_out);
+    world.complete(0, &sent);
+    world.settle();
+    assert_eq!(world.ledger(), (1, 1));
+    assert!(world.collect(0, &waits).is_none());
+}
+
+/// G6: a slot that the store grants to a request which has fallen back is released, by whichever way the exchange ends.
+#[test]
+fn what_an_exchange_brings_too_late_is_released() {
+    for answered in [true, false] {
+        let mut world = World::new(1, &STRICT);
+        let asked = world.ask(0, PATIENT);
+        let sent = world.send(0);
+        world.pass(STORE_TIMEOUT);
+        let reply = world.run(&sent);
+        assert_eq!(
+            world.refusal(0, &asked),
+            Some(AcquireErrorKind::Unavailable)
+        );
+        assert_eq!(world.ledger(), (1, 0));
+        match answered {
+            true => world.answer(0, &sent, reply),
+            false => {
+                world.fail(0, &sent, Failure::Cut);
+                world.reconnect(0);
+            }
+        }
+        world.settle();
+        assert_eq!(world.ledger(), (0, 0));
+        world.keepers[0].audit().expect("its books agree");
+    }
+}
+
+/// G1, G8: a connection that is cut once is no outage, however many keys are held: newcomers are sent beside the holders
+/// that are introduced, and no permit is lost.
+#[test]
+fn holders_that_are_introduced_do_not_starve_newcomers() {
+    for (holders, round_trip) in [(1_000, 80), (3_000, 65), (10_000, 20)] {
+        let mut scene = Distance::new(&[&STRICT], None, ms(round_trip));
+        let asked: Vec<_> = (0..holders)
+            .map(|key| scene.ask(key, &[0], PATIENT))
+            .collect();
+        scene.run(STORE_TIMEOUT);
+        assert_eq!(scene.outcomes(&asked).0, holders);
+        for (_, outgoing) in std::mem::take(&mut scene.under_way) {
+            scene.world.fail(0, &outgoing, Failure::Cut);
+        }
+        let now = scene.world.local();
+        scene.world.keepers[0].on_event(&Event::Disconnected, now);
+        // The hello has to make a connection.
+        scene.run(ms(100));
+        let mut newcomers = Vec::new();
+        for second in 0..3 {
+            for number in 0..100 {
+                let key = holders + 100 * second + number;
+                newcomers.push(scene.ask(key, &[0], PATIENT));
+                scene.run(ms(10));
+            }
+            assert!(scene.world.keepers[0].status().store_up);
+        }
+        scene.run(STORE_TIMEOUT);
+        assert_eq!(scene.outcomes(&newcomers), (300, 0));
+        assert_eq!(scene.world.keepers[0].lost(), 0);
+    }
+}
+
+/// G4: renewals of one key leave room for newcomers of the same key.
+#[test]
+fn renewals_of_a_key_do_not_starve_its_newcomers() {
+    const HOLDERS: u32 = 20_000;
+    let limit = Limit::concurrent("a", 2 * HOLDERS).fallback(Fallback::Reject);
+    let mut world = World::new(1, &limit);
+    let _holders: Vec<_> = (0..HOLDERS).map(|_| world.ask(0, PATIENT)).collect();
+    world.settle();
+    // All of them are due.
+    world.pass(LEASE / 2);
+    let newcomer = world.ask(0, PATIENT);
+    let sent = world.send(0);
+    world.complete(0, &sent);
+    assert!(held(world.collect(0, &newcomer)));
+    assert!(sent.exchange.batches[0].renew.len() >= 400);
+}
+
+/// G4, G8: in a cluster each exchange is about one key, and each kind of work has its turn: a newcomer under a rate does not
+/// wait for the reports of all who spend.
+#[test]
+fn newcomers_under_a_rate_do_not_wait_for_reports() {
+    const RATE: Limit =
+        Limit::rate("rate", 1_000_000, Duration::from_secs(1)).fallback(Fallback::Reject);
+    let mut scene = Distance::new(&[&RATE], Some(Part::default()), ms(40));
+    let spenders: Vec<_> = (0..4_000)
+        .map(|key| scene.ask(key, &[0], PATIENT))
+        .collect();
+    let mut permits = Vec::new();
+    let mut left: Vec<_> = spenders.iter().collect();
+    for _ in 0..20 {
+        scene.run(STORE_TIMEOUT / 2);
+        let now = scene.world.local();
+        let core = &mut scene.world.keepers[0];
+        left.retain(|asked| match core.collect(asked, false, now) {
+            Some(Ok(taken)) => {
+                permits.push(taken);
+                false
+            }
+            _ => true,
+        });
+    }
+    assert!(permits.len() > 500, "{}", permits.len());
+    let fees: Vec<_> = permits
+        .iter()
+        .filter_map(|taken| Some(taken.notes.as_ref()?.fees[0].clone()))
+        .collect();
+    for round in 0..5 {
+        let now = scene.world.local();
+        for fee in &fees {
+            scene.world.keepers[0].change_account(fee, now, |account| {
+                account.spend(10);
+                None
+            });
+        }
+        // Nobody is behind what was spent.
+        let newcomer = scene.ask(10_000 + round, &[0], PATIENT);
+        scene.run(ms(250));
+        assert_eq!(scene.outcomes(&[newcomer]), (1, 0), "round {round}");
+    }
+}
