@@ -67,11 +67,11 @@ impl Distance {
             let due = self.world.keepers[0].next_due();
             let due = due.map(|due| due.saturating_duration_since(self.world.start));
             let answer = self.under_way.first().map(|(at, _)| *at);
-            let next = due.into_iter().chain(answer).min().unwrap_or(end);
-            if next > end {
+            let next = due.into_iter().chain(answer).min();
+            let Some(next) = next.filter(|next| *next <= end) else {
                 self.world.now = end;
                 return;
-            }
+            };
             self.world.now = self.world.now.max(next);
             while self
                 .under_way
