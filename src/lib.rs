@@ -113,7 +113,7 @@
 //! | **G5** no leaks | A slot is released at once at the end of the body, and on any drop: error, panic, stream reset, disconnect, cancelled future, shutdown. After the death of the process, within the lease. | Servers notice some disconnects late: see [clients that leave](guide::streams#clients-that-leave). A store whose clock jumps back keeps the slots of a dead process longer by that length, at most for an hour from when the limit is next reached. |
 //! | **G6** idempotence | A message that is late, lost or repeated leaves no holder or waiter behind that its process does not know of. | |
 //! | **G7** bounds | Queues, waits, key lengths, messages and the store's work per call are all bounded. All keys in the store expire. | The length of a response is not bounded by default: see [`max_hold`](LimitLayer::max_hold) and [`idle`](LimitLayer::idle). |
-//! | **G8** outages | No request waits for a store that is down or slow for longer than `store_timeout`. | |
+//! | **G8** outages | No request waits for a store that is down or slow for longer than `store_timeout`, nor for its turn to be sent, but for one that may queue and finds no slot under `Local` either. Only an exchange that has had all of that time opens the circuit breaker. | A process that stands still. |
 //! | **G9** transparency | The service's errors, readiness, frames, trailers and size hints are unchanged. | The error type of bodies is [`BoxError`]. |
 //!
 //! The cap is advisory. Like any lease, it cannot stop a process that has lost it from writing somewhere: do not let the
