@@ -499,7 +499,9 @@ fn a_shutdown_reports_what_a_silent_node_may_still_count() {
         drop(permits);
         let report = shutdown.await.expect("no panic");
         assert!(began.elapsed() < PATIENT / 2, "{:?}", began.elapsed());
-        assert_eq!(report.unconfirmed, kept, "{report:?}");
+        // The late request may have been sent to that node.
+        let may_be_there = kept..=kept + report.refused;
+        assert!(may_be_there.contains(&report.unconfirmed), "{report:?}");
         let released = KEYS as usize - kept;
         assert_eq!((report.released, report.lost), (released, 0), "{report:?}");
         silent.resume();

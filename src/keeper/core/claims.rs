@@ -120,7 +120,7 @@ impl Core {
     }
 
     /// Takes a claim as far as it gets without an answer of the store.
-    fn advance(&mut self, id: ClaimId) {
+    pub(super) fn advance(&mut self, id: ClaimId) {
         while let Some(claim) = self.claims.get_mut(&id)
             && let ClaimStage::Open = claim.stage
         {
@@ -241,7 +241,7 @@ impl Core {
             });
     }
 
-    fn bypass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
+    pub(super) fn bypass_leg(&mut self, id: ClaimId, leg: usize, kind: AcquireErrorKind) {
         let Some(claim) = self.claims.get_mut(&id) else {
             return;
         };
@@ -264,7 +264,7 @@ impl Core {
     }
 
     /// Gives back what it has, and refunds what it was charged.
-    fn refuse_claim(&mut self, id: ClaimId, mut error: AcquireError) {
+    pub(super) fn refuse_claim(&mut self, id: ClaimId, mut error: AcquireError) {
         if let Some(mut claim) = self.claims.remove(&id) {
             let refused = error.details.limit_name.clone();
             let slots = self.slots_of(&claim);
@@ -438,7 +438,12 @@ impl Core {
     }
 
     /// A refusal by the limit of one leg.
-    fn leg_error(&self, id: ClaimId, leg: usize, kind: AcquireErrorKind) -> AcquireError {
+    pub(super) fn leg_error(
+        &self,
+        id: ClaimId,
+        leg: usize,
+        kind: AcquireErrorKind,
+    ) -> AcquireError {
         let claim = &self.claims[&id];
         let waited = self.ctx.now.saturating_duration_since(claim.asked);
         let lease = &claim.legs[leg];
@@ -454,7 +459,7 @@ impl Core {
         self.pay_as(id, self.ctx.availability);
     }
 
-    fn pay_as(&mut self, id: ClaimId, availability: Availability) {
+    pub(super) fn pay_as(&mut self, id: ClaimId, availability: Availability) {
         let (mut paid, mut bypassed, mut refusal) = (Vec::new(), Vec::new(), None);
         let fees = self.claims[&id].fees.clone().into_iter().enumerate();
         for (number, fee) in fees.filter(|(_, fee)| fee.paid == Paid::Not) {
@@ -586,122 +591,4 @@ impl Core {
             }
         }
     }
-}
-
-/// Claims that the store has not answered in time.
-impl Core {
-    /// A claim has asked for as long as it may, mostly since others were before it in this process: it alone falls back. If the
-    /// fallback of a limit has no slot for it, it goes on asking for as long as it may wait there.
-    pub(super) fn end_asking_claim(&mut self, id: ClaimId) {
-        let Some(claim) = self.claims.get(&id) else {
-            return;
-        };
-        if !matches!(claim.stage, ClaimStage::Unsent | ClaimStage::Sent(_)) {
-            // One of its slots was lost, and may come back.
-            return self.stop_asking(id);
-        }
-        if !self.store_is_up() {
-            return self.leave_exchange(id);
-        }
-        match self.legs_alone(id) {
-            LegsAlone::Wait(until) => {
-                if let Some(asking) = self
-                    .claims
-                    .get_mut(&id)
-                    .and_then(|claim| claim.asking.as_mut())
-                {
-                    asking.until = until;
-                    self.asking_claims.insert((until, id));
-                }
-            }
-            LegsAlone::Refused(leg, kind) => {
-                let error = self.leg_error(id, leg, kind);
-                self.refuse_claim(id, error);
-            }
-            LegsAlone::Decided { admitted, bypassed } => {
-                self.take_back(id);
-                if self.owes(id) {
-                    self.pay_as(id, Availability::Down);
-                }
-                // It may be refused now, or sleep.
-                let is_open = |claim: &ClaimState| matches!(claim.stage, ClaimStage::Open);
-                if !self.claims.get(&id).is_some_and(is_open) {
-                    return;
-                }
-                for lease in admitted {
-                    self.queues
-                        .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                            queue.admit_alone(ctx, lease.seq())
-                        });
-                }
-                for lease in bypassed {
-                    let legs = &self.claims[&id].legs;
-                    if let Some(leg) = legs.iter().position(|leg| Arc::ptr_eq(leg, &lease)) {
-                        self.bypass_leg(id, leg, AcquireErrorKind::Full);
-                    }
-                }
-                self.advance(id);
-            }
-        }
-    }
-
-    /// What the fallbacks say of the legs that a claim does not have yet.
-    fn legs_alone(&mut self, id: ClaimId) -> LegsAlone {
-        let legs = self.claims[&id].legs.clone();
-        let (mut admitted, mut bypassed) = (Vec::new(), Vec::new());
-        for (number, lease) in legs.into_iter().enumerate() {
-            let queue = self.queues.without_listing(lease.queue);
-            let (seq, now) = (lease.seq(), self.ctx.now);
-            let Some(LegState::Parked | LegState::Undecided) = queue.leg_state(seq, now) else {
-                continue;
-            };
-            match queue.verdict_alone(&mut self.ctx, seq) {
-                Ok(()) => admitted.push(lease),
-                Err(_) if queue.is_shadow(seq) => bypassed.push(lease),
-                Err(AcquireErrorKind::Full) => match queue.waits_until(seq) {
-                    Some(until) if until > now && queue.max() > 0 => return LegsAlone::Wait(until),
-                    Some(_) if queue.max() > 0 => {
-                        return LegsAlone::Refused(number, AcquireErrorKind::TimedOut);
-                    }
-                    _ => return LegsAlone::Refused(number, AcquireErrorKind::Full),
-                },
-                Err(kind) => return LegsAlone::Refused(number, kind),
-            }
-        }
-        LegsAlone::Decided { admitted, bypassed }
-    }
-
-    /// The store is down, and the exchange of a claim is still in flight: the claim goes on without it.
-    fn leave_exchange(&mut self, id: ClaimId) {
-        self.take_back(id);
-        self.advance(id);
-    }
-
-    /// A claim is sent no more, and goes on without the exchange that it is in. What that brings is given back.
-    fn take_back(&mut self, id: ClaimId) {
-        self.stop_asking(id);
-        self.unsent_claims.remove(&id);
-        self.held_back.remove(&id);
-        let Some(claim) = self.claims.get_mut(&id) else {
-            return;
-        };
-        (claim.stage, claim.ticket) = (ClaimStage::Open, None);
-        for lease in claim.legs.clone() {
-            self.queues
-                .change(&mut self.ctx, lease.queue, |queue, ctx| {
-                    queue.leave_exchange(ctx, lease.seq())
-                });
-        }
-    }
-}
-
-/// The outcome for a claim of which the store knows nothing yet.
-enum LegsAlone {
-    Decided {
-        admitted: Vec<Arc<Lease>>,
-        bypassed: Vec<Arc<Lease>>,
-    },
-    /// One of its limits has no slot here, and the claim may wait for it until then.
-    Wait(Instant),
-    Refused(usize, AcquireErrorKind),
 }

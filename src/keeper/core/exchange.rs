@@ -13,7 +13,6 @@ use super::{
     Asker, ClaimStage, ClaimState, Core, ExchangeId, Outgoing, PendingExchange,
     breaker::Work,
     queues::{Queues, Turn},
-    window::WindowBounds,
 };
 use crate::{
     keeper::{
@@ -28,22 +27,6 @@ use crate::{
     },
 };
 
-/// Exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
-pub(super) const WINDOW: WindowBounds = WindowBounds {
-    least: 2,
-    most: 64,
-    apart: Duration::from_micros(250),
-    apart_partial: Duration::from_micros(400),
-    most_partial: 16,
-};
-/// The same in a cluster, where each exchange is about one ledger or one rate, and so is always full.
-pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
-    least: 8,
-    most: 64,
-    apart: Duration::from_micros(100),
-    apart_partial: Duration::from_micros(100),
-    most_partial: 64,
-};
 /// Bytes in flight, about, beyond the least exchanges: a thin link must not need long for them.
 const MAX_BYTES_IN_FLIGHT: usize = 512 * 1024;
 /// Units of permits in one exchange: about two milliseconds of the store's time.
@@ -60,7 +43,7 @@ const MAX_BATCHES_OF_NEWCOMERS: usize = MAX_BATCHES * 3 / 4;
 const UNITS_FOR_OTHERS: usize = MAX_UNITS / 4;
 
 /// Kinds of work of which an exchange about one key has one.
-const KINDS: u64 = 5;
+const KINDS: usize = 5;
 
 /// An exchange in the making.
 struct Draft {
@@ -197,20 +180,25 @@ impl Core {
     }
 
     /// Only what has to do with one key, be it a ledger or the state of a rate: in a cluster keys move from node to
-    /// node one by one. Each kind of work goes first in turn, so that none of them waits for all of another.
+    /// node one by one. Refunds and reports go before claims, which see them; but while exchanges are in flight, the kind of work
+    /// that went last has to let the others go, so that none of them waits for all of another.
     fn draft_one_key(&mut self, draft: &mut Draft) {
-        for kind in 0..KINDS {
-            match (self.exchanges + kind) % KINDS {
-                0 => self.draft_claims(draft, |draft| draft.claims.is_empty()),
-                1 => self.draft_queues(draft, Turn::Newcomers, 1),
-                2 => self.draft_refunds_of_one_key(draft),
-                3 => self.draft_queues(draft, Turn::Others, 1),
-                _ => {
+        if self.in_flight.is_empty() {
+            self.next_kind = 0;
+        }
+        for kind in (self.next_kind..KINDS).chain(0..self.next_kind) {
+            match kind {
+                0 => self.draft_queues(draft, Turn::Newcomers, 1),
+                1 => self.draft_refunds_of_one_key(draft),
+                2 => {
                     let key = self.accounts.next_key().cloned();
                     self.draft_sums(draft, key.as_ref());
                 }
+                3 => self.draft_claims(draft, |draft| draft.claims.is_empty()),
+                _ => self.draft_queues(draft, Turn::Others, 1),
             }
             if !draft.is_empty() {
+                self.next_kind = (kind + 1) % KINDS;
                 break;
             }
         }

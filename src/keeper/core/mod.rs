@@ -9,6 +9,7 @@
 //! | `limits` | the limits, the values that they have now, overrides; what operators see of them |
 //! | `claims` | requests for slots under several limits, all or nothing |
 //! | `rates` | charges and refunds |
+//! | `overdue` | claims that the store has not answered in time |
 //! | this one | the data; settings, the limits in force, the time and counts are in [`context`](super::context) |
 //! | `queues` | the queues, made when they are needed, and where each is found |
 //! | `breaker` | the circuit breaker |
@@ -27,6 +28,7 @@ mod breaker;
 mod claims;
 mod exchange;
 mod limits;
+mod overdue;
 mod queues;
 mod rates;
 mod requests;
@@ -43,9 +45,8 @@ use tokio::time::Instant;
 
 use self::{
     breaker::Breaker,
-    exchange::{WINDOW, WINDOW_OF_ONE_KEY},
     queues::Queues,
-    window::Window,
+    window::{WINDOW, WINDOW_OF_ONE_KEY, Window},
 };
 use super::{
     context::{Availability, Context, Settings},
@@ -79,6 +80,8 @@ pub(super) struct Core {
     /// In the order in which they were sent.
     in_flight: Vec<PendingExchange>,
     window: Window,
+    /// The kind of work that goes first in the next exchange about one key.
+    next_kind: usize,
     /// How many exchanges were sent.
     exchanges: u64,
     /// By the order in which they came.
@@ -259,6 +262,7 @@ impl Core {
         };
         Self {
             window: Window::new(bounds, now),
+            next_kind: 0,
             ctx: Context::new(settings, shared, now),
             updated: Vec::new(),
             measured: Vec::new(),

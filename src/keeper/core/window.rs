@@ -17,6 +17,22 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// An answer is late if it takes twice the shortest round trip, and this much more: pauses of this process, or of the store.
 const SLACK: Duration = Duration::from_millis(5);
 
+/// Exchanges in flight: two while the store is near, and at most 4,096 ledgers at a distance.
+pub(super) const WINDOW: WindowBounds = WindowBounds {
+    least: 2,
+    most: 64,
+    apart: Duration::from_micros(250),
+    apart_partial: Duration::from_micros(400),
+    most_partial: 16,
+};
+/// The same in a cluster, where each exchange is about one ledger or one rate, and so is always full.
+pub(super) const WINDOW_OF_ONE_KEY: WindowBounds = WindowBounds {
+    least: 8,
+    most: 64,
+    apart: Duration::from_micros(100),
+    apart_partial: Duration::from_micros(100),
+    most_partial: 64,
+};
 /// The bounds of a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowBounds {

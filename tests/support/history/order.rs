@@ -7,8 +7,9 @@ use super::{
     report::Report,
 };
 
-/// A waiter, and when it was last seen in the queue.
-type Seen = (Micros, Id);
+/// A waiter, and when it was first and last seen in the queue. One under several limits joins the next queue by its first
+/// ticket, which may be lower than that of a waiter which has been granted a slot before: that is no overtaking.
+type Seen = (Micros, Micros, Id);
 
 pub(super) fn check(index: &Index<'_>, report: &mut Report) {
     for (key, ledger) in &index.ledgers {
@@ -27,20 +28,21 @@ fn overtaken(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
         .stories
         .iter()
         .filter_map(|(id, story)| {
-            let (_, last_seen, ticket) = story.waits()?;
-            Some((ticket, last_seen, story.granted().map(|it| it.0), *id))
+            let (from, last_seen, ticket) = story.waits()?;
+            let granted = story.granted().map(|it| it.0);
+            Some((ticket, (from, last_seen), granted, *id))
         })
         .collect();
     waiters.sort_unstable();
     let (mut before, mut latest): (Vec<Seen>, Micros) = (Vec::new(), 0);
-    for (_, last_seen, granted, id) in waiters {
+    for (_, (from, last_seen), granted, id) in waiters {
         if let Some(granted) = granted.filter(|granted| *granted < latest)
-            && let Some((_, other)) = first_passed(&before, granted, &calm)
+            && let Some((.., other)) = first_passed(&before, granted, &calm)
         {
             let what = format!("#{} was overtaken by #{}", other.1, id.1);
             return Some((other, id, what));
         }
-        before.push((last_seen, id));
+        before.push((from, last_seen, id));
         latest = latest.max(last_seen);
     }
     None
@@ -52,8 +54,10 @@ fn first_passed(
     granted: Micros,
     calm: &impl Fn(Id, Micros) -> bool,
 ) -> Option<Seen> {
-    let mut passed = before.iter().filter(|(seen, _)| *seen > granted);
-    passed.find(|(_, id)| calm(*id, granted)).copied()
+    // A call grants slots before it enqueues.
+    let was_there = |(from, last_seen, _): &&Seen| *from < granted && granted < *last_seen;
+    let mut passed = before.iter().filter(was_there);
+    passed.find(|(.., id)| calm(*id, granted)).copied()
 }
 
 /// A newcomer gets a slot only if nobody waits.
@@ -81,11 +85,11 @@ fn passed_by(ledger: &Ledger, calm: impl Fn(Id, Micros) -> bool) -> Option<(Id, 
         while let Some((from, last_seen, waiter)) = queued.get(next)
             && *from < at_us
         {
-            before.push((*last_seen, *waiter));
+            before.push((*from, *last_seen, *waiter));
             next += 1;
         }
-        before.retain(|(seen, _)| *seen > at_us);
-        if let Some((_, waiter)) = first_passed(&before, at_us, &calm) {
+        before.retain(|(_, last_seen, _)| *last_seen > at_us);
+        if let Some((.., waiter)) = first_passed(&before, at_us, &calm) {
             let what = format!("the newcomer #{} passed by #{}", id.1, waiter.1);
             return Some((waiter, id, what));
         }

@@ -189,6 +189,8 @@ impl Arguments<'_> {
 
     fn claim(&mut self) -> Vec<(String, u64, u64)> {
         let [charges, asks] = self.numbers();
+        // Its ticket, which may be negative.
+        self.rest = &self.rest[1..];
         let charge = |_| {
             let [index, _, _, _, cost, wait_us, _] = self.numbers();
             (self.key(index), cost, wait_us)
