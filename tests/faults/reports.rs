@@ -37,7 +37,8 @@ fn field(line: &str, name: &str) -> usize {
 
 async fn limiter(server: &RedisServer, namespace: &str) -> Limiter {
     log();
-    let builder = quick().namespace(namespace);
+    // Longer than a server takes to restart beside other tests.
+    let builder = quick().namespace(namespace).lease(10 * LEASE);
     builder
         .connect(&server.url())
         .await
