@@ -198,6 +198,7 @@ impl Ledger {
     /// Enqueues a part of a claim by the ticket with which the claim was first enqueued, in any ledger: before waiters that
     /// came to the store later. Slots may have been given past that place, so it counts as passed over, unless a waiter
     /// before it was not.
+    #[cfg(any(test, feature = "test-util"))]
     pub(in crate::ledger) fn enqueue_by(
         &mut self,
         call: &mut Call,
