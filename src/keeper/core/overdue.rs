@@ -8,7 +8,11 @@ use tokio::time::Instant;
 use super::{ClaimStage, ClaimState, Core};
 use crate::{
     error::AcquireErrorKind,
-    keeper::{context::Availability, demand::ClaimId, queue::LegState},
+    keeper::{
+        context::Availability,
+        demand::ClaimId,
+        queue::{Alone, LegState},
+    },
     leases::Lease,
 };
 
@@ -73,22 +77,23 @@ impl Core {
         let legs = self.claims[&id].legs.clone();
         let (mut admitted, mut bypassed) = (Vec::new(), Vec::new());
         for (number, lease) in legs.into_iter().enumerate() {
-            let queue = self.queues.without_listing(lease.queue);
-            let (seq, now) = (lease.seq(), self.ctx.now);
-            let Some(LegState::Parked | LegState::Undecided) = queue.leg_state(seq, now) else {
+            let queue = &self.queues[lease.queue];
+            let (seq, is_shadow) = (lease.seq(), queue.is_shadow(lease.seq()));
+            let state = queue.leg_state(seq, self.ctx.now);
+            let Some(LegState::Parked | LegState::Undecided) = state else {
                 continue;
             };
-            match queue.verdict_alone(&mut self.ctx, seq) {
-                Ok(()) => admitted.push(lease),
-                Err(_) if queue.is_shadow(seq) => bypassed.push(lease),
-                Err(AcquireErrorKind::Full) => match queue.waits_until(seq) {
-                    Some(until) if until > now && queue.max() > 0 => return LegsAlone::Wait(until),
-                    Some(_) if queue.max() > 0 => {
-                        return LegsAlone::Refused(number, AcquireErrorKind::TimedOut);
-                    }
-                    _ => return LegsAlone::Refused(number, AcquireErrorKind::Full),
-                },
-                Err(kind) => return LegsAlone::Refused(number, kind),
+            let verdict = self
+                .queues
+                .change(&mut self.ctx, lease.queue, |queue, ctx| {
+                    queue.verdict_alone(ctx, seq)
+                });
+            match verdict {
+                Some(Alone::Admitted) => admitted.push(lease),
+                Some(_) if is_shadow => bypassed.push(lease),
+                Some(Alone::Waits(until)) => return LegsAlone::Wait(until),
+                Some(Alone::Refused(kind)) => return LegsAlone::Refused(number, kind),
+                None => {}
             }
         }
         LegsAlone::Decided { admitted, bypassed }

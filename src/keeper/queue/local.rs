@@ -1,7 +1,7 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
 //! A request that the store cannot decide on goes to the fallback of its limit here ([`fall_back`](Queue::fall_back)).
 
-use super::{Queue, permit::entry::Entry};
+use super::{Alone, Queue, permit::entry::Entry};
 use crate::{
     error::AcquireErrorKind,
     keeper::context::{Availability, Context},
@@ -104,40 +104,37 @@ impl Queue {
     }
 
     /// Decides on one request by the limit's fallback while the store is up: it has waited for its turn in this process, which
-    /// says nothing about the store. If the fallback has no slot for it, it goes on asking for as long as it may wait.
+    /// says nothing about the store.
     fn fall_back_alone(&mut self, ctx: &mut Context, seq: Seq) {
-        let Some(entry) = self.entries.get(&seq) else {
-            return;
-        };
-        let (may_wait, has_waited) = (entry.wait_until() > ctx.now, !entry.wait.is_zero());
         match self.verdict_alone(ctx, seq) {
-            Ok(()) => self.admit_alone(ctx, seq),
-            Err(AcquireErrorKind::Full) if may_wait && self.max() > 0 => {
-                self.mark_overdue(ctx, seq)
-            }
-            Err(AcquireErrorKind::Full) if has_waited && self.max() > 0 => {
-                self.refuse(ctx, seq, AcquireErrorKind::TimedOut);
-            }
-            Err(kind) => self.refuse(ctx, seq, kind),
+            Some(Alone::Admitted) => self.admit_alone(ctx, seq),
+            Some(Alone::Waits(_)) => self.mark_overdue(ctx, seq),
+            Some(Alone::Refused(kind)) => self.refuse(ctx, seq, kind),
+            None => {}
         }
     }
 
-    /// What the limit's fallback says of one request, while the store is up.
-    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq) -> Result<(), AcquireErrorKind> {
-        match self.limit.current_fallback() {
-            _ if self.max() == 0 => Err(AcquireErrorKind::Full),
-            Fallback::Reject => Err(AcquireErrorKind::Unavailable),
-            Fallback::Allow => Ok(()),
-            Fallback::Local(_) => {
-                self.empty_pool(ctx);
-                let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
-                let units: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
-                match units + weight_of(seq) <= self.local_max(ctx) {
-                    true => Ok(()),
-                    false => Err(AcquireErrorKind::Full),
-                }
-            }
-        }
+    /// What the limit's fallback says of one request, while the store is up. Idle slots go back to the store.
+    pub fn verdict_alone(&mut self, ctx: &mut Context, seq: Seq) -> Option<Alone> {
+        let entry = self.entries.get(&seq)?;
+        let (wait, wait_until) = (entry.wait, entry.wait_until());
+        Some(match self.limit.current_fallback() {
+            _ if self.max() == 0 => Alone::Refused(AcquireErrorKind::Full),
+            Fallback::Reject => Alone::Refused(AcquireErrorKind::Unavailable),
+            Fallback::Allow => Alone::Admitted,
+            Fallback::Local(_) if self.has_slot_here(ctx, weight_of(seq)) => Alone::Admitted,
+            Fallback::Local(_) if wait_until > ctx.now => Alone::Waits(wait_until),
+            Fallback::Local(_) if wait.is_zero() => Alone::Refused(AcquireErrorKind::Full),
+            Fallback::Local(_) => Alone::Refused(AcquireErrorKind::TimedOut),
+        })
+    }
+
+    /// Whether this process holds so few slots that its own limit leaves room for this weight.
+    fn has_slot_here(&mut self, ctx: &mut Context, weight: u32) -> bool {
+        self.empty_pool(ctx);
+        let held = self.entries.iter().filter(|(_, entry)| entry.is_held());
+        let units: u32 = held.map(|(seq, _)| weight_of(*seq)).sum();
+        units + weight <= self.local_max(ctx)
     }
 
     /// Admits a request by its fallback while the store is up, and has the store adopt it.

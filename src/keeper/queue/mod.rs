@@ -115,6 +115,14 @@ pub(super) enum LegState {
     Undecided,
 }
 
+/// What a fallback says of one request, while the store is up.
+pub(super) enum Alone {
+    Admitted,
+    /// There is no slot for it here. It goes on asking, and may wait until then.
+    Waits(Instant),
+    Refused(AcquireErrorKind),
+}
+
 /// The ledger as the last reply shows it.
 #[derive(Clone, Copy)]
 struct Snapshot {

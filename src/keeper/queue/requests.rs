@@ -385,12 +385,6 @@ impl Queue {
         self.entries.get(&seq).is_some_and(Entry::is_shadow)
     }
 
-    /// When a request has waited for as long as it may, if it waits at all.
-    pub fn waits_until(&self, seq: Seq) -> Option<Instant> {
-        let entry = self.entries.get(&seq)?;
-        (!entry.wait.is_zero()).then(|| entry.wait_until())
-    }
-
     pub fn waker(&self, seq: Seq) -> Option<&StoredWaker> {
         self.entries.get(&seq)?.waker.as_ref()
     }
