@@ -7,7 +7,9 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     hash::Hash,
-    mem, ops,
+    mem,
+    num::NonZeroU32,
+    ops,
     sync::Arc,
 };
 
@@ -61,14 +63,28 @@ struct Ready {
     count: usize,
 }
 
+/// A neighbour in a row, in four bytes: each queue has two.
+#[derive(Clone, Copy, Default)]
+struct Link(Option<NonZeroU32>);
+
+impl Link {
+    fn to(id: Option<QueueId>) -> Self {
+        Self(id.and_then(|id| NonZeroU32::new(id.0.wrapping_add(1))))
+    }
+
+    fn id(self) -> Option<QueueId> {
+        self.0.map(|number| QueueId(number.get() - 1))
+    }
+}
+
 /// A queue, and where it is listed.
 struct ListedQueue {
     queue: Queue,
     /// The row of `ready` that it is in.
     turn: Option<Turn>,
     /// Its neighbours there.
-    before: Option<QueueId>,
-    after: Option<QueueId>,
+    before: Link,
+    after: Link,
     /// In `due`.
     due: Option<Instant>,
     /// In `cached`.
@@ -131,8 +147,8 @@ impl Queues {
         self.members.insert(Box::new(ListedQueue {
             queue,
             turn: None,
-            before: None,
-            after: None,
+            before: Link::default(),
+            after: Link::default(),
             due: None,
             cached: false,
         }));
@@ -289,7 +305,7 @@ impl Queues {
 
     /// Those with work.
     pub fn ready(&self) -> impl Iterator<Item = &Queue> {
-        let after = |id: &QueueId| self.members[id.index()].after;
+        let after = |id: &QueueId| self.members[id.index()].after.id();
         let row = move |ready: &Ready| std::iter::successors(ready.first, after);
         self.ready.iter().flat_map(row).map(|id| &self[id])
     }
@@ -315,28 +331,28 @@ impl Queues {
         let last = ready.last.replace(id);
         ready.count += 1;
         match last {
-            Some(last) => self.members[last.index()].after = Some(id),
+            Some(last) => self.members[last.index()].after = Link::to(Some(id)),
             None => ready.first = Some(id),
         }
         let member = &mut self.members[id.index()];
-        (member.turn, member.before, member.after) = (Some(turn), last, None);
+        (member.turn, member.before, member.after) = (Some(turn), Link::to(last), Link::default());
     }
 
     fn leave_row(&mut self, id: QueueId) {
         let member = &mut self.members[id.index()];
-        let (before, after) = (member.before.take(), member.after.take());
+        let (before, after) = (mem::take(&mut member.before), mem::take(&mut member.after));
         let Some(turn) = member.turn.take() else {
             return;
         };
         let ready = &mut self.ready[turn as usize];
         ready.count -= 1;
-        match before {
+        match before.id() {
             Some(before) => self.members[before.index()].after = after,
-            None => ready.first = after,
+            None => ready.first = after.id(),
         }
-        match after {
+        match after.id() {
             Some(after) => self.members[after.index()].before = before,
-            None => ready.last = before,
+            None => ready.last = before.id(),
         }
     }
 
@@ -441,7 +457,7 @@ impl Queues {
             due.extend(member.due.map(|at| (at, id)));
         }
         for (ready, turn) in self.ready.iter().zip(&turns) {
-            let after = |id: &QueueId| self.members[id.index()].after;
+            let after = |id: &QueueId| self.members[id.index()].after.id();
             let row = std::iter::successors(ready.first, after);
             let row: Vec<_> = row.take(ready.count + 1).collect();
             let listed = row.iter().copied().collect();
