@@ -1,7 +1,7 @@
 //! G5 and G6: what is given up goes back, and nothing is left that nobody owns.
 
 use super::{
-    book::{A, Book, held, is_clean, violates},
+    book::{A, Book, LEASE_MS, held, is_clean, violates},
     three_in_turn,
 };
 use crate::history::event::{Batch, Standing};
@@ -32,6 +32,24 @@ fn a_slot_that_is_forgotten_is_caught() {
     };
     is_clean(story(true));
     violates(story(false), "G5", "was given up and not released");
+}
+
+/// Its request got another slot in the same moment.
+#[test]
+fn a_slot_that_is_kept_for_the_pool_is_no_breach() {
+    let story = |given_up_again: bool| {
+        let mut book = Book::new();
+        book.acquires(A, 10, held(10));
+        book.gives_up(A, 10);
+        book.holds(A, 10, Book::store_ms(10 + LEASE_MS));
+        if given_up_again {
+            book.gives_up(A, 30);
+        }
+        (4..10).for_each(|at| book.hello(A.0, at * 10));
+        book
+    };
+    is_clean(story(false));
+    violates(story(true), "G5", "was given up and not released");
 }
 
 #[test]

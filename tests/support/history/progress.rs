@@ -123,9 +123,13 @@ fn check_standstill(
 }
 
 /// What was in the store when its process gave it up, as far as that knew. One that was released or has never been in
-/// is in nobody's way.
+/// is in nobody's way, nor is one that was kept: a slot that is granted after its request has got another goes to the pool.
 fn given_up(story: &Story) -> Option<&Deed> {
-    let deed = story.did(Doing::GivesUp)?;
+    let is_last = |deed: &&Deed| {
+        matches!(deed.what, Doing::GivesUp) || matches!(deed.what, Doing::Holds { .. })
+    };
+    let last = story.deeds.iter().rev().find(is_last);
+    let deed = last.filter(|deed| deed.what == Doing::GivesUp)?;
     let before = story.facts.iter().filter(|fact| fact.line < deed.line);
     let before = before.max_by_key(|fact| fact.line)?.what;
     matches!(before, What::Held { .. } | What::Waiting { .. }).then_some(deed)
