@@ -282,3 +282,24 @@ async fn a_slow_store_shortens_permits_and_breaks_no_cap() {
     println!("{}", holders.figures());
     assert!(holders.figures().peak <= CAP as usize, "G1");
 }
+
+/// G8. A new connection takes three round trips after that of TCP, so that it fits into the time of an exchange. The first
+/// connection of a limiter asks for more than a later one.
+#[tokio::test]
+async fn a_connection_to_a_distant_store_is_made_in_time() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let way = Duration::from_millis(200);
+    proxy.delay(Way::Requests, way);
+    proxy.delay(Way::Replies, way);
+    let limiter = tower_turnstile::Limiter::builder()
+        .store_timeout(9 * way)
+        .connect(proxy.url());
+    let began = Instant::now();
+    let limiter = soon(limiter).await.expect("valid");
+    let took = began.elapsed();
+    println!("connected after {took:?}, with {:?} a round trip", 2 * way);
+    assert!(limiter.status().store_up, "after {took:?}");
+    let permit = soon(limiter.semaphore(&strict(1), "key").acquire()).await;
+    drop(permit.expect("free"));
+}

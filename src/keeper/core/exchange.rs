@@ -67,21 +67,34 @@ impl Core {
                 let is_free = match self.clock {
                     // Exchanges in flight on a connection that is over do not hold up the hello of the next one.
                     None => !in_flight.any(|sent| self.connection.has(sent.id)),
-                    Some(_) => self.window_has_room(),
+                    Some(_) => self.window_has_room(now),
                 };
-                let work = self.queues.ready_count() > 0
-                    || !self.unsent_claims.is_empty()
-                    || !self.refunds.is_empty()
-                    || self.accounts.next_key().is_some();
-                (work || self.connection.is_wanted) && is_free
+                (self.has_work() || self.connection.is_wanted) && is_free
             }
         }
     }
 
-    fn window_has_room(&self) -> bool {
+    fn has_work(&self) -> bool {
+        self.queues.ready_count() > 0
+            || !self.unsent_claims.is_empty()
+            || !self.refunds.is_empty()
+            || self.accounts.next_key().is_some()
+    }
+
+    fn window_has_room(&self, now: Instant) -> bool {
         let in_flight = self.in_flight.len();
-        self.window.has_room(in_flight, || self.fills_an_exchange())
+        let has_room = self
+            .window
+            .has_room(in_flight, now, || self.fills_an_exchange());
+        has_room
             && (in_flight < self.window.least() || self.bytes_in_flight() < MAX_BYTES_IN_FLIGHT)
+    }
+
+    /// When there is work to be sent that only waits for its distance from the last exchange.
+    pub(super) fn paced_until(&self) -> Option<Instant> {
+        let at = self.window.paced_until(self.in_flight.len())?;
+        let is_next = at > self.ctx.now && self.store_is_up() && self.clock.is_some();
+        (is_next && self.has_work()).then_some(at)
     }
 
     /// Whether the next exchange has no room for more work than there is now.
@@ -350,6 +363,7 @@ impl Core {
         let id = ExchangeId(self.exchanges);
         self.ctx
             .record(|history, now| history.sent(id.0, &exchange, now));
+        self.window.on_sent(self.ctx.now);
         self.in_flight.push(PendingExchange {
             id,
             at: self.ctx.now,

@@ -384,6 +384,7 @@ impl Core {
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
             self.bounded.next_due(),
             probe.filter(|_| self.in_flight.is_empty()),
+            self.paced_until(),
             self.connection.reconnect_at,
             self.accounts.next_due(),
             self.ctx.overrides.next_end(),

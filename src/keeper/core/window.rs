@@ -5,6 +5,9 @@
 //! that time. When answers come late, it is halved, since then they queue somewhere (a slow store, a thin link), and more of
 //! them would only queue for longer. This is TCP's additive increase, multiplicative decrease, with the delay as the signal,
 //! as in TCP Vegas.
+//!
+//! Exchanges that have room left are also sent some time apart, as with TCP pacing. A burst would send all that it may in one
+//! moment, and whoever comes right after would wait for a whole round trip.
 
 use std::time::Duration;
 
@@ -54,6 +57,7 @@ pub(super) struct Window {
     period_ends: Instant,
     /// When it was last halved. Answers to what was sent before say nothing new.
     halved: Option<Instant>,
+    last_sent: Option<Instant>,
 }
 
 impl Window {
@@ -64,6 +68,7 @@ impl Window {
             shortest: [None; 2],
             period_ends: now + PERIOD,
             halved: None,
+            last_sent: None,
         }
     }
 
@@ -78,8 +83,30 @@ impl Window {
     }
 
     /// Whether one more exchange may be sent. `is_full`: evaluated only if that matters.
-    pub fn has_room(&self, in_flight: usize, is_full: impl FnOnce() -> bool) -> bool {
-        in_flight < self.partial() || (in_flight < self.size && is_full())
+    pub fn has_room(&self, in_flight: usize, now: Instant, is_full: impl FnOnce() -> bool) -> bool {
+        in_flight < self.bounds.least
+            || (in_flight < self.partial() && self.pause_ends().is_none_or(|end| end <= now))
+            || (in_flight < self.size && is_full())
+    }
+
+    /// When one that has room left may be sent, if only the time since the last one is in its way.
+    pub fn paced_until(&self, in_flight: usize) -> Option<Instant> {
+        let waits = (self.bounds.least..self.partial()).contains(&in_flight);
+        self.pause_ends().filter(|_| waits)
+    }
+
+    pub fn on_sent(&mut self, now: Instant) {
+        self.last_sent = Some(now);
+    }
+
+    fn pause_ends(&self) -> Option<Instant> {
+        let WindowBounds {
+            apart_partial,
+            most_partial,
+            ..
+        } = self.bounds;
+        let pause = apart_partial.max(self.round_trip() / most_partial as u32);
+        Some(self.last_sent? + pause)
     }
 
     fn round_trip(&self) -> Duration {
@@ -163,7 +190,7 @@ mod tests {
         fn sizes(&self) -> (usize, usize) {
             let most = |is_full: bool| {
                 let mut counts = 0..;
-                counts.find(|count| !self.window.has_room(*count, || is_full))
+                counts.find(|count| !self.window.has_room(*count, self.now, || is_full))
             };
             (most(false).unwrap(), most(true).unwrap())
         }
@@ -190,6 +217,21 @@ mod tests {
             scene.answers(100, ms(took));
             assert_eq!(scene.sizes(), sizes, "{took} ms");
         }
+    }
+
+    /// At a distance of 100 ms a request waits for 6 ms at most, not for a round trip.
+    #[test]
+    fn exchanges_with_room_are_sent_some_time_apart() {
+        let mut scene = Scene::new();
+        scene.answers(100, ms(100));
+        scene.window.on_sent(scene.now);
+        assert_eq!(scene.sizes(), (2, 64));
+        let end = scene.now + ms(100) / 16;
+        assert_eq!(scene.window.paced_until(1), None);
+        assert_eq!(scene.window.paced_until(2), Some(end));
+        assert_eq!(scene.window.paced_until(16), None);
+        scene.now = end;
+        assert_eq!(scene.sizes(), (16, 64));
     }
 
     /// One late answer halves it, and others that were sent before that do not.

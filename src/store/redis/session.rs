@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, join, try_join};
 use redis::{
-    Client, Cmd, ErrorKind, PushInfo, PushKind, RedisResult, Script, ServerErrorKind, Value,
-    aio::MultiplexedConnection, cmd,
+    Client, Cmd, ErrorKind, PushInfo, PushKind, RedisError, RedisResult, Script, ServerErrorKind,
+    Value, cmd,
 };
 use tokio::time::{Instant, timeout};
 
@@ -296,18 +296,22 @@ impl Exchanger {
             Approach::Plain => self.open(client, false).await?,
         };
         self.use_from_now(&link);
-        self.read_policy(&mut link.connection()).await;
         Ok(link)
     }
 
     /// A connection whose subscription is confirmed, if it is to have one. Until it is used, its end is not reported.
     async fn open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
-        let opened = self.try_open(client, subscribes).await;
+        let link = self.dial(client, subscribes).await;
+        let confirmed = match &link {
+            Ok(link) => self.confirm(link).await,
+            Err(_) => Ok(()),
+        };
         self.opening.at(Stage::Opened);
-        opened
+        confirmed.and(link)
     }
 
-    async fn try_open(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
+    /// A connection that the server has greeted.
+    async fn dial(&self, client: Client, subscribes: bool) -> RedisResult<Link> {
         let state = Arc::new(LinkState::new(subscribes));
         // Its own `io` must not keep it.
         let (events, weak) = (self.events.clone(), Arc::downgrade(&state));
@@ -323,20 +327,34 @@ impl Exchanger {
             locked(&self.opened).push((Arc::downgrade(&state), io));
             self.events.poller().wake();
         }
-        if subscribes {
-            self.opening.at(Stage::Subscription);
-            connection.clone().subscribe(&self.known.channel).await?;
-            let is_counted = self.is_counted(&mut connection.clone()).await?;
-            state.is_counted.store(is_counted, Relaxed);
-        }
         Ok(Link::new(connection, client, state))
     }
 
+    /// Subscribes, if the connection is to, and asks what is asked of the first one. In one round trip: a store may be so far
+    /// away that a few of them take as long as an exchange may.
+    async fn confirm(&self, link: &Link) -> RedisResult<()> {
+        let (subscribed, ()) = join(self.subscribe(link), self.read_policy(link)).await;
+        subscribed
+    }
+
+    async fn subscribe(&self, link: &Link) -> RedisResult<()> {
+        if link.state.is_subscribed {
+            self.opening.at(Stage::Subscription);
+            let mut subscriber = link.connection();
+            // In this order.
+            let subscription = subscriber.subscribe(&self.known.channel);
+            let ((), is_counted) = try_join(subscription, self.is_counted(link)).await?;
+            link.state.is_counted.store(is_counted, Relaxed);
+        }
+        Ok(())
+    }
+
     /// Whether the server counts this subscription. That may be forbidden, or a proxy may stand between.
-    async fn is_counted(&self, connection: &mut MultiplexedConnection) -> RedisResult<bool> {
+    async fn is_counted(&self, link: &Link) -> RedisResult<bool> {
         let mut count = cmd("PUBSUB");
         count.arg("NUMSUB").arg(&self.known.channel);
-        match count.query_async::<(String, u64)>(connection).await {
+        let mut connection = link.connection();
+        match count.query_async::<(String, u64)>(&mut connection).await {
             Ok((_, subscribers)) => Ok(subscribers > 0),
             Err(error) if error.is_io_error() => Err(error),
             Err(_) => Ok(false),
@@ -346,8 +364,11 @@ impl Exchanger {
     /// A connection that passed the probe, or has no subscription.
     async fn open_cautiously(&self, client: Client) -> RedisResult<Link> {
         let subscription = &self.known.subscription;
-        let link = self.open(client.clone(), true).await?;
-        if !link.ends_at_a_large_reply().await.unwrap_or(false) {
+        let link = self.dial(client.clone(), true).await?;
+        let (confirmed, ends) = join(self.confirm(&link), link.ends_at_a_large_reply()).await;
+        self.opening.at(Stage::Opened);
+        confirmed?;
+        if !ends.unwrap_or(false) {
             subscription.note(Probed::Passed, Instant::now());
             return Ok(link);
         }
@@ -390,13 +411,18 @@ impl Exchanger {
     }
 
     /// Logs one warning of a store that may evict permits. The server may forbid the question.
-    async fn read_policy(&self, connection: &mut MultiplexedConnection) {
+    async fn read_policy(&self, link: &Link) {
         if self.known.policy_was_read.swap(true, Relaxed) {
             return;
         }
         let mut ask = cmd("CONFIG");
         ask.arg("GET").arg("maxmemory-policy");
-        let policy: RedisResult<Vec<(String, String)>> = ask.query_async(connection).await;
+        let mut connection = link.connection();
+        let policy: RedisResult<Vec<(String, String)>> = ask.query_async(&mut connection).await;
+        if policy.as_ref().is_err_and(RedisError::is_io_error) {
+            // The next connection asks.
+            self.known.policy_was_read.store(false, Relaxed);
+        }
         for (_, policy) in policy.unwrap_or_default() {
             if let Some(policy) = evicting(&policy) {
                 tracing::warn!(
