@@ -367,7 +367,15 @@ impl Exchanger {
         let link = self.dial(client.clone(), true).await?;
         let (confirmed, ends) = join(self.confirm(&link), link.ends_at_a_large_reply()).await;
         self.opening.at(Stage::Opened);
-        confirmed?;
+        let (link, ends) = match confirmed {
+            // What has ended the connection may have cost the confirmation too: one after the other tells.
+            Err(error) if error.is_io_error() => {
+                let link = self.open(client.clone(), true).await?;
+                let ends = link.ends_at_a_large_reply().await;
+                (link, ends)
+            }
+            confirmed => (confirmed.map(|()| link)?, ends),
+        };
         if !ends.unwrap_or(false) {
             subscription.note(Probed::Passed, Instant::now());
             return Ok(link);
