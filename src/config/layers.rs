@@ -89,6 +89,22 @@ impl RouteLayers {
             .map(|checked| checked.limit.clone())
     }
 
+    /// The key of a caller under a limit, and its own value if it has one.
+    pub(super) fn caller(
+        &self,
+        limit_name: &str,
+        caller: &str,
+    ) -> Result<(Key, Option<u32>), ConfigFileError> {
+        let path = format!("limits.{limit_name}");
+        let Some(checked) = self.checked.limits.get(limit_name) else {
+            return Err(ConfigFileError::of(&path, "there is no such limit"));
+        };
+        let key = checked.key_of(caller);
+        let key = key.map_err(|fault| ConfigFileError::of(&format!("{path}.key"), fault))?;
+        let value = checked.values.get(&key).copied();
+        Ok((key, value))
+    }
+
     pub(super) fn find(&self, method: &Method, path: &str) -> Gates {
         let layer = match self.checked.routes.find(method, path) {
             Routed::One(route) => route.and_then(|route| self.layers[route].as_ref()),

@@ -1,5 +1,6 @@
 //! Limits from a file: what is wrong with one, which requests it holds to what, and what a new one changes.
 
+mod callers;
 mod corners;
 mod costs;
 mod cuts;
