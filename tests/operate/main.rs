@@ -20,6 +20,8 @@ mod questions;
 mod raising;
 mod revoking;
 mod rights;
+#[cfg(all(feature = "cli", unix))]
+mod running;
 mod runtimes;
 mod scene;
 mod steering;

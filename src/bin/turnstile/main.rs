@@ -1,5 +1,5 @@
-//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits
-//! for a time.
+//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a
+//! time; and runs commands under them.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
@@ -10,6 +10,8 @@ macro_rules! note {
 
 mod args;
 mod change;
+#[cfg(unix)]
+mod job;
 mod output;
 mod run;
 mod table;
@@ -19,7 +21,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use self::args::Args;
+#[cfg(target_os = "linux")]
+use self::args::Command;
+use self::{args::Args, run::CommandError};
 
 /// Exit codes that scripts can rely on.
 mod code {
@@ -33,19 +37,38 @@ mod code {
     pub(super) const PARTIAL: u8 = 4;
     /// The output could not be written, such as to a full disk. A change is made all the same.
     pub(super) const NO_OUTPUT: u8 = 5;
+    /// There was no slot for a command, and it was not started: EX_TEMPFAIL.
+    pub(super) const NO_SLOT: u8 = 75;
+    /// A command was stopped, since its slot was lost.
+    pub(super) const LOST: u8 = 76;
+    /// No command can be started: EX_CONFIG.
+    pub(super) const CONFIG: u8 = 78;
+    /// As a shell's.
+    pub(super) const NOT_EXECUTABLE: u8 = 126;
+    /// As a shell's.
+    pub(super) const NOT_FOUND: u8 = 127;
+    /// As a shell's: to this the number of the signal is added.
+    pub(super) const SIGNALLED: u8 = 128;
 }
 
 fn main() -> ExitCode {
     // A wrong call ends here, with code 2.
     let args = Args::parse();
+    #[cfg(target_os = "linux")]
+    if let Command::DieWith { parent, command } = &args.command {
+        return end(job::die_with(*parent, command).map(ExitCode::from));
+    }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let outcome = match runtime {
+    end(match runtime {
         Ok(runtime) => runtime.block_on(run::run(&args)),
-        Err(error) => Err(run::CommandError::new(code::REFUSED, error.to_string())),
-    };
+        Err(error) => Err(CommandError::new(code::REFUSED, error.to_string())),
+    })
+}
+
+fn end(outcome: Result<ExitCode, CommandError>) -> ExitCode {
     match outcome {
         Ok(_) if output::is_lost() => ExitCode::from(code::NO_OUTPUT),
         Ok(code) => code,

@@ -9,6 +9,8 @@ use tower_turnstile::{
     operate::{Answers, Finding, Health, OperateError, OperateErrorKind, Operator},
 };
 
+#[cfg(unix)]
+use crate::job;
 use crate::{
     args::{Args, Command},
     change, code,
@@ -58,11 +60,15 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    #[cfg(unix)]
+    if let Command::Run(job) = &args.command {
+        return job::run(args, job).await;
+    }
     let builder = Operator::builder().namespace(&args.namespace);
     if let Command::Doctor = args.command {
-        return Ok(diagnosed(args, &builder.diagnose(&args.store).await?));
+        return Ok(diagnosed(args, &builder.diagnose(args.store()?).await?));
     }
-    let operator = builder.connect(&args.store).await?;
+    let operator = builder.connect(args.store()?).await?;
     ask(args, &operator).await
 }
 
@@ -87,7 +93,7 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             }
             exit_code(&why.permits)
         }
-        Command::Digest { .. } | Command::Doctor => unreachable!("they have no operator"),
+        _ => unreachable!("the others have no operator"),
     })
 }
 
