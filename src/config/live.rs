@@ -105,6 +105,11 @@ impl LiveConfig {
         })))
     }
 
+    /// The layers that are in force now.
+    pub(super) fn layers(&self) -> Arc<RouteLayers> {
+        self.0.layers.load_full()
+    }
+
     /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter

@@ -5,6 +5,8 @@ mod support;
 
 mod changes;
 #[cfg(feature = "cli")]
+mod checking;
+#[cfg(feature = "cli")]
 mod command_line;
 mod connecting;
 mod doctor;

@@ -12,7 +12,7 @@ use tower_turnstile::{
 
 #[cfg(unix)]
 use crate::job::RunArgs;
-use crate::{change::length, code, run::CommandError};
+use crate::{change::length, check::CheckArgs, code, run::CommandError};
 
 /// Asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a time; and runs
 /// commands under them.
@@ -90,6 +90,11 @@ pub(crate) enum Command {
     },
     /// Faults of the store and of the replicas, with any user's rights. Takes a slot of its own, and changes nothing else.
     Doctor,
+    /// Reads a configuration file as a service does, and prints its faults, or its limits and routes as they apply.
+    ///
+    /// It asks no store. With --path it prints what a request would meet. Exit codes: 0 the file is valid, whatever a request
+    /// meets; 1 it has faults; 2 wrong call, or it cannot be read.
+    Check(CheckArgs),
     /// Runs a command while it holds a slot of a limit.
     ///
     /// It queues with all that use the limit, in order of arrival, and starts the command once it has a slot. Signals go to

@@ -10,6 +10,7 @@ macro_rules! note {
 
 mod args;
 mod change;
+mod check;
 #[cfg(unix)]
 mod job;
 mod output;

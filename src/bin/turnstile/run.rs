@@ -13,7 +13,7 @@ use tower_turnstile::{
 use crate::job;
 use crate::{
     args::{Args, Command},
-    change, code,
+    change, check, code,
     output::{self, Row},
 };
 
@@ -59,6 +59,9 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
             false => output::line(&digest.to_string()),
         }
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Command::Check(file) = &args.command {
+        return check::run(args, file).await;
     }
     #[cfg(unix)]
     if let Command::Run(job) = &args.command {
