@@ -91,6 +91,27 @@ async fn a_valid_file_is_shown_as_it_applies() {
     );
 }
 
+/// The page of the guide shows what is printed for the file that it begins with.
+#[tokio::test]
+async fn the_guide_shows_what_is_printed() {
+    let page = include_str!("../../src/guide/config_file.md");
+    let (_, rest) = page.split_once("```toml\n").expect("a file");
+    let (file, rest) = rest.split_once("```").expect("its end");
+    let (_, shown) = rest.split_once("```text\n").expect("a session");
+    let (shown, _) = shown.split_once("```").expect("its end");
+    let calls = shown.split("$ turnstile check turnstile.toml").skip(1);
+    let mut seen = 0;
+    for call in calls {
+        let (arguments, expected) = call.split_once('\n').expect("output");
+        let arguments = arguments.replace("'x-api-key: gold-1'", "x-api-key:gold-1");
+        let arguments: Vec<_> = arguments.split_whitespace().collect();
+        let (code, output, _) = check(file, &arguments).await;
+        assert_eq!((code, output.trim_end()), (Some(0), expected.trim_end()));
+        seen += 1;
+    }
+    assert_eq!(seen, 2);
+}
+
 #[tokio::test]
 async fn a_request_is_told_what_it_meets() {
     let request = ["--path", "/v1/%63hat/x?q=1", "--method", "DELETE"];

@@ -48,11 +48,6 @@ pub(crate) fn note(text: fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Draws a line of a terminal anew, on standard error.
-pub(crate) fn redraw(text: &str) {
-    let _ = io::stderr().write_all(format!("\r\x1b[K{text}").as_bytes());
-}
-
 pub(crate) fn line(text: &str) {
     print(&format!("{text}\n"));
 }

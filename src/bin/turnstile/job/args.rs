@@ -17,8 +17,14 @@ pub(crate) struct RunArgs {
     pub limit: String,
     #[command(flatten)]
     pub source: Source,
-    /// The caller whose slot it is. Empty for the key that all callers share.
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    /// The caller whose slot it is. Empty for the key that all callers share. If it is secret, prefer the environment.
+    #[arg(
+        long,
+        env = "TURNSTILE_KEY",
+        hide_env_values = true,
+        default_value = "",
+        allow_hyphen_values = true
+    )]
     pub key: String,
     /// Units of the limit that the command takes.
     #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]

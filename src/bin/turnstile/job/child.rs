@@ -16,10 +16,10 @@ use tower_turnstile::{Permit, layer::LostErrorKind};
 use super::die_with;
 use super::{
     args::{OnLostArg, RunArgs},
-    program,
+    code, program,
     signals::{Signals, pass_on},
 };
-use crate::{code, run::CommandError};
+use crate::run::CommandError;
 
 /// The variable in which the command finds the id of its permit.
 const PERMIT: &str = "TURNSTILE_PERMIT";

@@ -11,8 +11,11 @@ use nix::{
 };
 use tokio::process::Command;
 
-use super::{child::Ended, child::end_code, program};
-use crate::{code, run::CommandError};
+use super::{
+    child::{Ended, end_code},
+    code, program,
+};
+use crate::run::CommandError;
 
 /// Starts the command by way of this binary.
 pub(super) fn command(command: &[OsString]) -> Command {

@@ -7,11 +7,13 @@
 //! | `slot` | the limit, as the arguments or a file have it, and its slot |
 //! | `wait` | waits for the slot, and says where it stands |
 //! | `child` | the command, from its start to its end |
+//! | `code` | exit codes |
 //! | `signals` | signals, and whether the command gets them anyway |
 //! | `die_with` | the command dies with this process |
 
 mod args;
 mod child;
+mod code;
 #[cfg(target_os = "linux")]
 mod die_with;
 mod program;
@@ -32,7 +34,7 @@ use self::{
     slot::SlotSource,
     wait::{Waited, wait},
 };
-use crate::{args::Args, code, run::CommandError};
+use crate::{args::Args, run::CommandError};
 
 /// Waits for a slot, and runs the command while it has it. The exit code is that of the command.
 pub(crate) async fn run(args: &Args, job: &RunArgs) -> Result<ExitCode, CommandError> {

@@ -10,7 +10,8 @@ use std::{
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::{code, run::CommandError};
+use super::code;
+use crate::run::CommandError;
 
 /// Where `execvp` looks without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -1,7 +1,7 @@
 //! Waits for the slot, and says where it stands.
 
 use std::{
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Write},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use super::{
     signals::{Signals, ends, stop},
     slot::{SlotSource, refusal},
 };
-use crate::{output, run::CommandError, text::escaped};
+use crate::{run::CommandError, text::escaped};
 
 /// How often it is looked where it stands.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ impl Progress {
             return;
         }
         match self.is_terminal {
-            true => output::redraw(&text),
+            true => redraw(&text),
             false => note!("turnstile: {text}"),
         }
         self.said = Some((text, Instant::now()));
@@ -109,9 +109,15 @@ impl Progress {
 
     fn clear(&self) {
         if self.is_terminal && self.said.is_some() {
-            output::redraw("");
+            redraw("");
         }
     }
+}
+
+/// Draws a line of a terminal anew.
+fn redraw(text: &str) {
+    // Nobody may read it.
+    let _ = io::stderr().write_all(format!("\r\x1b[K{text}").as_bytes());
 }
 
 fn ordinal(number: u32) -> String {
