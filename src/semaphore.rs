@@ -467,7 +467,9 @@ enum Stage {
 impl Acquire {
     /// Returns the queue position: 1 at the head. `None` if the request has not queued.
     ///
-    /// It is the position on arrival, and then lower as soon as this process learns of it: it may be less by now.
+    /// At first it is the position on arrival. The store is asked for it again every
+    /// [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), and for the first 64 requests of this process under a key: it may
+    /// be lower by now. In memory, and for further requests, only what the length of the queue says is known.
     pub fn position(&self) -> Option<u32> {
         Some(self.in_line()?.position)
     }

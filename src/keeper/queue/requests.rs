@@ -351,14 +351,17 @@ impl Queue {
         self.entries.get(&seq).map_or(0, |entry| entry.place)
     }
 
-    /// Where a request stands that waits. Nobody joins in front of it, so its place can only become lower.
+    /// Where a request stands that waits. Nobody joins in front of it, so the lowest place that is known is the latest.
     pub fn in_line(&self, seq: Seq) -> Option<InLine> {
         let entry = self.entries.get(&seq)?;
         let Snapshot { waiting, head, .. } = self.snapshot;
+        let waiters = self.waiters.as_ref();
+        let told = waiters.and_then(|waiters| waiters.places.get(&seq).copied());
         let position = match *entry.state() {
             State::Waiting { ticket, .. } if head.is_some_and(|head| ticket <= head) => 1,
             State::Waiting { .. } | State::WaitingHere | State::Checking { .. } => {
-                entry.place.min(waiting.max(1))
+                let place = told.map_or(entry.place, |told| told.min(entry.place));
+                place.min(waiting.max(1))
             }
             _ => return None,
         };

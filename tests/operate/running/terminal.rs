@@ -8,7 +8,10 @@ use tokio::{
 };
 use tower_turnstile::{Limit, Limiter};
 
-use crate::{scene::SOON, support::redis_server::RedisServer};
+use crate::{
+    scene::SOON,
+    support::{queue::wait_in_line, redis_server::RedisServer},
+};
 
 const CTRL_C: &[u8] = &[3];
 
@@ -79,6 +82,27 @@ impl Terminal {
     }
 }
 
+/// Those ahead leave, and others come: the length of the queue does not tell.
+#[tokio::test]
+async fn a_place_becomes_lower_while_others_queue_behind_it() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    let gpu = limiter.semaphore(gpu, "");
+    let _held = gpu.acquire().await.unwrap();
+    let first = wait_in_line(&gpu).await;
+    let _second = wait_in_line(&gpu).await;
+    let run = "run gpu --concurrent 1 -- true";
+    let mut terminal = Terminal::start(&server.url(), run);
+    terminal.until_seen("3rd of 3 for gpu").await;
+    let _behind = wait_in_line(&gpu).await;
+    drop(first);
+    terminal.until_seen("2nd of 3 for gpu").await;
+    terminal.press(CTRL_C).await;
+    let (_, seen) = terminal.end().await;
+    assert!(!seen.contains("1st"), "{seen:?}");
+}
+
 /// The terminal sends it to both, and `turnstile` not once more.
 #[tokio::test]
 async fn ctrl_c_comes_once() {
@@ -102,7 +126,7 @@ async fn places_are_drawn_in_place_until_ctrl_c() {
     let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
     let gpu = limiter.semaphore(gpu, "");
     let held = gpu.acquire().await.unwrap();
-    let first = crate::support::queue::wait_in_line(&gpu).await;
+    let first = wait_in_line(&gpu).await;
     let run = "run gpu --concurrent 1 -- echo started";
     let mut terminal = Terminal::start(&server.url(), run);
     terminal.until_seen("\r\u{1b}[K2nd of 2 for gpu").await;
