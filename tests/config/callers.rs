@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use http::Request;
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::Layer;
 use tower_turnstile::{
     AcquireErrorKind, Limiter,
     config::{Config, LiveConfig},
 };
+
+use crate::support::{Script, send, serve};
 
 const FILE: &str = "
     [plans.gold]
@@ -64,14 +66,10 @@ async fn a_job_has_a_slot_of_the_caller_of_requests() {
     let patient = patient.wait_up_to(Duration::from_secs(60));
     let job = live.semaphore(&patient, "acme").unwrap();
     let permit = job.acquire().await.unwrap();
-    let service = service_fn(async |_: Request<()>| {
-        Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
-    });
-    let mut service = live.layer().layer(service);
-    let mut status = async |key: &str| {
-        let request = Request::get("/").header("x-api-key", key).body(()).unwrap();
-        let service = service.ready().await.unwrap();
-        service.call(request).await.unwrap().status().as_u16()
+    let service = live.layer().layer(serve(Script::of([])));
+    let status = async |key: &str| {
+        let request = Request::get("/").header("x-api-key", key).body(());
+        send(&service, request.unwrap()).await.status().as_u16()
     };
     assert_eq!((status("acme").await, status("other").await), (429, 200));
     drop(permit);

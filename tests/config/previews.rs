@@ -1,11 +1,13 @@
 //! What a request would meet, and whether that is what it meets.
 
 use http::Request;
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::Layer;
 use tower_turnstile::{
     LimitLayer, Limiter, PeerAddress, RefusalKind,
     config::{Config, LimitPreview},
 };
+
+use crate::support::{Script, send, serve};
 
 const FILE: &str = "
     [plans.gold]
@@ -198,17 +200,8 @@ async fn the_layer_does_what_the_preview_says() {
         let request = || request("GET", path, &[("x-api-key", key), ("x-tokens", tokens)]);
         let preview = config().preview(&request().into_parts().0).unwrap();
         let layer = LimitLayer::from_config(&config(), &Limiter::in_memory()).unwrap();
-        let service = service_fn(async |_: Request<()>| {
-            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
-        });
-        let mut service = layer.layer(service);
-        let response = service
-            .ready()
-            .await
-            .unwrap()
-            .call(request())
-            .await
-            .unwrap();
+        let service = layer.layer(serve(Script::of([])));
+        let response = send(&service, request()).await;
         let refused = preview.limits.iter().any(|limit| limit.refusal.is_some());
         assert_eq!(
             !response.status().is_success(),
