@@ -2,6 +2,8 @@
 //!
 //! Tests: `tests/semaphore/`, by theme.
 
+#[cfg(feature = "operate")]
+use std::borrow::Cow;
 use std::{
     fmt,
     future::Future,
@@ -18,10 +20,11 @@ use crate::{
     error::{AcquireError, ConfigError},
     keeper::{BoundPool, Demand, Keepers, Leg, Request},
     key::Key,
+    leases::Label,
     limit::{Limit, LimitId, Limits, check_together},
     limiter::Limiter,
     permit::Permit,
-    status::Usage,
+    status::{InLine, Usage},
 };
 
 /// A fair semaphore across all replicas: one [`Limit`] for one [`Key`].
@@ -55,6 +58,8 @@ struct Inner {
     first: Bound,
     /// Acquired together with it.
     others: Vec<Bound>,
+    /// Of its permits, for operators.
+    label: Label,
 }
 
 /// A limit of a limiter, for one key.
@@ -114,6 +119,7 @@ impl Limiter {
             keepers: self.keepers().clone(),
             first: Bound::new(self.keepers(), first, key.clone())?,
             others: Vec::new(),
+            label: Label::default(),
         }));
         let mut others = others.iter();
         others.try_fold(semaphore, |all, limit| all.with(limit, key.clone()))
@@ -155,6 +161,27 @@ impl Semaphore {
         bound.limit.check_value(max)?;
         bound.max = Some(max);
         Ok(self)
+    }
+
+    /// Labels its permits and queued requests, for [operators](crate::operate). Default: no label.
+    ///
+    /// Say what the work is, such as the name of the job: do not put secrets into it. What is longer than 128 bytes is cut
+    /// off.
+    ///
+    /// ```
+    /// # use tower_turnstile::{Limit, Limiter};
+    /// const JOBS: Limit = Limit::concurrent("jobs", 5);
+    ///
+    /// let jobs = Limiter::in_memory().semaphore(&JOBS, "acme").label("nightly report");
+    /// ```
+    #[cfg(feature = "operate")]
+    #[must_use]
+    pub fn label(mut self, label: impl Into<Cow<'static, str>>) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.label = label.into().into();
+        // An idle slot that is taken without the keeper would get no label.
+        inner.first.pool = None;
+        self
     }
 
     /// Adds a limit, or a list of limits: each permit holds a slot of all of them.
@@ -438,11 +465,27 @@ enum Stage {
 }
 
 impl Acquire {
-    /// Returns the queue position on arrival: 1 at the head. `None` if the request has not queued.
+    /// Returns the queue position: 1 at the head. `None` if the request has not queued.
+    ///
+    /// At first it is the position on arrival. The store is asked for it again every
+    /// [`waiter_ttl`](crate::LimiterBuilder::waiter_ttl), and for the first 64 requests of this process under a key: it may
+    /// be lower by now. In memory, and for further requests, only what the length of the queue says is known.
     pub fn position(&self) -> Option<u32> {
+        Some(self.in_line()?.position)
+    }
+
+    /// Returns the queued requests across all replicas, this one among them, as last reported by the store. `None` if the
+    /// request has not queued.
+    ///
+    /// While it waits, that is at most one [`poll_interval`](crate::LimiterBuilder::poll_interval) old.
+    pub fn waiting(&self) -> Option<u32> {
+        Some(self.in_line()?.waiting)
+    }
+
+    fn in_line(&self) -> Option<InLine> {
         match &self.0 {
             Stage::New(..) => None,
-            Stage::Requested(request, _) => request.place(),
+            Stage::Requested(request, _) => request.in_line(),
         }
     }
 }
@@ -468,6 +511,7 @@ impl Future for Acquire {
                         return Poll::Ready(Ok(permit));
                     }
                     let request = Request::new(keepers.clone(), semaphore.demand(*waits, *weight));
+                    let request = request.labelled(semaphore.label.clone());
                     Stage::Requested(request, semaphore.clone())
                 }
             };

@@ -32,6 +32,15 @@ pub struct Usage {
     pub max: u32,
 }
 
+/// Where a request stands in the queue of a limit, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InLine {
+    /// 1 at the head.
+    pub(crate) position: u32,
+    /// Requests in the queue, this one among them.
+    pub(crate) waiting: u32,
+}
+
 /// Result of [`Limiter::shutdown`](crate::Limiter::shutdown). In a cluster, a request under several limits that waits while it
 /// has some of its slots counts as refused, and each of these slots as released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

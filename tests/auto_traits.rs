@@ -187,7 +187,8 @@ assert_values!(tower_turnstile::test_util::TestStore);
 mod config {
     use tower_turnstile::config::{
         AddressConfig, AddressHeader, CallerKey, Config, ConfigFileError, Fault, KeyConfig,
-        LimitConfig, LiveConfig, PlanConfig, RouteConfig, StoreConfig, StoreUrl,
+        LimitConfig, LimitPreview, LiveConfig, PlanConfig, RequestPreview, RouteConfig,
+        StoreConfig, StoreUrl,
     };
 
     use super::*;
@@ -201,8 +202,10 @@ mod config {
         Fault,
         KeyConfig,
         LimitConfig,
+        LimitPreview,
         LiveConfig,
         PlanConfig,
+        RequestPreview,
         RouteConfig,
         StoreConfig,
         StoreUrl,

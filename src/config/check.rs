@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::{
     cost::CostConfig,
     error::{ConfigFileError, Faults},
-    key::KeyConfig,
+    key::{CallerKey, KeyConfig},
     limit::{LimitConfig, check_plans},
     route::RouteConfig,
     routes::Routes,
@@ -63,6 +63,16 @@ impl Checked {
 }
 
 impl CheckedLimit {
+    /// The key of a caller, as the file writes it; empty for those without one.
+    pub(super) fn key_of(&self, caller: &str) -> Result<Key, &'static str> {
+        match (&self.key, caller) {
+            (_, "") if self.requires_key => Err("is required, and the caller has none"),
+            (_, "") => Ok(Key::SHARED),
+            (KeyConfig::Shared, _) => Err("all requests share this limit: it has no callers"),
+            (key, caller) => key.of(&CallerKey::from(caller)),
+        }
+    }
+
     /// With the rule for the key of a request on this route.
     pub(super) fn scope(&self, route: &RouteConfig) -> Scope {
         let limit = self.limit.clone();

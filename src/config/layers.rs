@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::{Method, StatusCode};
 
 use super::{
-    check::Checked,
+    check::{Checked, CheckedLimit},
     error::{ConfigFileError, Faults},
     routes::Routed,
     sections::Config,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The name of the limit that refuses all requests.
-const UNREADABLE: &str = "unreadable-path";
+pub(super) const UNREADABLE: &str = "unreadable-path";
 
 #[derive(Clone)]
 pub(super) struct RouteLayers {
@@ -83,10 +83,37 @@ impl RouteLayers {
     }
 
     pub(super) fn limit(&self, name: &str) -> Option<Limit> {
-        self.checked
-            .limits
-            .get(name)
-            .map(|checked| checked.limit.clone())
+        self.checked(name).map(|checked| checked.limit.clone())
+    }
+
+    /// The limit of this name, with all that the configuration says of it.
+    pub(super) fn checked(&self, limit_name: &str) -> Option<&CheckedLimit> {
+        self.checked.limits.get(limit_name)
+    }
+
+    /// The routes of a request, in their order.
+    pub(super) fn routes_of(&self, method: &Method, path: &str) -> Vec<usize> {
+        match self.checked.routes.find(method, path) {
+            Routed::One(route) => route.into_iter().collect(),
+            Routed::Several(routes) => routes.into_iter().collect(),
+            Routed::Unreadable => Vec::new(),
+        }
+    }
+
+    /// The key of a caller under a limit, and its own value if it has one.
+    pub(super) fn caller(
+        &self,
+        limit_name: &str,
+        caller: &str,
+    ) -> Result<(Key, Option<u32>), ConfigFileError> {
+        let path = format!("limits.{limit_name}");
+        let Some(checked) = self.checked(limit_name) else {
+            return Err(ConfigFileError::of(&path, "there is no such limit"));
+        };
+        let key = checked.key_of(caller);
+        let key = key.map_err(|fault| ConfigFileError::of(&format!("{path}.key"), fault))?;
+        let value = checked.values.get(&key).copied();
+        Ok((key, value))
     }
 
     pub(super) fn find(&self, method: &Method, path: &str) -> Gates {

@@ -18,10 +18,12 @@ use super::{
     sections::Config,
 };
 use crate::{
+    error::ConfigError,
     key::Key,
     layer::{GateEdit, Gates, LimitLayer, Routing},
     limit::Limit,
     limiter::Limiter,
+    semaphore::Semaphore,
 };
 
 /// A configuration that can be reloaded while it is in use. Cheap to clone; clones share everything.
@@ -103,6 +105,11 @@ impl LiveConfig {
         })))
     }
 
+    /// The layers that are in force now.
+    pub(super) fn layers(&self) -> Arc<RouteLayers> {
+        self.0.layers.load_full()
+    }
+
     /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
@@ -150,6 +157,52 @@ impl LiveConfig {
         let layers = self.0.layers.load();
         let limits: Option<Vec<_>> = names.iter().map(|name| layers.limit(name)).collect();
         limits?.try_into().ok()
+    }
+
+    /// Creates a semaphore of one of these limits for a caller, with the value that a plan or an override gives it.
+    ///
+    /// For work that is no request, such as a job, under the same limit as requests. The caller is written as in the file:
+    /// the value of the header, the client's address, or the name of the route. Empty stands for all that have no
+    /// key, and for everybody under a limit that all share.
+    ///
+    /// A later [`reload`](Self::reload) changes the limit's value, and not the caller's own: make the semaphore anew for
+    /// each job.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use tower_turnstile::config::{Config, LiveConfig};
+    ///
+    /// let config = Config::from_toml(
+    ///     "
+    ///     limits.gpu = { concurrent = 2, key = { header = 'x-api-key' }, overrides = { acme = 8 } }
+    ///     routes = [{ match = ['/infer'], limits = ['gpu'] }]
+    ///     ",
+    /// )?;
+    /// let live = LiveConfig::connect(&config).await?;
+    /// let gpu = live.limit("gpu").expect("it is in the file").wait_up_to(Duration::from_secs(60));
+    /// let acme = live.semaphore(&gpu, "acme")?;
+    /// let permit = acme.acquire().await?;
+    /// assert_eq!(acme.usage().await?.max, 8);
+    /// # drop(permit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has no limit of this name, a caller is named under a limit that all share, none is named where
+    /// a key is required, or the key is no address and has to be one.
+    pub fn semaphore(&self, limit: &Limit, caller: &str) -> Result<Semaphore, ConfigFileError> {
+        let (key, value) = self.0.layers.load().caller(limit.name(), caller)?;
+        let path = format!("limits.{}", limit.name());
+        let fault = |error: ConfigError| ConfigFileError::of(&path, error.to_string());
+        let semaphore = self.0.limiter.try_semaphore(limit, key).map_err(fault)?;
+        match value {
+            Some(value) => semaphore.try_value(value).map_err(fault),
+            None => Ok(semaphore),
+        }
     }
 
     /// Replaces the configuration, all or nothing.

@@ -176,6 +176,7 @@
 // | `routes`, `paths` | the route of a request; the readings of a path |
 // | `layers` | the layer of each route |
 // | `live` | the layers in use, and the next ones |
+// | `preview` | what a request would meet |
 
 mod check;
 mod cost;
@@ -187,6 +188,7 @@ mod limit;
 mod live;
 mod load;
 mod paths;
+mod preview;
 mod route;
 mod routes;
 #[cfg(test)]
@@ -201,6 +203,7 @@ pub use self::{
     key::{AddressConfig, AddressHeader, CallerKey, KeyConfig},
     limit::{LimitConfig, PlanConfig},
     live::LiveConfig,
+    preview::{LimitPreview, RequestPreview},
     route::RouteConfig,
     sections::Config,
     store::{StoreConfig, StoreUrl},

@@ -16,6 +16,7 @@
 //! | [`metrics`] | What can I measure, and what should page me? |
 //! | [`operating`] | Who holds slots and who waits, on which replica? Why was a caller refused? |
 //! | [`config_file`] | How do limits come from a file, and change while the service runs? |
+//! | [`not_rust`] | How do scripts, jobs and programs in other languages hold slots? |
 //! | [`reuse`] | How do short requests avoid a round trip? |
 //! | [`how_it_works`] | How does it work, in two pages? |
 //! | [`comparison`] | What do other crates do? |
@@ -68,6 +69,10 @@ pub mod operating {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("config_file.md")]
 pub mod config_file {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("not_rust.md")]
+pub mod not_rust {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("reuse.md")]

@@ -18,6 +18,7 @@ use crate::{
     leases::{Label, Lease},
     limit::LimitId,
     part::Part,
+    status::InLine,
     sync::StoredWaker,
 };
 
@@ -78,8 +79,8 @@ impl Request {
         self
     }
 
-    pub fn place(&self) -> Option<u32> {
-        self.current.place()
+    pub fn in_line(&self) -> Option<InLine> {
+        self.current.in_line()
     }
 
     #[inline]
@@ -232,10 +233,10 @@ impl KeeperRequest {
         }
     }
 
-    fn place(&self) -> Option<u32> {
+    fn in_line(&self) -> Option<InLine> {
         match &self.stage {
             RequestStage::Submitted(submission) => {
-                self.keeper.with(|core, _| core.place(submission))
+                self.keeper.with(|core, _| core.in_line(submission))
             }
             _ => None,
         }

@@ -27,6 +27,8 @@ use super::{
     slot::{DeclaredRates, Slot},
     values::Lookup,
 };
+#[cfg(feature = "config")]
+use crate::limit::Limit;
 use crate::{
     error::AcquireError,
     keeper::{Demand, Keepers, Leg, Request as PermitRequest},
@@ -137,6 +139,16 @@ impl Gate {
         for GateScope { meter, .. } in limits {
             ends.iter().for_each(|kind| meter.expect_expired(*kind));
         }
+    }
+
+    /// As [`Gates::legs`](super::gates::Gates::legs).
+    #[cfg(feature = "config")]
+    pub(super) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
+        let leg = |scope: &GateScope| match scope.find(head) {
+            Lookup::Now(leg) => (scope.scope.limit().clone(), leg),
+            Lookup::Later(_) => unreachable!("a configuration looks nothing up"),
+        };
+        self.scopes.iter().map(leg).collect()
     }
 
     pub(super) fn admission(&self, head: &Parts) -> Admission {

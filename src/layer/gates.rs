@@ -4,9 +4,13 @@
 
 use std::{fmt, sync::Arc};
 
+#[cfg(feature = "config")]
+use http::request::Parts;
 use http::{Method, Request};
 
 use super::gate::Gate;
+#[cfg(feature = "config")]
+use crate::{keeper::Leg, limit::Limit};
 
 #[derive(Clone)]
 pub(crate) enum Gates {
@@ -34,6 +38,15 @@ impl Gates {
                 let gates = routing.find(request.method(), request.uri().path());
                 gates.find(request)
             }
+        }
+    }
+
+    /// The limits of a request, each with its demand on it. `None`: it has no key.
+    #[cfg(feature = "config")]
+    pub(crate) fn legs(&self, head: &Parts) -> Vec<(Limit, Option<Leg>)> {
+        match self {
+            Self::One(gate) => gate.legs(head),
+            Self::Routed(routing) => routing.find(&head.method, head.uri.path()).legs(head),
         }
     }
 

@@ -10,6 +10,9 @@ use super::{
 /// Units of the permits of one ledger in an exchange: Lua limits how many values `unpack` returns.
 pub(crate) const MAX_PERMITS: u32 = 3_900;
 
+/// Waiters of a ledger that are told their places in an exchange.
+pub(crate) const MAX_PLACES: usize = 64;
+
 /// How long a replica may keep freed slots unless they are recalled.
 pub(crate) const RIGHT_MS: u64 = 100;
 
@@ -200,6 +203,8 @@ pub(crate) struct BatchReply {
     pub(crate) nearest_ms: Option<u64>,
     /// In the order of `Batch::renew`.
     pub(crate) renewed: Vec<Standing>,
+    /// The places in the queue, from 1 on, of those renewed that wait: of the first [`MAX_PLACES`], before anybody leaves it.
+    pub(crate) places: Vec<u32>,
     /// In the order of `Batch::adopt`.
     pub(crate) adopted: Vec<Standing>,
     /// In the order of `Batch::acquire`.

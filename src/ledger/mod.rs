@@ -62,7 +62,7 @@ pub(crate) use machine::SWEEP_BUDGET;
 pub(crate) use machine::{Call, Ledger, MAX_LEASE_MS, Operation};
 pub(crate) use message::{
     Ask, Batch, BatchReply, Charge, Claim, ClaimAsk, ClaimReply, Exchange, LedgerError,
-    MAX_PERMITS, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
+    MAX_PERMITS, MAX_PLACES, Promotion, RIGHT_MS, Refund, Reply, Reuse, Standing, Wake, Want,
 };
 pub(crate) use rate::{Charged, Rate, RateState, Tat, WAIT_FOREVER_US};
 #[cfg(feature = "redis")]

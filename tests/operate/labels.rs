@@ -5,7 +5,10 @@ use http::Request;
 use tower::ServiceExt;
 use tower_turnstile::{ConfigErrorKind, Limit, LimitLayer, Limiter, operate::PermitRow};
 
-use crate::scene::open;
+use crate::{
+    scene::{SOON, open},
+    support::queue::wait_in_line,
+};
 
 const CHAT: Limit = Limit::concurrent("chat", 2);
 
@@ -74,6 +77,28 @@ async fn a_reused_slot_has_the_label_of_its_request() {
     assert_eq!(rows(&limiter).await[0].label, "");
     drop(permit);
     assert!(rows(&limiter).await.is_empty(), "an idle slot is nobody's");
+}
+
+/// Holders, waiters, refusals, and slots that go through the pool.
+#[tokio::test]
+async fn a_semaphore_has_the_label_that_the_application_says() {
+    let limiter = Limiter::in_memory();
+    let chat = Limit::concurrent("chat", 1).reuse().wait_up_to(SOON);
+    let job = |name: &'static str| limiter.semaphore(&chat, "acme").label(name);
+    for name in ["one", "other"] {
+        let permit = job(name).acquire().await.unwrap();
+        assert_eq!(rows(&limiter).await[0].label, name);
+        let waiter = wait_in_line(&job("waiter")).await;
+        assert_eq!(rows(&limiter).await[1].label, "waiter");
+        drop(waiter);
+        job("refused").try_acquire().await.unwrap_err();
+        let refusals = limiter.operator().refusals("chat", None).await.unwrap();
+        assert_eq!(refusals.rows[0].label, "refused");
+        drop(permit);
+    }
+    let permit = job("x").label("y".repeat(1_000)).acquire().await.unwrap();
+    assert_eq!(rows(&limiter).await[0].label, "y".repeat(128));
+    drop(permit);
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@ mod support;
 
 mod changes;
 #[cfg(feature = "cli")]
+mod checking;
+#[cfg(feature = "cli")]
 mod command_line;
 mod connecting;
 mod doctor;
@@ -20,6 +22,8 @@ mod questions;
 mod raising;
 mod revoking;
 mod rights;
+#[cfg(all(feature = "cli", unix))]
+mod running;
 mod runtimes;
 mod scene;
 mod steering;

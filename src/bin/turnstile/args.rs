@@ -1,5 +1,7 @@
 //! The arguments.
 
+#[cfg(target_os = "linux")]
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
@@ -8,18 +10,21 @@ use tower_turnstile::{
     operate::{KeyDigest, Revocation},
 };
 
-use crate::change::length;
+#[cfg(unix)]
+use crate::job::RunArgs;
+use crate::{change::length, check::CheckArgs, code, run::CommandError};
 
-/// Asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits for a time.
+/// Asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a time; and runs
+/// commands under them.
 ///
 /// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
-/// replicas have answered, or confirmed a change; 5 the output could not be written.
+/// replicas have answered, or confirmed a change; 5 the output could not be written. `run` has its own.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
     /// URL of the store. A password in an argument is seen by everybody on the machine: prefer the environment.
     #[arg(long, env = "TURNSTILE_STORE", hide_env_values = true)]
-    pub store: String,
+    store: Option<String>,
 
     /// Namespace of the service.
     #[arg(long, env = "TURNSTILE_NAMESPACE", default_value = "turnstile")]
@@ -31,6 +36,15 @@ pub(crate) struct Args {
 
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Args {
+    pub(crate) fn store(&self) -> Result<&str, CommandError> {
+        self.store.as_deref().ok_or_else(|| {
+            let message = "say the store: by --store, or in the environment by TURNSTILE_STORE";
+            CommandError::new(code::WRONG_CALL, message.to_owned())
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -76,6 +90,35 @@ pub(crate) enum Command {
     },
     /// Faults of the store and of the replicas, with any user's rights. Takes a slot of its own, and changes nothing else.
     Doctor,
+    /// Reads a configuration file as a service does, and prints its faults, or its limits and routes as they apply.
+    ///
+    /// It asks no store. With --path it prints what a request would meet. Exit codes: 0 the file is valid, whatever a request
+    /// meets; 1 it has faults; 2 wrong call, or it cannot be read.
+    Check(CheckArgs),
+    /// Runs a command while it holds a slot of a limit.
+    ///
+    /// It queues with all that use the limit, in order of arrival, and starts the command once it has a slot. Signals go to
+    /// the command, which finds the id of its permit in TURNSTILE_PERMIT. When the command ends, the slot is released.
+    ///
+    /// Killed by SIGKILL, it leaves a command that runs on without a slot, once its lease has ended (30 s): see
+    /// --die-with-me. Suspended for longer than that, it loses the slot too.
+    ///
+    /// Exit codes: that of the command, or 128 and the number of the signal that has ended it. 75: there was no slot, or the
+    /// store is down, and the command was not started. 76: the slot was lost, and the command was stopped. 78: the file is
+    /// faulty, or the store refuses. 126, 127: the command cannot be executed, or is not there. 2: wrong call.
+    #[cfg(unix)]
+    #[command(
+        after_help = "Example: turnstile run gpu --key acme --concurrent 8 --wait 30m -- python train.py"
+    )]
+    Run(RunArgs),
+    /// Becomes a command that dies with its parent.
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    DieWith {
+        parent: i32,
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
     #[command(flatten)]
     Change(ChangeCommand),
 }

@@ -1,5 +1,5 @@
-//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits
-//! for a time.
+//! `turnstile`: asks the replicas of a service who holds the slots of its limits, and who waits; changes limits for a
+//! time; and runs commands under them.
 
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
@@ -10,6 +10,9 @@ macro_rules! note {
 
 mod args;
 mod change;
+mod check;
+#[cfg(unix)]
+mod job;
 mod output;
 mod run;
 mod table;
@@ -19,7 +22,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use self::args::Args;
+#[cfg(target_os = "linux")]
+use self::args::Command;
+use self::{args::Args, run::CommandError};
 
 /// Exit codes that scripts can rely on.
 mod code {
@@ -38,14 +43,21 @@ mod code {
 fn main() -> ExitCode {
     // A wrong call ends here, with code 2.
     let args = Args::parse();
+    #[cfg(target_os = "linux")]
+    if let Command::DieWith { parent, command } = &args.command {
+        return end(job::die_with(*parent, command).map(ExitCode::from));
+    }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let outcome = match runtime {
+    end(match runtime {
         Ok(runtime) => runtime.block_on(run::run(&args)),
-        Err(error) => Err(run::CommandError::new(code::REFUSED, error.to_string())),
-    };
+        Err(error) => Err(CommandError::new(code::REFUSED, error.to_string())),
+    })
+}
+
+fn end(outcome: Result<ExitCode, CommandError>) -> ExitCode {
     match outcome {
         Ok(_) if output::is_lost() => ExitCode::from(code::NO_OUTPUT),
         Ok(code) => code,

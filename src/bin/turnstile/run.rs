@@ -9,9 +9,11 @@ use tower_turnstile::{
     operate::{Answers, Finding, Health, OperateError, OperateErrorKind, Operator},
 };
 
+#[cfg(unix)]
+use crate::job;
 use crate::{
     args::{Args, Command},
-    change, code,
+    change, check, code,
     output::{self, Row},
 };
 
@@ -58,11 +60,18 @@ pub(crate) async fn run(args: &Args) -> Result<ExitCode, CommandError> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Check(file) = &args.command {
+        return check::run(args, file).await;
+    }
+    #[cfg(unix)]
+    if let Command::Run(job) = &args.command {
+        return job::run(args, job).await;
+    }
     let builder = Operator::builder().namespace(&args.namespace);
     if let Command::Doctor = args.command {
-        return Ok(diagnosed(args, &builder.diagnose(&args.store).await?));
+        return Ok(diagnosed(args, &builder.diagnose(args.store()?).await?));
     }
-    let operator = builder.connect(&args.store).await?;
+    let operator = builder.connect(args.store()?).await?;
     ask(args, &operator).await
 }
 
@@ -87,7 +96,7 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
             }
             exit_code(&why.permits)
         }
-        Command::Digest { .. } | Command::Doctor => unreachable!("they have no operator"),
+        _ => unreachable!("the others have no operator"),
     })
 }
 

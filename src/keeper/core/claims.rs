@@ -20,7 +20,7 @@ use crate::{
     },
     leases::{Fee, Label, Lease, Leases, Paid},
     limit::{LimitId, MAX_WEIGHT, Mode},
-    status::Quota,
+    status::{InLine, Quota},
     telemetry::Measure,
 };
 
@@ -402,9 +402,9 @@ impl Core {
     }
 
     /// The place of the leg that waits, when it joined its queue.
-    pub(super) fn place_of_claim(&self, id: ClaimId) -> Option<u32> {
+    pub(super) fn in_line_of_claim(&self, id: ClaimId) -> Option<InLine> {
         let claim = self.claims.get(&id)?;
-        claim.legs.iter().find_map(|lease| self.place_of(lease))
+        claim.legs.iter().find_map(|lease| self.in_line_of(lease))
     }
 
     /// How its limits stand, as far as that is known.
@@ -423,7 +423,7 @@ impl Core {
     fn claim_error(&self, id: ClaimId, kind: AcquireErrorKind) -> AcquireError {
         let claim = &self.claims[&id];
         let mut legs = claim.legs.iter();
-        if let Some(leg) = legs.position(|lease| self.place_of(lease).is_some()) {
+        if let Some(leg) = legs.position(|lease| self.in_line_of(lease).is_some()) {
             return self.leg_error(id, leg, kind);
         }
         let first = claim.legs.first();

@@ -61,6 +61,7 @@ use crate::{
     ledger::{Exchange, RateState, Refund, Seq},
     limit::{Limit, LimitId},
     operable::{Refusals, Standings},
+    status::InLine,
     sync::StoredWaker,
 };
 
@@ -409,9 +410,9 @@ impl Core {
     }
 
     /// The place of a request that waits, when it joined its queue.
-    fn place_of(&self, lease: &Lease) -> Option<u32> {
+    fn in_line_of(&self, lease: &Lease) -> Option<InLine> {
         let queue = self.queues.get(lease.queue)?;
-        queue.waiting_place(lease.seq())
+        queue.in_line(lease.seq())
     }
 
     fn each_queue(&mut self, mut change: impl FnMut(&mut Queue, &mut Context)) {

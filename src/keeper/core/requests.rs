@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     leases::{Bounds, Fee, Label, Lease, Pool, QueueId},
     limit::{Limit, LimitId, MAX_WEIGHT, Mode},
-    status::{Quota, Status},
+    status::{InLine, Quota, Status},
     sync::{Confirmation, Inquiry, StoredWaker},
     telemetry::{LimitMeter, Measure},
 };
@@ -213,11 +213,11 @@ impl Core {
         }
     }
 
-    /// The place at which a waiting request has joined the queue.
-    pub fn place(&self, submission: &Submission) -> Option<u32> {
+    /// Where a request stands in the queue that it waits in.
+    pub fn in_line(&self, submission: &Submission) -> Option<InLine> {
         match submission {
-            Submission::Slot(lease) => self.place_of(lease),
-            Submission::Claim(id) => self.place_of_claim(*id),
+            Submission::Slot(lease) => self.in_line_of(lease),
+            Submission::Claim(id) => self.in_line_of_claim(*id),
         }
     }
 

@@ -221,9 +221,11 @@ impl Queue {
         for inquiry in pending.inquiries.drain(..) {
             ctx.effects.push(Effect::Answer(inquiry, self.usage()));
         }
+        let places = places_of(batch, &answer);
         for (seq, standing) in batch.renew.iter().zip(answer.renewed) {
             self.renewed(ctx, *seq, standing, at);
         }
+        self.note_places(places);
         self.report_adopted(ctx, batch, &answer.adopted);
         for (seq, standing) in batch.adopt.iter().zip(answer.adopted) {
             self.adopted(ctx, *seq, standing, at);
@@ -244,6 +246,17 @@ impl Queue {
         self.resend(ctx, stale);
         for promotion in answer.promoted {
             self.granted(ctx, promotion.seq, at, promotion.until_ms);
+        }
+    }
+
+    fn note_places(&mut self, places: Vec<(Seq, u32)>) {
+        for (seq, place) in places {
+            if let Some(entry) = self.entries.get(&seq)
+                && let State::Waiting { .. } = entry.state()
+                && let Some(waiters) = &mut self.waiters
+            {
+                waiters.places.insert(seq, place);
+            }
         }
     }
 
@@ -519,6 +532,14 @@ impl Snapshot {
             _ => seen,
         }
     }
+}
+
+/// The waiters that are told their places, which are few and mostly none.
+fn places_of(batch: &Batch, answer: &BatchReply) -> Vec<(Seq, u32)> {
+    let renewed = batch.renew.iter().zip(&answer.renewed);
+    let waiting = renewed.filter(|(_, standing)| standing.ticket().is_some());
+    let places = answer.places.iter().zip(waiting);
+    places.map(|(place, (seq, _))| (*seq, *place)).collect()
 }
 
 /// Room is counted in units. The last permit may go over it.

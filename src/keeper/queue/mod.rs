@@ -42,7 +42,7 @@ mod reuse;
 mod work;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
@@ -137,6 +137,8 @@ struct Snapshot {
 struct Waiters {
     /// A ticket is used twice if the store has lost a waiter, and its clock was stepped back.
     by_ticket: BTreeSet<(i64, Seq)>,
+    /// Places that the store has told, when it was asked for them by name.
+    places: BTreeMap<Seq, u32>,
     /// When to ask how far the queue has moved.
     poll_at: Option<Instant>,
     /// When the next lease in the ledger ends, and its slot goes to a waiter.

@@ -500,6 +500,7 @@ fn unindex(entry: &Entry, ctx: &mut Context, waiters: &mut Option<Box<Waiters>>,
         State::Waiting { ticket, .. } => {
             if let Some(waiters) = waiters {
                 waiters.by_ticket.remove(&(ticket, seq));
+                waiters.places.remove(&seq);
             }
             ctx.expiries.remove(&(entry.wait_until(), queue, seq));
         }

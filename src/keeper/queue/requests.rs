@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    LegState, Queue,
+    LegState, Queue, Snapshot,
     permit::entry::{Entry, Holder, State},
 };
 #[cfg(feature = "operate")]
@@ -22,7 +22,7 @@ use crate::{
     ledger::{Operation, Seq, weight_of},
     limit::{Fallback, Limit, MAX_WAIT, Mode},
     overrides::Steered,
-    status::{Quota, Usage},
+    status::{InLine, Quota, Usage},
     sync::{Inquiry, StoredWaker},
     telemetry::Measure,
 };
@@ -351,14 +351,24 @@ impl Queue {
         self.entries.get(&seq).map_or(0, |entry| entry.place)
     }
 
-    /// The place at which a request that waits has joined the queue.
-    pub fn waiting_place(&self, seq: Seq) -> Option<u32> {
+    /// Where a request stands that waits. Nobody joins in front of it, so the lowest place that is known is the latest.
+    pub fn in_line(&self, seq: Seq) -> Option<InLine> {
         let entry = self.entries.get(&seq)?;
-        let waits = matches!(
-            entry.state(),
-            State::Waiting { .. } | State::WaitingHere | State::Checking { .. }
-        );
-        waits.then_some(entry.place)
+        let Snapshot { waiting, head, .. } = self.snapshot;
+        let waiters = self.waiters.as_ref();
+        let told = waiters.and_then(|waiters| waiters.places.get(&seq).copied());
+        let position = match *entry.state() {
+            State::Waiting { ticket, .. } if head.is_some_and(|head| ticket <= head) => 1,
+            State::Waiting { .. } | State::WaitingHere | State::Checking { .. } => {
+                let place = told.map_or(entry.place, |told| told.min(entry.place));
+                place.min(waiting.max(1))
+            }
+            _ => return None,
+        };
+        Some(InLine {
+            position,
+            waiting: waiting.max(position),
+        })
     }
 
     pub fn leg_state(&self, seq: Seq, now: Instant) -> Option<LegState> {

@@ -106,11 +106,13 @@ impl Ledger {
     pub(super) fn begin(&mut self, call: &mut Call, batch: &Batch, weighs: bool) -> BatchReply {
         self.release(call, batch);
         let renewed = self.renew(call, batch);
+        let places = self.places_of(&renewed);
         let adopted = self.adopt(call, batch);
         let promoted = self.hand_on(call, batch, weighs);
         let acquired = self.acquire(call, batch);
         BatchReply {
             renewed,
+            places,
             adopted,
             acquired,
             promoted,

@@ -3,7 +3,7 @@
 use std::cmp::{max, min};
 
 use super::{Call, Heartbeat, Ledger, MAX_LEASE_MS, Place, Waiter};
-use crate::ledger::{Ask, Batch, MemberId, Promotion, ReplicaId, Standing};
+use crate::ledger::{Ask, Batch, MAX_PLACES, MemberId, Promotion, ReplicaId, Standing};
 
 /// Added to the time of enqueueing in us, it gives a ticket: negative until the year 2112.
 pub(in crate::ledger) const FIRST_TICKET: i64 = -(1 << 52);
@@ -96,6 +96,14 @@ impl Ledger {
         first
             .find(|(_, waiter)| !waiter.was_passed)
             .map(|(&ticket, _)| ticket)
+    }
+
+    /// The places in the queue of those that wait, of the first ones.
+    pub(super) fn places_of(&self, standings: &[Standing]) -> Vec<u32> {
+        let tickets = standings.iter().filter_map(Standing::ticket);
+        let ahead = |ticket| self.queue.keys().take_while(move |other| **other < ticket);
+        let place = |ticket| ahead(ticket).count() as u32 + 1;
+        tickets.take(MAX_PLACES).map(place).collect()
     }
 
     pub(super) fn acquire(&mut self, call: &mut Call, batch: &Batch) -> Vec<Standing> {

@@ -60,6 +60,8 @@
 --                                         (0: none), nearest deadline in ms (0: no holders or no waiters)
 --                                 a standing for each permit renewed, adopted and acquired
 --                                 the numbers of the replica's promoted waiters
+--                                 the place in the queue of each permit renewed that waits, of the first MAX_PLACES, from 1
+--                                         on, before anybody leaves the queue
 --   then     for each claim       the text of its error; or a list
 --                                 for each charge: 0 (not charged), or the start that the rate would allow, in us with
 --                                         a minus, or CHARGED_REPLY: start in us, new us, rem, since_us, charged, old start_us

@@ -7,6 +7,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   local WEIGHT_AT = 17
   local UNIT_AT = 27
   local DIGITS = '-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz'
+  local MAX_PLACES = 64
   local key, limit, heavy, reply = ledger.key, ledger.limit, ledger.heavy, ledger.reply
   local lasting, in_use, waiting, brief = ledger.in_use, ledger.in_use, 0, adopts + acquires == 0
   -- The queue comes first in the set, then the holders, nearest deadline first.
@@ -16,8 +17,8 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
 
   -- `renew` never shortens a lease, since another replica may have granted a longer one. An ended lease is revived if
   -- it was not expired yet: its slot was not given away. `adopt` runs before `promote`, so that the queue gets what the
-  -- true holders leave. May exceed the limit.
-  local extends, changed = renews + adopts, 0
+  -- true holders leave. May exceed the limit. The first waiters among those to renew are told their places.
+  local extends, changed, places = renews + adopts, 0, nil
   if extends > 0 and adopts == 0 and waiting == 0 and not heavy then -- as in the short way
     changed = call('ZADD', key, 'XX', 'GT', 'CH', scored(lease_end_text, first, renews))
   end
@@ -38,6 +39,10 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         in_use, waiting = in_use + weight, score and waiting - 1 or waiting
       else
         standing = math.floor(standing)
+        places = places or {}
+        if score and #places < MAX_PLACES then
+          places[#places + 1] = call('ZRANK', key, id) + 1
+        end
       end
       reply[LEDGER_REPLY + i] = standing
     end
@@ -190,6 +195,9 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
   end
   for i = 1, own and #own or 0 do
     reply[#reply + 1] = own[i]
+  end
+  for i = 1, places and #places or 0 do
+    reply[#reply + 1] = places[i]
   end
   if claim_count > 0 then
     enter(ledger)

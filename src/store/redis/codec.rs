@@ -235,13 +235,17 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
     });
     let adopted = adopted.collect();
     let acquired = standings(batch.acquire.len())?;
-    let promotion = |value| match value {
-        Value::BulkString(text) => Some(Promotion {
-            seq: parse_seq(&text)?,
-            until_ms: promoted_end_ms,
-        }),
-        _ => None,
-    };
+    let (mut promoted, mut places) = (Vec::new(), Vec::new());
+    for value in parts {
+        match value {
+            Value::BulkString(text) => promoted.push(Promotion {
+                seq: parse_seq(&text)?,
+                until_ms: promoted_end_ms,
+            }),
+            Value::Int(place) => places.push(place.try_into().ok()?),
+            _ => return None,
+        }
+    }
     Some(BatchReply {
         in_use: in_use.try_into().ok()?,
         waiting: waiting.try_into().ok()?,
@@ -251,9 +255,10 @@ fn decode_batch(batch: &Batch, value: Value, promoted_end_ms: u64) -> Option<Bat
             nearest_ms => Some(nearest_ms.try_into().ok()?),
         },
         renewed,
+        places,
         adopted,
         acquired,
-        promoted: parts.map(promotion).collect::<Option<_>>()?,
+        promoted,
     })
 }
 

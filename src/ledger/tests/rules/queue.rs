@@ -96,6 +96,36 @@ fn a_waiter_without_a_connection_is_passed_over_and_keeps_its_place() {
     assert_eq!(twins.run(B, renew(2, [1])).renewed, [twins.held()]);
 }
 
+/// As they were when the exchange came, with those that were passed over.
+#[test]
+fn waiters_that_are_renewed_are_told_their_places() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, [1, 2]));
+    twins.run(C, acquire(1, [1, 2]));
+    assert_eq!(twins.run(C, renew(1, [2, 1, 9])).places, [4, 3]);
+    twins.absent.insert(B);
+    let released = Batch {
+        renew: vec![1],
+        ..release(1, [2])
+    };
+    assert_eq!(twins.run(C, released).places, [3], "one behind it has left");
+    twins.run(A, release(1, [1]));
+    assert_eq!(twins.woken, [(C, 1)], "the others were passed over");
+    assert_eq!(twins.run(B, renew(1, [1, 2])).places, [1, 2]);
+    assert_eq!(twins.run(C, renew(1, [1])).places, [0; 0]);
+}
+
+/// One exchange is bounded.
+#[test]
+fn many_waiters_are_not_all_told_their_places() {
+    let mut twins = Twins::start();
+    twins.run(A, acquire(1, [1]));
+    twins.run(B, acquire(1, 1..=100));
+    let places = twins.run(B, renew(1, 1..=100)).places;
+    assert_eq!(places, (1..=64).collect::<Vec<u32>>());
+}
+
 #[test]
 fn a_caller_that_was_passed_over_is_granted_what_is_free() {
     let mut twins = Twins::start();

@@ -1,0 +1,359 @@
+//! `turnstile check`: what a configuration file says, and what is wrong with it. It asks no store.
+
+use std::{net::IpAddr, path::PathBuf, process::ExitCode};
+
+use clap::Args as Group;
+use http::{HeaderName, HeaderValue, Method, Request, Uri, request::Parts, uri::PathAndQuery};
+use serde::Serialize;
+use tower_turnstile::{
+    Fallback, Mode, PeerAddress,
+    config::{
+        Config, ConfigFileError, KeyConfig, LimitConfig, LimitPreview, RequestPreview, RouteConfig,
+    },
+    operate::KeyDigest,
+};
+
+use crate::{
+    args::Args,
+    code,
+    output::{self, Row},
+    run::CommandError,
+    text::{duration, escaped},
+};
+
+#[derive(Debug, Group)]
+pub(crate) struct CheckArgs {
+    /// The configuration file.
+    file: PathBuf,
+    /// Path of a request: prints the limits that it is under, with its key and cost.
+    #[arg(long)]
+    path: Option<PathAndQuery>,
+    /// Method of the request.
+    #[arg(long, default_value = "GET", requires = "path")]
+    method: Method,
+    /// A header of the request, such as 'x-api-key: acme'. May be repeated.
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header, requires = "path")]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// Address that the request comes from.
+    #[arg(long, value_name = "ADDRESS", requires = "path")]
+    peer: Option<IpAddr>,
+}
+
+pub(crate) async fn run(args: &Args, check: &CheckArgs) -> Result<ExitCode, CommandError> {
+    let config = match Config::from_file(&check.file).await {
+        Ok(config) => config,
+        Err(error) => return Ok(show_faults(args, check, &error)),
+    };
+    let Some(path) = &check.path else {
+        show_file(args, &config);
+        return Ok(ExitCode::SUCCESS);
+    };
+    let head = check.head(path);
+    match config.preview(&head) {
+        Ok(preview) => show_request(args, &config, &head, &preview),
+        Err(error) => return Ok(show_faults(args, check, &error)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl CheckArgs {
+    fn head(&self, path: &PathAndQuery) -> Parts {
+        let (mut head, ()) = Request::new(()).into_parts();
+        head.method = self.method.clone();
+        head.uri = Uri::from(path.clone());
+        head.headers.extend(
+            self.header
+                .iter()
+                .cloned()
+                .map(|(name, value)| (Some(name), value)),
+        );
+        if let Some(peer) = self.peer {
+            head.extensions.insert(PeerAddress((peer, 0).into()));
+        }
+        head
+    }
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let fault = || "write a name, a colon and a value, such as 'x-api-key: acme'".to_owned();
+    let (name, value) = text.split_once(':').ok_or_else(fault)?;
+    let name = name.trim().parse().map_err(|_| fault())?;
+    Ok((name, value.trim().parse().map_err(|_| fault())?))
+}
+
+#[derive(Serialize)]
+struct FaultRow<'a> {
+    place: &'a str,
+    fault: &'a str,
+}
+
+/// Each with its place.
+fn show_faults(args: &Args, check: &CheckArgs, error: &ConfigFileError) -> ExitCode {
+    let faults = error.faults().iter();
+    match args.json {
+        true => {
+            let row = |(place, fault)| FaultRow { place, fault };
+            let rows = faults
+                .clone()
+                .map(|fault| row((fault.path(), fault.message())));
+            output::json(&rows.collect::<Vec<_>>());
+        }
+        false => faults.clone().for_each(|fault| {
+            let text = format!("{}: {fault}", check.file.display());
+            output::line(&escaped(&text));
+        }),
+    }
+    // One that could not be read has no other faults.
+    let is_unread = faults.clone().any(|fault| fault.path() == "file");
+    ExitCode::from(if is_unread {
+        code::WRONG_CALL
+    } else {
+        code::REFUSED
+    })
+}
+
+#[derive(Serialize)]
+struct DeclaredLimit {
+    limit: String,
+    value: String,
+    key: String,
+    wait_ms: u64,
+    own_values: usize,
+    mode: &'static str,
+    store_down: String,
+}
+
+impl Row for DeclaredLimit {
+    const COLUMNS: &'static [&'static str] = &[
+        "LIMIT",
+        "VALUE",
+        "KEY",
+        "WAIT",
+        "OWN VALUES",
+        "MODE",
+        "STORE DOWN",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.limit.clone(),
+            self.value.clone(),
+            self.key.clone(),
+            duration(self.wait_ms),
+            self.own_values.to_string(),
+            self.mode.to_owned(),
+            self.store_down.clone(),
+        ]
+    }
+}
+
+impl DeclaredLimit {
+    fn new((name, limit): (&String, &LimitConfig), config: &Config) -> Self {
+        let callers = |plan: &String| config.plans.get(plan).map_or(0, |plan| plan.keys.len());
+        Self {
+            limit: name.clone(),
+            value: value_of(limit),
+            key: key_of(limit),
+            wait_ms: limit.wait.unwrap_or_default().as_millis() as u64,
+            own_values: limit.overrides.len() + limit.plans.keys().map(callers).sum::<usize>(),
+            mode: match limit.mode {
+                Mode::Enforce => "enforce",
+                Mode::Shadow => "shadow",
+                Mode::Off => "off",
+                _ => "?",
+            },
+            store_down: match limit.fallback {
+                None => "local".to_owned(),
+                Some(Fallback::Local(value)) => format!("local {value}"),
+                Some(Fallback::Allow) => "allow".to_owned(),
+                Some(Fallback::Reject) => "reject".to_owned(),
+                Some(_) => "?".to_owned(),
+            },
+        }
+    }
+}
+
+/// `5`, or `40 requests per 1m00s`.
+fn value_of(limit: &LimitConfig) -> String {
+    let (Some(rate), Some(period)) = (limit.rate, limit.per) else {
+        return limit.concurrent.unwrap_or_default().to_string();
+    };
+    let unit = limit.unit.as_deref().unwrap_or("requests");
+    let rate = format!("{rate} {unit} per {}", duration(period.as_millis() as u64));
+    match limit.burst {
+        Some(burst) => format!("{rate}, burst {burst}"),
+        None => rate,
+    }
+}
+
+/// What tells its callers apart.
+fn key_of(limit: &LimitConfig) -> String {
+    let key = match &limit.key {
+        KeyConfig::Shared => "(all callers)".to_owned(),
+        KeyConfig::Route => "route".to_owned(),
+        KeyConfig::Header(name) => name.clone(),
+        KeyConfig::ClientAddress(_) => "client address".to_owned(),
+        _ => "?".to_owned(),
+    };
+    match limit.require_key {
+        true => format!("{key}, required"),
+        false => key,
+    }
+}
+
+#[derive(Serialize)]
+struct DeclaredRoute {
+    route: String,
+    patterns: String,
+    limits: String,
+    weight: u32,
+}
+
+impl Row for DeclaredRoute {
+    const COLUMNS: &'static [&'static str] = &["ROUTE", "PATTERNS", "LIMITS", "WEIGHT"];
+
+    fn cells(&self) -> Vec<String> {
+        let limits = match &*self.limits {
+            "" => "(none: not limited)",
+            limits => limits,
+        };
+        vec![
+            self.route.clone(),
+            self.patterns.clone(),
+            limits.to_owned(),
+            self.weight.to_string(),
+        ]
+    }
+}
+
+impl From<&RouteConfig> for DeclaredRoute {
+    fn from(route: &RouteConfig) -> Self {
+        Self {
+            route: name_of(route),
+            patterns: route.matches.join(", "),
+            limits: route.limits.join(", "),
+            weight: route.weight.unwrap_or(1),
+        }
+    }
+}
+
+fn name_of(route: &RouteConfig) -> String {
+    let name = route.name.as_ref().or(route.matches.first());
+    name.cloned().unwrap_or_default()
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Declared {
+    Limit(DeclaredLimit),
+    Route(DeclaredRoute),
+}
+
+fn show_file(args: &Args, config: &Config) {
+    let limits = config
+        .limits
+        .iter()
+        .map(|limit| DeclaredLimit::new(limit, config));
+    let routes = config.routes.iter().map(DeclaredRoute::from);
+    if args.json {
+        let rows = limits
+            .map(Declared::Limit)
+            .chain(routes.map(Declared::Route));
+        return output::json(&rows.collect::<Vec<_>>());
+    }
+    output::table(&limits.collect::<Vec<_>>());
+    output::blank();
+    output::table(&routes.collect::<Vec<_>>());
+}
+
+/// A limit that a request is under.
+#[derive(Serialize)]
+struct MetLimit {
+    limit: String,
+    value: String,
+    /// `None`: shared.
+    caller: Option<String>,
+    /// As other commands print it.
+    key: KeyDigest,
+    weight: u32,
+    cost: u32,
+    /// Why such a request is always refused.
+    refused: Option<&'static str>,
+}
+
+impl Row for MetLimit {
+    const COLUMNS: &'static [&'static str] =
+        &["LIMIT", "VALUE", "CALLER", "KEY", "UNITS", "COST", ""];
+
+    fn cells(&self) -> Vec<String> {
+        let caller = self.caller.as_deref().unwrap_or("(shared)");
+        let refused = self.refused.map(|why| format!("always refused: {why}"));
+        vec![
+            self.limit.clone(),
+            self.value.clone(),
+            caller.to_owned(),
+            self.key.to_string(),
+            self.weight.to_string(),
+            self.cost.to_string(),
+            refused.unwrap_or_default(),
+        ]
+    }
+}
+
+impl From<&LimitPreview> for MetLimit {
+    fn from(met: &LimitPreview) -> Self {
+        let value = match met.limit.period() {
+            None => met.value.to_string(),
+            Some(period) => format!("{} per {}", met.value, duration(period.as_millis() as u64)),
+        };
+        Self {
+            limit: met.limit.name().to_owned(),
+            value,
+            caller: met.caller.as_ref().map(|caller| caller.as_str().to_owned()),
+            key: KeyDigest::of(met.limit.name(), met.key.clone()),
+            weight: met.weight,
+            cost: met.cost,
+            refused: met.refusal.map(|why| why.as_str()),
+        }
+    }
+}
+
+fn show_request(args: &Args, config: &Config, head: &Parts, preview: &RequestPreview) {
+    let met: Vec<MetLimit> = preview.limits.iter().map(MetLimit::from).collect();
+    if args.json {
+        return output::json(&met);
+    }
+    let routes = preview
+        .routes
+        .iter()
+        .map(|&route| name_of(&config.routes[route]));
+    let routes = routes.collect::<Vec<_>>().join(" and ");
+    let request = format!("{} {}", head.method, head.uri.path());
+    let verdict = match (preview.unreadable, &*routes, met.is_empty()) {
+        (true, ..) => "is refused with 400: its path can be read in too many ways".to_owned(),
+        (_, "", _) => "matches no route: it is not limited".to_owned(),
+        (_, routes, true) => format!("is under no limit of route {routes}"),
+        (_, routes, false) => format!("is on route {routes}, under these limits together:"),
+    };
+    output::line(&escaped(&format!("{request} {verdict}")));
+    if !met.is_empty() {
+        output::table(&met);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_have_a_name_and_a_value() {
+        let (name, value) = header("X-Api-Key:  acme:1 ").unwrap();
+        assert_eq!(
+            (name.as_str(), value.as_bytes()),
+            ("x-api-key", &b"acme:1"[..])
+        );
+        for text in ["", "x-api-key", "a b: c", "a: b\nc"] {
+            assert!(header(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The arguments of `turnstile run`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::{Args as Group, ValueEnum};
+use tower_turnstile::Fallback;
+
+use crate::change::length;
+
+#[derive(Debug, Group)]
+pub(crate) struct RunArgs {
+    /// Name of the limit.
+    pub limit: String,
+    #[command(flatten)]
+    pub source: Source,
+    /// The caller whose slot it is. Empty for the key that all callers share. If it is secret, prefer the environment.
+    #[arg(
+        long,
+        env = "TURNSTILE_KEY",
+        hide_env_values = true,
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub key: String,
+    /// Units of the limit that the command takes.
+    #[arg(long, value_name = "UNITS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub weight: u32,
+    /// Longest wait for a slot: 0s to be refused at once. Default: what the file says, or a day without a file.
+    #[arg(long, value_name = "TIME", value_parser = length)]
+    pub wait: Option<Duration>,
+    /// What to do while the store is down.
+    #[arg(long, value_name = "DO", default_value = "reject")]
+    pub fallback: FallbackArg,
+    /// What to do with the command if its slot is lost. If an operator revokes it, the command is stopped anyway.
+    #[arg(long, value_name = "DO", default_value = "stop")]
+    pub on_lost: OnLostArg,
+    /// Time between SIGTERM and SIGKILL for a command that is stopped.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = length)]
+    pub grace: Duration,
+    /// Kill the command if this process dies, of SIGKILL too. It does not reach what the command has started itself.
+    #[cfg(target_os = "linux")]
+    #[arg(long)]
+    pub die_with_me: bool,
+    /// The command, and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Where the limit is declared.
+#[derive(Debug, Group)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Source {
+    /// Slots of the limit: the same for all that use it.
+    #[arg(long, value_name = "SLOTS")]
+    pub concurrent: Option<u32>,
+    /// Configuration file that declares the limit, as services read it. Its store goes before --store, unless it has none.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FallbackArg {
+    /// Do not run the command.
+    Reject,
+    /// Run it without a slot.
+    Allow,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLostArg {
+    /// Stop the command, and exit with 76.
+    Stop,
+    /// Let it run on: others may have its slot.
+    Continue,
+}
+
+impl From<FallbackArg> for Fallback {
+    fn from(fallback: FallbackArg) -> Self {
+        match fallback {
+            FallbackArg::Reject => Self::Reject,
+            FallbackArg::Allow => Self::Allow,
+        }
+    }
+}
+
+impl RunArgs {
+    pub(super) fn program(&self) -> &OsStr {
+        self.command
+            .first()
+            .map_or(OsStr::new(""), |program| program)
+    }
+
+    /// What operators see it as: the name of the command, without its arguments, which may hold secrets.
+    pub(super) fn label(&self) -> String {
+        let name = Path::new(self.program()).file_name();
+        name.unwrap_or(self.program())
+            .to_string_lossy()
+            .into_owned()
+    }
+}

@@ -1,0 +1,151 @@
+//! The command, from its start to its end.
+
+use std::{future::pending, os::unix::process::ExitStatusExt, process::ExitStatus};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tokio::{
+    process::{Child, Command},
+    time::{Instant, sleep_until},
+};
+use tower_turnstile::{Permit, layer::LostErrorKind};
+
+#[cfg(target_os = "linux")]
+use super::die_with;
+use super::{
+    args::{OnLostArg, RunArgs},
+    code, program,
+    signals::{Signals, pass_on},
+};
+use crate::run::CommandError;
+
+/// The variable in which the command finds the id of its permit.
+const PERMIT: &str = "TURNSTILE_PERMIT";
+
+/// How a command has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Exited(u8),
+    /// By the signal of this number.
+    Signalled(i32),
+    /// It was stopped, since its slot was lost.
+    Lost,
+}
+
+/// The exit code that says so.
+pub(crate) fn end_code(ended: Ended) -> u8 {
+    match ended {
+        Ended::Exited(code) => code,
+        Ended::Signalled(signal) => code::SIGNALLED.saturating_add(signal as u8),
+        Ended::Lost => code::LOST,
+    }
+}
+
+/// Runs the command until it ends, however long that takes.
+pub(super) async fn run(
+    job: &RunArgs,
+    permit: Permit,
+    signals: &mut Signals,
+) -> Result<Ended, CommandError> {
+    let failure = |error| program::failure(job.program(), &error);
+    let mut child = spawn(job, &permit).map_err(failure)?;
+    let mut slot = Slot::Held;
+    loop {
+        tokio::select! {
+            biased;
+            status = child.wait() => {
+                let ended = ended(status.map_err(failure)?);
+                return Ok(if slot.is_stopping() { Ended::Lost } else { ended });
+            }
+            signal = signals.next() => {
+                if let Some(pid) = pid(&child) {
+                    pass_on(signal, pid);
+                }
+            }
+            why = permit.lost(), if slot == Slot::Held => slot = lose(job, &child, why),
+            () = slot.kill_time() => {
+                send(&child, Signal::SIGKILL);
+                slot = Slot::Killed;
+            }
+        }
+    }
+}
+
+/// The slot of a command that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Held,
+    /// It is lost, and the command runs on.
+    Missed,
+    /// It is lost, and the command was told to end until then.
+    Stopping(Instant),
+    Killed,
+}
+
+impl Slot {
+    fn is_stopping(self) -> bool {
+        matches!(self, Self::Stopping(_) | Self::Killed)
+    }
+
+    async fn kill_time(self) {
+        match self {
+            Self::Stopping(until) => sleep_until(until).await,
+            _ => pending().await,
+        }
+    }
+}
+
+fn spawn(job: &RunArgs, permit: &Permit) -> std::io::Result<Child> {
+    let mut command = start_of(job);
+    if let Some(id) = permit.id() {
+        command.env(PERMIT, id.to_string());
+    }
+    command.spawn()
+}
+
+fn start_of(job: &RunArgs) -> Command {
+    #[cfg(target_os = "linux")]
+    if job.die_with_me {
+        return die_with::command(&job.command);
+    }
+    let mut command = Command::new(job.program());
+    command.args(job.command.iter().skip(1));
+    command
+}
+
+/// A slot that an operator has revoked stays taken until the command ends: so it is stopped, as a response is.
+fn lose(job: &RunArgs, child: &Child, why: LostErrorKind) -> Slot {
+    let is_revoked = why == LostErrorKind::Revoked;
+    let what = if is_revoked { "revoked" } else { "lost" };
+    if job.on_lost == OnLostArg::Continue && !is_revoked {
+        note!("turnstile: the slot is {what}: the command runs on without it");
+        return Slot::Missed;
+    }
+    note!("turnstile: the slot is {what}: the command is stopped");
+    send(child, Signal::SIGTERM);
+    // One that is suspended would not see it.
+    send(child, Signal::SIGCONT);
+    Slot::Stopping(Instant::now() + job.grace)
+}
+
+fn send(child: &Child, signal: Signal) {
+    if let Some(pid) = pid(child) {
+        // It fails only if the command has ended just now.
+        let _ = kill(pid, signal);
+    }
+}
+
+/// `None`: it has ended.
+fn pid(child: &Child) -> Option<Pid> {
+    let pid = child.id()?.try_into().ok()?;
+    Some(Pid::from_raw(pid))
+}
+
+fn ended(status: ExitStatus) -> Ended {
+    match status.signal() {
+        Some(signal) => Ended::Signalled(signal),
+        None => Ended::Exited(status.code().unwrap_or_default() as u8),
+    }
+}

@@ -1,0 +1,44 @@
+//! The command dies with this process.
+//!
+//! The system can be asked to kill a process when its parent dies, by that process itself only. So this binary is started
+//! once more, asks for that, and becomes the command: what was asked for stays, and the process is the same.
+
+use std::{ffi::OsString, os::unix::process::CommandExt, process};
+
+use nix::{
+    sys::{prctl::set_pdeathsig, signal::Signal},
+    unistd::{Pid, getpid, getppid},
+};
+use tokio::process::Command;
+
+use super::{
+    child::{Ended, end_code},
+    code, program,
+};
+use crate::run::CommandError;
+
+/// Starts the command by way of this binary.
+pub(super) fn command(command: &[OsString]) -> Command {
+    let mut start = Command::new("/proc/self/exe");
+    start
+        .arg0("turnstile")
+        .arg("die-with")
+        .arg(getpid().to_string());
+    start.arg("--").args(command);
+    start
+}
+
+/// Becomes the command. Returns only if it does not.
+pub(crate) fn run(parent: i32, command: &[OsString]) -> Result<u8, CommandError> {
+    let fault = |error| CommandError::new(code::NOT_EXECUTABLE, format!("--die-with-me: {error}"));
+    set_pdeathsig(Signal::SIGKILL).map_err(fault)?;
+    // It has died meanwhile, and another one is the parent.
+    if getppid() != Pid::from_raw(parent) {
+        return Ok(end_code(Ended::Signalled(Signal::SIGKILL as i32)));
+    }
+    let Some((name, arguments)) = command.split_first() else {
+        return Err(fault(nix::Error::EINVAL));
+    };
+    let error = process::Command::new(name).args(arguments).exec();
+    Err(program::failure(name, &error))
+}

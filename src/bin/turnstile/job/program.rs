@@ -1,0 +1,61 @@
+//! Whether there is such a command. It is looked for before a slot is asked for, as `execvp` does later.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs, io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::{AccessFlags, access};
+
+use super::code;
+use crate::run::CommandError;
+
+/// Where `execvp` looks without the variable `PATH`.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Fails as a shell does: with 127 if there is none, and with 126 if it cannot be executed.
+pub(super) fn check(program: &OsStr) -> Result<(), CommandError> {
+    let mut reason = io::Error::new(io::ErrorKind::NotFound, "there is no such command");
+    for candidate in candidates(program) {
+        match look(&candidate) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => reason = error,
+        }
+    }
+    Err(failure(program, &reason))
+}
+
+/// The error of a command that was not executed.
+pub(super) fn failure(program: &OsStr, error: &io::Error) -> CommandError {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => code::NOT_FOUND,
+        _ => code::NOT_EXECUTABLE,
+    };
+    CommandError::new(code, format!("{}: {error}", program.to_string_lossy()))
+}
+
+fn candidates(program: &OsStr) -> Vec<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return vec![program.into()];
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let folders = env::split_paths(&path);
+    // An empty one is the current folder.
+    folders
+        .map(|folder| Path::new(".").join(folder).join(program))
+        .collect()
+}
+
+fn look(candidate: &Path) -> io::Result<()> {
+    if !fs::metadata(candidate)?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "is no file",
+        ));
+    }
+    Ok(access(candidate, AccessFlags::X_OK)?)
+}

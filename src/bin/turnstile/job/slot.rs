@@ -1,0 +1,111 @@
+//! The limit of the command, as the arguments or a file have it.
+
+use std::{path::Path, time::Duration};
+
+use tower_turnstile::{
+    Acquire, AcquireError, AcquireErrorKind, ConfigError, Limit, Limiter, MAX_WAIT,
+    config::{Config, ConfigFileError, LiveConfig, StoreUrl},
+};
+
+use super::{args::RunArgs, code};
+use crate::{args::Args, run::CommandError};
+
+/// The limit, at its store.
+pub(super) struct SlotSource<'a> {
+    job: &'a RunArgs,
+    limit: Limit,
+    /// Longest wait for a slot.
+    pub(super) wait: Duration,
+    pub(super) limiter: Limiter,
+    /// The file that has the limit, if it is not declared by the arguments.
+    live: Option<LiveConfig>,
+}
+
+impl<'a> SlotSource<'a> {
+    pub(super) async fn connect(args: &Args, job: &'a RunArgs) -> Result<Self, CommandError> {
+        match (&job.source.config, job.source.concurrent) {
+            (Some(path), _) => Self::of_file(args, job, path).await,
+            (None, slots) => Self::of_arguments(args, job, slots.unwrap_or_default()).await,
+        }
+    }
+
+    async fn of_arguments(args: &Args, job: &'a RunArgs, slots: u32) -> Result<Self, CommandError> {
+        let limit = Limit::try_concurrent(job.limit.clone(), slots)?;
+        let builder = Limiter::builder().namespace(&args.namespace).operable();
+        Ok(Self {
+            job,
+            limit: limit.fallback(job.fallback.into()),
+            wait: job.wait.unwrap_or(MAX_WAIT),
+            limiter: builder.connect(args.store()?).await.map_err(unusable)?,
+            live: None,
+        })
+    }
+
+    /// The limit, the caller's value and the store are those of services with this file. The fallback is for commands.
+    async fn of_file(args: &Args, job: &'a RunArgs, path: &Path) -> Result<Self, CommandError> {
+        let fault = |error: ConfigFileError| faulty(path, &error);
+        let mut config = Config::from_file(path).await.map_err(fault)?;
+        if config.store.url == StoreUrl::default() {
+            config.store.url = args.store()?.into();
+            let namespace = &mut config.store.namespace;
+            namespace.get_or_insert_with(|| args.namespace.clone());
+        }
+        let Some(declared) = config.limits.get_mut(&job.limit) else {
+            let message = format!("{}: there is no limit `{}`", path.display(), job.limit);
+            return Err(CommandError::new(code::CONFIG, message));
+        };
+        declared.fallback = Some(job.fallback.into());
+        let wait = job.wait.or(declared.wait).unwrap_or_default();
+        let live = LiveConfig::connect(&config).await.map_err(fault)?;
+        let limit = live.limit(&job.limit).expect("it is in the file");
+        let limiter = live.limiter().clone();
+        Ok(Self {
+            job,
+            limit,
+            wait,
+            limiter,
+            live: Some(live),
+        })
+    }
+
+    /// Asks for a slot, for so long.
+    pub(super) fn ask(&self, wait: Duration) -> Result<Acquire, CommandError> {
+        let (limit, key) = (self.limit.clone().wait_up_to(wait), &*self.job.key);
+        let semaphore = match &self.live {
+            Some(live) => {
+                let semaphore = live.semaphore(&limit, key);
+                semaphore.map_err(|error| CommandError::new(code::CONFIG, error.to_string()))?
+            }
+            None => self.limiter.try_semaphore(limit, key)?,
+        };
+        let semaphore = semaphore.label(self.job.label());
+        Ok(semaphore.acquire_many(self.job.weight))
+    }
+}
+
+/// The store refuses, so that no command ever gets a slot.
+fn unusable(error: ConfigError) -> CommandError {
+    let mut error = CommandError::from(error);
+    if error.code != code::WRONG_CALL {
+        error.code = code::CONFIG;
+    }
+    error
+}
+
+fn faulty(path: &Path, error: &ConfigFileError) -> CommandError {
+    let faults = error.faults().iter();
+    let lines: Vec<_> = faults
+        .map(|fault| format!("{}: {fault}", path.display()))
+        .collect();
+    CommandError::new(code::CONFIG, lines.join("; "))
+}
+
+/// The error of a command that got no slot.
+pub(super) fn refusal(error: &AcquireError) -> CommandError {
+    let code = match error.kind() {
+        AcquireErrorKind::InvalidWeight => code::WRONG_CALL,
+        AcquireErrorKind::Misconfigured => code::CONFIG,
+        _ => code::NO_SLOT,
+    };
+    CommandError::new(code, error.to_string())
+}

@@ -1,0 +1,155 @@
+//! Waits for the slot, and says where it stands.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tower_turnstile::{Acquire, AcquireErrorKind, Permit};
+
+use super::{
+    signals::{Signals, ends, stop},
+    slot::{SlotSource, refusal},
+};
+use crate::{run::CommandError, text::escaped};
+
+/// How often it is looked where it stands.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often that is said to a file.
+const SAY_EVERY: Duration = Duration::from_secs(60);
+
+pub(super) enum Waited {
+    Granted(Permit),
+    /// By a signal.
+    Cancelled(Signal),
+}
+
+/// One that is in the queue when the store fails asks again, for as long as it may wait: a restart of the store empties no
+/// queue of commands.
+pub(super) async fn wait(
+    slots: &SlotSource<'_>,
+    limit: &str,
+    signals: &mut Signals,
+) -> Result<Waited, CommandError> {
+    let until = Instant::now() + slots.wait;
+    let mut acquire = slots.ask(slots.wait)?;
+    let mut progress = Progress::new(limit);
+    let (mut has_queued, mut asks) = (false, true);
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let waited = loop {
+        tokio::select! {
+            biased;
+            signal = signals.next() => match signal {
+                Signal::SIGTSTP => stop(),
+                signal if ends(signal) => break Ok(Waited::Cancelled(signal)),
+                _ => {}
+            },
+            outcome = &mut acquire, if asks => match outcome {
+                Ok(permit) => break Ok(Waited::Granted(permit)),
+                Err(error) => {
+                    has_queued |= error.position().is_some();
+                    let is_down = error.kind() == AcquireErrorKind::Unavailable;
+                    if !is_down || !has_queued || until <= Instant::now() {
+                        break Err(refusal(&error));
+                    }
+                    asks = false;
+                }
+            },
+            _ = looks.tick() => match asks {
+                true => progress.look(&acquire),
+                false => {
+                    acquire = slots.ask(until.saturating_duration_since(Instant::now()))?;
+                    asks = true;
+                }
+            },
+        }
+    };
+    progress.clear();
+    waited
+}
+
+/// `3rd of 12 for gpu`: drawn again in place on a terminal, and else a line a minute.
+struct Progress {
+    limit: String,
+    is_terminal: bool,
+    said: Option<(String, Instant)>,
+}
+
+impl Progress {
+    fn new(limit: &str) -> Self {
+        Self {
+            limit: escaped(limit),
+            is_terminal: io::stderr().is_terminal(),
+            said: None,
+        }
+    }
+
+    fn look(&mut self, acquire: &Acquire) {
+        let (Some(position), Some(waiting)) = (acquire.position(), acquire.waiting()) else {
+            return;
+        };
+        let text = format!("{} of {waiting} for {}", ordinal(position), self.limit);
+        let is_news = match &self.said {
+            None => true,
+            Some((said, _)) if self.is_terminal => *said != text,
+            Some((_, at)) => at.elapsed() >= SAY_EVERY,
+        };
+        if !is_news {
+            return;
+        }
+        match self.is_terminal {
+            true => redraw(&text),
+            false => note!("turnstile: {text}"),
+        }
+        self.said = Some((text, Instant::now()));
+    }
+
+    fn clear(&self) {
+        if self.is_terminal && self.said.is_some() {
+            redraw("");
+        }
+    }
+}
+
+/// Draws a line of a terminal anew.
+fn redraw(text: &str) {
+    // Nobody may read it.
+    let _ = io::stderr().write_all(format!("\r\x1b[K{text}").as_bytes());
+}
+
+fn ordinal(number: u32) -> String {
+    let ending = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_ordinals() {
+        for (number, shown) in [
+            (1, "1st"),
+            (2, "2nd"),
+            (3, "3rd"),
+            (4, "4th"),
+            (11, "11th"),
+            (12, "12th"),
+            (13, "13th"),
+            (21, "21st"),
+            (112, "112th"),
+            (1_003, "1003rd"),
+        ] {
+            assert_eq!(ordinal(number), shown);
+        }
+    }
+}

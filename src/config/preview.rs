@@ -1,0 +1,167 @@
+//! What a request would meet, without a store: for checks of a configuration before it is used.
+//!
+//! Tests: `tests/config/previews.rs`.
+
+use http::request::Parts;
+
+use super::{
+    check::CheckedLimit,
+    error::ConfigFileError,
+    key::{CallerKey, KeyConfig},
+    layers::UNREADABLE,
+    live::LiveConfig,
+    sections::Config,
+};
+use crate::{
+    keeper::Leg,
+    key::Key,
+    layer::RefusalKind,
+    limit::{Limit, Mode},
+    limiter::Limiter,
+};
+
+/// What a request would meet. See [`Config::preview`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RequestPreview {
+    /// Its routes, as indexes into [`Config::routes`], in their order. Mostly one; none if no pattern matches.
+    pub routes: Vec<usize>,
+    /// Whether its path has too many readings, or these lead to too many limits: it is refused with 400.
+    pub unreadable: bool,
+    /// The limits that it is under, together. None: it is not limited.
+    pub limits: Vec<LimitPreview>,
+}
+
+/// One limit of a request. See [`Config::preview`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LimitPreview {
+    /// The limit.
+    pub limit: Limit,
+    /// The key that it is counted under.
+    pub key: Key,
+    /// The caller, as the file writes callers: the header's value, the client's address, the name of the route.
+    ///
+    /// `None`: all callers share the limit, or this request has no key, and shares one with all others that have none.
+    pub caller: Option<CallerKey>,
+    /// The limit's value for this caller: its own, or that of its plan, or that of all.
+    pub value: u32,
+    /// Units of a slot that the request takes. A rate has none, and it is 1.
+    pub weight: u32,
+    /// Cost of the request at a rate. Under a limit of slots it is 1.
+    pub cost: u32,
+    /// Why such a request is always refused, whatever else there is. `None`: it is admitted if there is room.
+    ///
+    /// [`RefusalKind::Full`]: the caller has a value of 0.
+    pub refusal: Option<RefusalKind>,
+}
+
+impl Config {
+    /// Returns the limits that a request with this head would be under, with its key, value and cost. Asks no store.
+    ///
+    /// Overrides by operators are not known here. The address of a peer is looked for as a layer does: in the extensions,
+    /// as [`PeerAddress`](crate::PeerAddress).
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_turnstile::config::Config;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let config = Config::from_toml(
+    ///     "
+    ///     limits.chat = { concurrent = 5, key = { header = 'x-api-key' }, overrides = { acme = 20 } }
+    ///     routes = [{ match = ['/v1/{*rest}'], limits = ['chat'] }]
+    ///     ",
+    /// )?;
+    /// let (head, ()) = Request::get("/v1/chat").header("x-api-key", "acme").body(())?.into_parts();
+    /// let preview = config.preview(&head)?;
+    /// assert_eq!((preview.routes, preview.limits[0].value), (vec![0], 20));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the configuration has faults.
+    ///
+    /// # Panics
+    ///
+    /// If the system's random number generator fails.
+    pub fn preview(&self, head: &Parts) -> Result<RequestPreview, ConfigFileError> {
+        let live = LiveConfig::new(self, &Limiter::in_memory())?;
+        let layers = live.layers();
+        let found = layers.find(&head.method, head.uri.path()).legs(head);
+        let unreadable = found.iter().any(|(limit, _)| limit.name() == UNREADABLE);
+        let limits = found.into_iter().filter_map(|(limit, leg)| {
+            let checked = layers.checked(limit.name())?;
+            self.limit_preview(checked, limit, leg, head)
+        });
+        Ok(RequestPreview {
+            routes: layers.routes_of(&head.method, head.uri.path()),
+            unreadable,
+            limits: limits.collect(),
+        })
+    }
+
+    /// `None`: the request has no key, and the limit does not refuse it for that.
+    fn limit_preview(
+        &self,
+        checked: &CheckedLimit,
+        limit: Limit,
+        leg: Option<Leg>,
+        head: &Parts,
+    ) -> Option<LimitPreview> {
+        let Some(leg) = leg else {
+            return (limit.current_mode() == Mode::Enforce).then(|| LimitPreview {
+                key: Key::SHARED,
+                caller: None,
+                value: limit.max(),
+                weight: 1,
+                cost: 1,
+                refusal: Some(RefusalKind::NoKey),
+                limit,
+            });
+        };
+        let value = leg.max.unwrap_or(limit.max());
+        let burst = limit.to_rate(value).map(|rate| rate.burst);
+        let (weight, cost) = match burst {
+            None => (leg.weight, 1),
+            Some(burst) if leg.clamps => (1, leg.cost.min(burst)),
+            Some(_) => (1, leg.cost),
+        };
+        let refusal = match burst {
+            _ if limit.current_mode() != Mode::Enforce => None,
+            None if value == 0 => Some(RefusalKind::Full),
+            None if weight > value => Some(RefusalKind::InvalidWeight),
+            Some(burst) if cost > burst => Some(RefusalKind::InvalidCost),
+            _ => None,
+        };
+        Some(LimitPreview {
+            caller: self.caller(checked, &leg.key, head),
+            key: leg.key,
+            value,
+            weight,
+            cost,
+            refusal,
+            limit,
+        })
+    }
+
+    fn caller(&self, checked: &CheckedLimit, key: &Key, head: &Parts) -> Option<CallerKey> {
+        let text = match &checked.key {
+            _ if *key == Key::SHARED => return None,
+            KeyConfig::Shared => return None,
+            KeyConfig::Header(name) => {
+                let value = head.headers.get(name.as_str())?;
+                String::from_utf8_lossy(value.as_bytes()).into_owned()
+            }
+            KeyConfig::Route => {
+                let names = self.routes.iter().map(|route| route.key_name());
+                let mut named = names.filter(|name| Key::from(*name) == *key);
+                named.next()?.to_owned()
+            }
+            KeyConfig::ClientAddress(config) => config.address().find(head)?.to_string(),
+        };
+        Some(CallerKey::from(text.as_str()))
+    }
+}

@@ -1,0 +1,278 @@
+//! `examples/hold`, and the page of the guide that shows how to use it: "Not Rust".
+
+mod support;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use support::{
+    alone,
+    redis_server::RedisServer,
+    replica::{Replica, command},
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader, Lines},
+    process::{Child, Command},
+    time::timeout,
+};
+use tower_turnstile::{Limit, Limiter, Semaphore};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// The example, with one slot, and the same limit in this process.
+async fn hold(server: &RedisServer, options: &[&str]) -> (Replica, Semaphore) {
+    let mut example = command("hold", options);
+    example.args(["--listen", "127.0.0.1:0", "--store", &server.url()]);
+    example.args(["--limit", "gpu=1"]);
+    let replica = Replica::launch(example).await;
+    let limiter = Limiter::connect(server.url()).await.expect("it is up");
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    (replica, limiter.semaphore(gpu, "acme"))
+}
+
+/// A client with nothing but the usual folders of programs in its environment.
+fn client(program: &str, arguments: &[&str]) -> Client {
+    let mut command = Command::new(program);
+    let path = std::env::var_os("PATH").expect("a path");
+    command.args(arguments).env_clear().env("PATH", path);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped()).kill_on_drop(true);
+    let mut process = command.spawn().expect("curl, python3 and node");
+    let output = process.stdout.take().expect("a pipe");
+    let notes = process.stderr.take().expect("a pipe");
+    Client {
+        process,
+        output: BufReader::new(Box::new(output) as Pipe).lines(),
+        notes: BufReader::new(Box::new(notes) as Pipe).lines(),
+    }
+}
+
+type Pipe = Box<dyn AsyncRead + Send + Unpin>;
+
+struct Client {
+    process: Child,
+    output: Lines<BufReader<Pipe>>,
+    notes: Lines<BufReader<Pipe>>,
+}
+
+impl Client {
+    /// The next lines of its output.
+    async fn says<const N: usize>(&mut self) -> [String; N] {
+        let mut lines = std::array::from_fn(|_| String::new());
+        for line in &mut lines {
+            *line = next(&mut self.output).await;
+        }
+        lines
+    }
+
+    /// Until a line of its errors begins so.
+    async fn notes(&mut self, start: &str) {
+        while !next(&mut self.notes).await.starts_with(start) {}
+    }
+
+    fn end_input(&mut self) {
+        self.process.stdin = None;
+    }
+
+    async fn code(&mut self) -> Option<i32> {
+        let status = timeout(SOON, self.process.wait()).await;
+        status.expect("in time").expect("a child").code()
+    }
+}
+
+async fn next(lines: &mut Lines<BufReader<Pipe>>) -> String {
+    let line = timeout(SOON, lines.next_line()).await.expect("in time");
+    line.expect("text").expect("it goes on")
+}
+
+async fn until_in_use(gpu: &Semaphore, in_use: u32, waiting: u32) {
+    let all = async {
+        loop {
+            let usage = gpu.usage().await.expect("up");
+            if (usage.in_use, usage.waiting) == (in_use, waiting) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(SOON, all).await.expect("in time");
+}
+
+#[test]
+fn a_slot_is_held_for_as_long_as_the_connection_lives() {
+    alone(async {
+        let server = RedisServer::start();
+        let (replica, gpu) = hold(&server, &["--keep-alive", "1s"]).await;
+        let url = format!("http://{}/hold/gpu?key=acme", replica.address());
+        let mut first = client("curl", &["-sN", &url]);
+        let [event, data] = first.says().await;
+        assert_eq!(event, "event: granted");
+        assert!(data.starts_with("data: {\"permit\":\""), "{data}");
+        let [_, sign_of_life] = first.says().await;
+        assert_eq!(sign_of_life, ":");
+        let mut second = client("curl", &["-sN", &url]);
+        let place = ["event: queued", r#"data: {"position":1,"waiting":1}"#, ""];
+        assert_eq!(second.says().await, place);
+        until_in_use(&gpu, 1, 1).await;
+        first.process.start_kill().unwrap();
+        let event = loop {
+            let [line] = second.says().await;
+            if line.starts_with("event") {
+                break line;
+            }
+        };
+        assert_eq!(event, "event: granted");
+        until_in_use(&gpu, 1, 0).await;
+        second.process.start_kill().unwrap();
+        until_in_use(&gpu, 0, 0).await;
+    });
+}
+
+/// One that waits leaves the queue when it goes.
+#[test]
+fn a_client_that_leaves_does_not_wait_any_more() {
+    alone(async {
+        let server = RedisServer::start();
+        let (replica, gpu) = hold(&server, &[]).await;
+        let held = gpu.acquire().await.unwrap();
+        let url = format!("http://{}/hold/gpu?key=acme", replica.address());
+        let mut waiter = client("curl", &["-sN", &url]);
+        let [event] = waiter.says().await;
+        assert_eq!(event, "event: queued");
+        waiter.process.start_kill().unwrap();
+        until_in_use(&gpu, 1, 0).await;
+        drop(held);
+    });
+}
+
+#[test]
+fn refusals_and_losses_end_the_stream() {
+    alone(async {
+        let server = RedisServer::start();
+        let (mut replica, gpu) = hold(&server, &["--max-wait", "0s"]).await;
+        let address = replica.address();
+        let unknown = format!("http://{address}/hold/cpu");
+        let status = ["-s", "-o", "/dev/null", "-w", "%{http_code}\\n", &unknown];
+        assert_eq!(client("curl", &status).says().await, ["404"]);
+        let url = format!("http://{address}/hold/gpu?key=acme");
+        let held = gpu.acquire().await.unwrap();
+        let mut refused = client("curl", &["-sN", &url]);
+        let [event, data] = refused.says().await;
+        assert_eq!(event, "event: refused");
+        assert!(data.starts_with("data: {\"reason\":\"full\""), "{data}");
+        assert_eq!(refused.code().await, Some(0));
+        held.release().await.unwrap();
+        let mut holder = client("curl", &["-sN", &url]);
+        let [event, ..] = holder.says::<3>().await;
+        assert_eq!(event, "event: granted");
+        replica.ask_to_end();
+        let lost = ["event: lost", r#"data: {"reason":"shut_down"}"#];
+        assert_eq!(holder.says().await, lost);
+        assert_eq!(holder.code().await, Some(0));
+        assert_eq!(replica.terminated().await, Some(0));
+        until_in_use(&gpu, 0, 0).await;
+    });
+}
+
+/// The scripts of the page, but for the port.
+fn scripts(folder: &Path, replica: &Replica) -> [(&'static str, PathBuf); 2] {
+    let page = include_str!("../src/guide/not_rust.md");
+    [("python3", "python", "py"), ("node", "js", "mjs")].map(|(program, language, ending)| {
+        let (_, rest) = page
+            .split_once(&format!("```{language}\n"))
+            .expect("a script");
+        let (script, _) = rest.split_once("```").expect("its end");
+        let here = script.replace("127.0.0.1:3000", &replica.address().to_string());
+        assert_ne!(script, here);
+        let path = folder.join(format!("with_slot.{ending}"));
+        std::fs::write(&path, here).expect("room");
+        (program, path)
+    })
+}
+
+#[test]
+fn the_scripts_of_the_guide_hold_slots() {
+    alone(async {
+        let server = RedisServer::start();
+        let (replica, gpu) = hold(&server, &[]).await;
+        let folder = TempDir::new().unwrap();
+        for (program, script) in scripts(folder.path(), &replica) {
+            let script = script.to_str().unwrap();
+            let shell = "echo runs; read line; exit 9";
+            let run = || client(program, &[script, "sh", "-c", shell]);
+            let (mut first, held) = (run(), ["runs"]);
+            assert_eq!(first.says().await, held, "{program}");
+            let mut second = run();
+            second.notes("queued").await;
+            until_in_use(&gpu, 1, 1).await;
+            first.end_input();
+            assert_eq!(first.code().await, Some(9), "{program}");
+            assert_eq!(second.says().await, held, "{program}");
+            second.end_input();
+            assert_eq!(second.code().await, Some(9), "{program}");
+            until_in_use(&gpu, 0, 0).await;
+        }
+    });
+}
+
+/// Without a sign of life, or with the slot gone, the work stops.
+#[test]
+fn the_scripts_of_the_guide_stop_without_a_slot() {
+    alone(async {
+        for silent in [false, true] {
+            let server = RedisServer::start();
+            let (mut replica, gpu) = hold(&server, &[]).await;
+            let folder = TempDir::new().unwrap();
+            let scripts = scripts(folder.path(), &replica);
+            let mut clients = Vec::new();
+            for (program, script) in &scripts {
+                // A key of its own for each.
+                let script = script.to_str().unwrap();
+                let text = std::fs::read_to_string(script).unwrap();
+                std::fs::write(script, text.replace("key=acme", &format!("key={program}")))
+                    .unwrap();
+                let shell = "trap 'echo told; exit 0' TERM; echo runs; while :; do sleep 0.1; done";
+                let mut client = client(program, &[script, "sh", "-c", shell]);
+                assert_eq!(client.says().await, ["runs"], "{program}");
+                clients.push(client);
+            }
+            match silent {
+                true => replica.pause(),
+                false => replica.kill(),
+            }
+            for client in &mut clients {
+                assert_eq!(client.says().await, ["told"]);
+                client.code().await;
+            }
+            drop(gpu);
+        }
+    });
+}
+
+/// A client whose process stands still is not a dead network: it holds its slot.
+#[test]
+fn a_client_that_does_not_read_keeps_its_slot() {
+    alone(async {
+        let server = RedisServer::start();
+        let (replica, gpu) = hold(&server, &["--keep-alive", "100ms"]).await;
+        let url = format!("http://{}/hold/gpu?key=acme", replica.address());
+        let mut holder = client("curl", &["-sN", &url]);
+        let [event] = holder.says().await;
+        assert_eq!(event, "event: granted");
+        let pid = Pid::from_raw(holder.process.id().unwrap().try_into().unwrap());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        // Longer than a dead network is borne: its kernel acknowledges.
+        let waiter = timeout(Duration::from_secs(2), gpu.acquire()).await;
+        assert!(waiter.is_err(), "it has its slot");
+        kill(pid, Signal::SIGCONT).unwrap();
+        until_in_use(&gpu, 1, 0).await;
+    });
+}

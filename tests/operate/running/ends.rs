@@ -1,0 +1,216 @@
+//! How a command ends, or does not start.
+
+use tower_turnstile::{Limit, Limiter};
+
+use super::{HOLD, Run, file, path, turnstile};
+use crate::{
+    scene::{SOON, await_replicas},
+    support::redis_server::{RedisServer, free_port},
+};
+use tower_turnstile::operate::{Operator, PermitState};
+
+const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
+
+/// Its exit code, and what it says.
+async fn ends(store: Option<&str>, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = turnstile(&[&["run"], arguments].concat());
+    if let Some(store) = store {
+        command.env("TURNSTILE_STORE", store);
+    }
+    let output = command.output().await.expect("it runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[tokio::test]
+async fn the_exit_code_is_that_of_the_command() {
+    let server = RedisServer::start();
+    for (shell, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+    ] {
+        for more in [&[][..], &["--die-with-me"]] {
+            let arguments = [&ONE, more, &["--", "sh", "-c", shell]].concat();
+            let (ended, _, errors) = ends(Some(&server.url()), &arguments).await;
+            assert_eq!((ended, &*errors), (Some(code), ""), "{arguments:?}");
+        }
+    }
+    // Each slot was free at once, and nobody is missed.
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    assert_eq!(operator.replicas().await.unwrap().replicas, 0);
+}
+
+/// Known before a slot is asked for: here nobody could give one.
+#[tokio::test]
+async fn a_command_that_is_not_there_asks_for_no_slot() {
+    let nobody = format!("redis://127.0.0.1:{}", free_port());
+    let faulty = file("");
+    for (program, code) in [
+        ("no-such-command", 127),
+        ("/no/such/command", 127),
+        (path(&faulty), 126),
+        ("/tmp", 126),
+    ] {
+        let arguments = [&ONE[..], &["--", program]].concat();
+        let (ended, _, errors) = ends(Some(&nobody), &arguments).await;
+        assert_eq!(ended, Some(code), "{program}: {errors}");
+        assert!(errors.starts_with("turnstile: "), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_slot_the_command_is_not_started() {
+    let server = RedisServer::start();
+    let mut holder = Run::start(&server.url(), &ONE, HOLD);
+    holder.until_runs().await;
+    for wait in ["0s", "1s"] {
+        let arguments = [&ONE, &["--wait", wait][..], &["--", "echo", "started"]].concat();
+        let (code, output, errors) = ends(Some(&server.url()), &arguments).await;
+        assert_eq!((code, &*output), (Some(75), ""), "{errors}");
+        assert!(errors.contains("1 of 1 slots in use"), "{errors}");
+    }
+    let heavy = [&ONE, &["--weight", "2", "--", "echo", "started"][..]].concat();
+    assert_eq!(ends(Some(&server.url()), &heavy).await.0, Some(2));
+    holder.end_input();
+    assert_eq!(holder.code().await, Some(0));
+}
+
+#[tokio::test]
+async fn while_the_store_is_down_the_fallback_decides() {
+    let nobody = format!("redis://user:canary@127.0.0.1:{}", free_port());
+    for (fallback, expected) in [
+        (&[][..], (Some(75), "")),
+        (&["--fallback", "reject"], (Some(75), "")),
+        (&["--fallback", "allow"], (Some(0), "started\n")),
+    ] {
+        let arguments = [&ONE, fallback, &["--", "echo", "started"]].concat();
+        let (code, output, errors) = ends(Some(&nobody), &arguments).await;
+        assert_eq!((code, &*output), expected, "{errors}");
+        assert!(!errors.contains("canary"), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_call_and_a_faulty_file_start_nothing() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let started = &["--", "echo", "started"][..];
+    for wrong in [
+        &["gpu"][..],
+        &["gpu", "--concurrent", "0"],
+        &["gpu", "--concurrent", "1", "--weight", "0"],
+        &["gpu", "--concurrent", "1", "--weight", "65"],
+        &["gpu", "--concurrent", "1", "--wait", "25h"],
+        &["gpu", "--concurrent", "1", "--config", "x"],
+        &["--concurrent", "1"],
+    ] {
+        let (code, output, _) = ends(Some(&url), &[wrong, started].concat()).await;
+        assert_eq!((code, &*output), (Some(2), ""), "{wrong:?}");
+    }
+    let (code, ..) = ends(Some(&url), &ONE).await;
+    assert_eq!(code, Some(2), "no command");
+    let (code, _, errors) = ends(None, &[&ONE, started].concat()).await;
+    assert_eq!(code, Some(2), "no store");
+    assert!(errors.contains("TURNSTILE_STORE"), "{errors}");
+    let login = url.replace("://", "://nobody:canary@");
+    let (code, _, errors) = ends(Some(&login), &[&ONE, started].concat()).await;
+    assert_eq!(code, Some(78), "{errors}");
+    assert!(!errors.contains("canary"), "{errors}");
+
+    let faulty = file("limits.gpu.concurrent = 0");
+    let other = file(
+        "
+        unlimited = true
+        limits.cpu = { concurrent = 1, unrouted = true }
+        ",
+    );
+    for (config, fault) in [
+        (path(&faulty), "limits.gpu.concurrent: limit `gpu` is 0"),
+        (path(&other), "there is no limit `gpu`"),
+        ("/no/such/file", "No such file"),
+    ] {
+        let arguments = [&["gpu", "--config", config], started].concat();
+        let (code, output, errors) = ends(Some(&url), &arguments).await;
+        assert_eq!((code, &*output), (Some(78), ""), "{errors}");
+        assert!(errors.contains(fault), "{errors}");
+    }
+}
+
+/// Operators see the command by its name only, and it knows its own id.
+#[tokio::test]
+async fn operators_see_the_command() {
+    let server = RedisServer::start();
+    let shell = "echo $TURNSTILE_PERMIT; read line";
+    let options = [&ONE[..], &["--key", "acme"]].concat();
+    let mut holder = Run::start(&server.url(), &options, shell);
+    let id = holder.line().await.expect("it runs");
+    let mut waiter = Run::start(&server.url(), &options, HOLD);
+    let note = waiter.note().await;
+    assert_eq!(note.as_deref(), Some("turnstile: 1st of 1 for gpu"));
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 2).await;
+    let rows = operator.permits("gpu", None).await.unwrap().rows;
+    let seen: Vec<_> = rows.iter().map(|row| (row.state, &*row.label)).collect();
+    let expected = [(PermitState::Held, "sh"), (PermitState::Waiting, "sh")];
+    assert_eq!(seen, expected);
+    assert_eq!(rows[0].id.to_string(), id);
+    holder.end_input();
+    waiter.until_runs().await;
+    waiter.end_input();
+    assert_eq!(waiter.code().await, Some(0));
+    await_replicas(&operator, 0).await;
+}
+
+/// The store, the limit and the caller's value are the file's. Its fallback and wait are for requests.
+#[tokio::test]
+async fn a_file_has_the_limit_as_services_have_it() {
+    let server = RedisServer::start();
+    let config = file(&format!(
+        "
+        [store]
+        url = '{}'
+        namespace = 'shop'
+        [plans.gold]
+        keys = ['acme']
+        [limits.gpu]
+        concurrent = 1
+        key = {{ header = 'x-api-key' }}
+        plans = {{ gold = 2 }}
+        fallback = 'allow'
+        [[routes]]
+        match = ['*']
+        limits = ['gpu']
+        ",
+        server.url()
+    ));
+    let limiter = Limiter::builder().namespace("shop");
+    let limiter = limiter.connect(server.url()).await.unwrap();
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    let service = limiter.semaphore(&gpu, "acme").value(2);
+    let held = service.acquire().await.unwrap();
+    let run = |key: &str| {
+        let options = ["gpu", "--config", path(&config), "--key", key];
+        Run::start("redis://127.0.0.1:1", &options, HOLD)
+    };
+    let (mut second, mut other) = (run("acme"), run("other"));
+    second.until_runs().await;
+    other.until_runs().await;
+    let mut third = run("acme");
+    assert_eq!(third.code().await, Some(75), "the file has no wait");
+    assert_eq!(service.usage().await.unwrap().in_use, 2);
+    drop(held);
+    for run in [&mut second, &mut other] {
+        run.end_input();
+        assert_eq!(run.code().await, Some(0));
+    }
+    assert_eq!(service.usage().await.unwrap().in_use, 0);
+    drop(server);
+    assert_eq!(run("acme").code().await, Some(75), "the store is down");
+}

@@ -1,0 +1,102 @@
+//! A slot that is lost, or revoked, while the command runs.
+
+use nix::sys::signal::Signal;
+use tempfile::NamedTempFile;
+use tower_turnstile::operate::{By, Operator, Revocation};
+
+use super::{HOLD, Run, file, path};
+use crate::{scene::await_replicas, support::redis_server::RedisServer};
+
+/// Leases that end soon.
+fn short_leases(server: &RedisServer) -> NamedTempFile {
+    file(&format!(
+        "
+        [store]
+        url = '{}'
+        lease = '1s'
+        store_timeout = '200ms'
+        operable = true
+        [limits.gpu]
+        concurrent = 1
+        [[routes]]
+        match = ['*']
+        limits = ['gpu']
+        ",
+        server.url()
+    ))
+}
+
+const ON_TERM: &str = "trap 'echo told; exit 0' TERM; echo runs; while :; do read line; done";
+const STUBBORN: &str = "trap 'echo told' TERM; echo runs; while :; do read line; done";
+
+#[tokio::test]
+async fn a_command_is_stopped_with_its_slot() {
+    let server = RedisServer::start();
+    let config = short_leases(&server);
+    let options = ["gpu", "--config", path(&config), "--wait", "1m"];
+    let options = [&options[..], &["--grace", "1s"]].concat();
+    for shell in [ON_TERM, STUBBORN] {
+        let mut run = Run::start("memory:", &options, shell);
+        run.until_runs().await;
+        server.pause();
+        let note = run.note().await.expect("it says so");
+        assert_eq!(note, "turnstile: the slot is lost: the command is stopped");
+        assert_eq!(run.line().await.as_deref(), Some("told"));
+        assert_eq!(run.line().await, None, "it has ended");
+        assert_eq!(run.code().await, Some(76));
+        server.resume();
+    }
+}
+
+#[tokio::test]
+async fn a_command_may_run_on_without_its_slot() {
+    let server = RedisServer::start();
+    let config = short_leases(&server);
+    let options = ["gpu", "--config", path(&config), "--on-lost", "continue"];
+    let mut run = Run::start("memory:", &options, "echo runs; read line; exit 9");
+    run.until_runs().await;
+    server.pause();
+    let note = run.note().await.expect("it says so");
+    assert!(note.ends_with("the command runs on without it"), "{note}");
+    server.resume();
+    run.end_input();
+    assert_eq!(run.code().await, Some(9));
+}
+
+/// Whatever it is to do when its slot is lost.
+#[tokio::test]
+async fn an_operator_stops_a_command() {
+    let server = RedisServer::start();
+    let options = ["gpu", "--concurrent", "1", "--on-lost", "continue"];
+    let mut run = Run::start(&server.url(), &options, HOLD);
+    run.until_runs().await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let id = operator.permits("gpu", None).await.unwrap().rows[0].id;
+    let by = By::new("ada", "runaway").unwrap();
+    operator.revoke(&Revocation::Permit(id), &by).await.unwrap();
+    let note = run.note().await.expect("it says so");
+    assert_eq!(
+        note,
+        "turnstile: the slot is revoked: the command is stopped"
+    );
+    assert_eq!(run.code().await, Some(76));
+}
+
+/// A process that is suspended renews nothing.
+#[tokio::test]
+async fn one_that_was_suspended_for_too_long_has_no_slot() {
+    let server = RedisServer::start();
+    let config = short_leases(&server);
+    let options = ["gpu", "--config", path(&config)];
+    let mut run = Run::start("memory:", &options, ON_TERM);
+    run.until_runs().await;
+    run.signal(Signal::SIGSTOP);
+    let mut other = Run::start("memory:", &[&options[..], &["--wait", "1m"]].concat(), HOLD);
+    other.until_runs().await;
+    run.signal(Signal::SIGCONT);
+    assert_eq!(run.line().await.as_deref(), Some("told"));
+    assert_eq!(run.code().await, Some(76));
+    other.end_input();
+    assert_eq!(other.code().await, Some(0));
+}

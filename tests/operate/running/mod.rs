@@ -1,0 +1,116 @@
+//! `turnstile run`: commands that hold slots.
+//!
+//! Commands here say when they have started, and run until their standard input ends.
+
+mod ends;
+mod losses;
+mod order;
+mod signals;
+mod terminal;
+
+use std::{
+    io::Write,
+    process::{ExitStatus, Stdio},
+};
+
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use tempfile::NamedTempFile;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use crate::scene::SOON;
+
+/// Says that it runs, and ends well when its input ends.
+const HOLD: &str = "echo runs; read line; exit 0";
+
+/// `turnstile run`, in a process of its own. Dropping it kills it; its command ends then, since its input does.
+struct Run {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
+    notes: Lines<BufReader<ChildStderr>>,
+}
+
+/// Without a store in the environment of the test.
+fn turnstile(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+    command.env_remove("TURNSTILE_STORE").args(arguments);
+    command
+}
+
+impl Run {
+    /// `shell`: the command, for a shell.
+    fn start(store: &str, options: &[&str], shell: &str) -> Self {
+        let arguments = [&["run"], options, &["--", "sh", "-c", shell]].concat();
+        let mut command = turnstile(&arguments);
+        command.env("TURNSTILE_STORE", store);
+        Self::launch(command)
+    }
+
+    fn launch(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().expect("it runs");
+        let output = process.stdout.take().expect("a pipe");
+        let notes = process.stderr.take().expect("a pipe");
+        Self {
+            input: process.stdin.take(),
+            process,
+            output: BufReader::new(output).lines(),
+            notes: BufReader::new(notes).lines(),
+        }
+    }
+
+    /// The next line of the command. `None`: it has ended.
+    async fn line(&mut self) -> Option<String> {
+        let line = timeout(SOON, self.output.next_line()).await;
+        line.expect("in time").expect("text")
+    }
+
+    /// The next line of `turnstile` itself.
+    async fn note(&mut self) -> Option<String> {
+        let line = timeout(SOON, self.notes.next_line()).await;
+        line.expect("in time").expect("text")
+    }
+
+    async fn until_runs(&mut self) {
+        assert_eq!(self.line().await.as_deref(), Some("runs"));
+    }
+
+    fn end_input(&mut self) {
+        self.input = None;
+    }
+
+    async fn status(&mut self) -> ExitStatus {
+        let status = timeout(SOON, self.process.wait()).await;
+        status.expect("in time").expect("a child")
+    }
+
+    async fn code(&mut self) -> Option<i32> {
+        self.status().await.code()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.process.id().expect("it runs");
+        let pid = Pid::from_raw(pid.try_into().expect("a pid"));
+        signal::kill(pid, signal).expect("it runs");
+    }
+}
+
+/// A configuration file.
+fn file(text: &str) -> NamedTempFile {
+    let mut file = NamedTempFile::new().expect("a file");
+    file.write_all(text.as_bytes()).expect("room");
+    file
+}
+
+/// The path of a file as an argument.
+fn path(file: &NamedTempFile) -> &str {
+    file.path().to_str().expect("text")
+}

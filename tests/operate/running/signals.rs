@@ -1,0 +1,181 @@
+//! Signals go to the command, and end what waits.
+
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+use tower_turnstile::{Limit, Limiter};
+
+use super::{HOLD, Run, turnstile};
+use crate::support::redis_server::RedisServer;
+
+const ONE: [&str; 3] = ["gpu", "--concurrent", "1"];
+
+#[tokio::test]
+async fn signals_are_passed_on() {
+    let server = RedisServer::start();
+    for (name, signal) in [
+        ("HUP", Signal::SIGHUP),
+        ("INT", Signal::SIGINT),
+        ("QUIT", Signal::SIGQUIT),
+        ("TERM", Signal::SIGTERM),
+        ("USR1", Signal::SIGUSR1),
+        ("USR2", Signal::SIGUSR2),
+        ("WINCH", Signal::SIGWINCH),
+    ] {
+        let shell =
+            format!("trap 'echo {name}; exit 3' {name}; echo runs; while :; do read line; done");
+        let mut run = Run::start(&server.url(), &ONE, &shell);
+        run.until_runs().await;
+        run.signal(signal);
+        assert_eq!(run.line().await.as_deref(), Some(name));
+        assert_eq!(run.code().await, Some(3), "{name}");
+    }
+}
+
+/// It does not end before its command, which may need a while, or not want to.
+#[tokio::test]
+async fn a_command_that_goes_on_keeps_its_slot() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
+    let shell = "trap 'echo no' INT; echo runs; read line; read line; exit 0";
+    let mut run = Run::start(&server.url(), &ONE, shell);
+    run.until_runs().await;
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.line().await.as_deref(), Some("no"));
+    assert_eq!(gpu.usage().await.unwrap().in_use, 1);
+    run.end_input();
+    assert_eq!(run.code().await, Some(0));
+    assert_eq!(gpu.usage().await.unwrap().in_use, 0, "released at once");
+}
+
+/// Both stop, as a job of a shell does, and go on.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_command_is_suspended_with_it() {
+    let server = RedisServer::start();
+    let mut run = Run::start(&server.url(), &ONE, "echo $$; read line; exit 4");
+    let command = run.line().await.expect("it runs");
+    let both = [command, run.process.id().expect("it runs").to_string()];
+    run.signal(Signal::SIGTSTP);
+    until_state(&both, 'T').await;
+    run.signal(Signal::SIGCONT);
+    until_state(&both, 'S').await;
+    run.end_input();
+    assert_eq!(run.code().await, Some(4));
+}
+
+/// Until the system says that of these processes.
+async fn until_state(processes: &[String], state: char) {
+    let is_so = |process: &String| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+        let stat = stat.expect("it runs");
+        let (_, rest) = stat.rsplit_once(") ").expect("a name");
+        rest.starts_with(state)
+    };
+    let all = async {
+        while !processes.iter().all(is_so) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(crate::scene::SOON, all)
+        .await
+        .expect("in time");
+}
+
+/// Nobody waits for it in the store when it has ended.
+#[tokio::test]
+async fn one_that_waits_leaves_the_queue() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = limiter.semaphore(Limit::concurrent("gpu", 1), "");
+    let _held = gpu.acquire().await.unwrap();
+    for (signal, code) in [
+        (Signal::SIGHUP, 129),
+        (Signal::SIGINT, 130),
+        (Signal::SIGQUIT, 131),
+        (Signal::SIGTERM, 143),
+    ] {
+        let mut run = Run::start(&server.url(), &ONE, HOLD);
+        assert!(run.note().await.expect("it waits").contains("1st of 1"));
+        run.signal(Signal::SIGUSR1);
+        run.signal(signal);
+        assert_eq!(run.code().await, Some(code));
+        assert_eq!(gpu.usage().await.unwrap().waiting, 0);
+        assert_eq!(run.line().await, None, "it was not started");
+    }
+}
+
+/// As by `nohup`, or in the background of a script.
+#[tokio::test]
+async fn what_is_ignored_stays_so() {
+    let server = RedisServer::start();
+    let script = "trap '' HUP INT; exec \"$@\"";
+    let shell = "echo runs; read line; exit 0";
+    let mut command = tokio::process::Command::new("sh");
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_turnstile"), "run"]);
+    command.args(ONE).args(["--", "sh", "-c", shell]);
+    command.env("TURNSTILE_STORE", server.url());
+    let mut run = Run::launch(command);
+    run.until_runs().await;
+    run.signal(Signal::SIGHUP);
+    run.signal(Signal::SIGINT);
+    run.end_input();
+    assert_eq!(run.code().await, Some(0));
+}
+
+/// Killed, it leaves a command that runs on; or the command dies with it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_command_may_die_with_it() {
+    let server = RedisServer::start();
+    let shell = "tr '\\0' ' ' < /proc/$$/cmdline; echo; read line; echo survived";
+    for (index, (more, last)) in [(&[][..], Some("survived")), (&["--die-with-me"], None)]
+        .into_iter()
+        .enumerate()
+    {
+        let name = format!("gpu-{index}");
+        let options = [&[&*name, "--concurrent", "1"], more].concat();
+        let mut run = Run::start(&server.url(), &options, shell);
+        let shown = run.line().await.expect("it runs");
+        assert_eq!(shown, format!("sh -c {shell} "), "as `ps` shows it");
+        run.process.start_kill().unwrap();
+        assert!(run.status().await.code().is_none());
+        if last.is_none() {
+            // Its input is open still.
+            assert_eq!(run.line().await, None);
+        }
+        run.end_input();
+        assert_eq!(run.line().await.as_deref(), last);
+    }
+}
+
+/// The command has the standard streams, as if it was started without a slot.
+#[tokio::test]
+async fn the_command_has_the_streams() {
+    let server = RedisServer::start();
+    let mut command = turnstile(
+        &[
+            &["run"],
+            &ONE[..],
+            &["--", "sh", "-c", "cat; echo oops >&2"],
+        ]
+        .concat(),
+    );
+    command.env("TURNSTILE_STORE", server.url());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut input, b"through")
+        .await
+        .unwrap();
+    drop(input);
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(
+        (&*output.stdout, &*output.stderr),
+        (&b"through"[..], &b"oops\n"[..])
+    );
+}

@@ -1,0 +1,145 @@
+//! On a terminal: `script` makes one, whose keys are its standard input.
+
+use std::process::Stdio;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+use tower_turnstile::{Limit, Limiter};
+
+use crate::{
+    scene::SOON,
+    support::{queue::wait_in_line, redis_server::RedisServer},
+};
+
+const CTRL_C: &[u8] = &[3];
+
+struct Terminal {
+    process: Child,
+    keys: ChildStdin,
+    screen: ChildStdout,
+    seen: String,
+}
+
+impl Terminal {
+    /// Runs a command of `turnstile`, quoted for a shell.
+    fn start(store: &str, arguments: &str) -> Self {
+        let line = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_turnstile"));
+        let mut command = Command::new("script");
+        command.args([
+            "--quiet",
+            "--return",
+            "--flush",
+            "--command",
+            &line,
+            "/dev/null",
+        ]);
+        command
+            .env("TURNSTILE_STORE", store)
+            .env("SHELL", "/bin/sh");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        let mut process = command.spawn().expect("`script` of util-linux");
+        Self {
+            keys: process.stdin.take().expect("a pipe"),
+            screen: process.stdout.take().expect("a pipe"),
+            process,
+            seen: String::new(),
+        }
+    }
+
+    async fn until_seen(&mut self, text: &str) {
+        let seen = async {
+            while !self.seen.contains(text) {
+                let mut part = [0; 1_000];
+                let length = self.screen.read(&mut part).await.expect("a pipe");
+                assert!(length > 0, "it has ended: {:?}", self.seen);
+                self.seen += &String::from_utf8_lossy(&part[..length]);
+            }
+        };
+        let in_time = timeout(SOON, seen).await;
+        assert!(in_time.is_ok(), "{text:?} is not in {:?}", self.seen);
+    }
+
+    async fn press(&mut self, keys: &[u8]) {
+        self.keys.write_all(keys).await.expect("open");
+        self.keys.flush().await.expect("open");
+    }
+
+    /// Its exit code, and all that was on the screen.
+    async fn end(mut self) -> (Option<i32>, String) {
+        let end = async {
+            let mut rest = Vec::new();
+            self.screen.read_to_end(&mut rest).await.expect("a pipe");
+            self.seen += &String::from_utf8_lossy(&rest);
+            self.process.wait().await.expect("a child").code()
+        };
+        let code = timeout(SOON, end).await.expect("in time");
+        (code, self.seen)
+    }
+}
+
+/// Those ahead leave, and others come: the length of the queue does not tell.
+#[tokio::test]
+async fn a_place_becomes_lower_while_others_queue_behind_it() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    let gpu = limiter.semaphore(gpu, "");
+    let _held = gpu.acquire().await.unwrap();
+    let first = wait_in_line(&gpu).await;
+    let _second = wait_in_line(&gpu).await;
+    let run = "run gpu --concurrent 1 -- true";
+    let mut terminal = Terminal::start(&server.url(), run);
+    terminal.until_seen("3rd of 3 for gpu").await;
+    let _behind = wait_in_line(&gpu).await;
+    drop(first);
+    terminal.until_seen("2nd of 3 for gpu").await;
+    terminal.press(CTRL_C).await;
+    let (_, seen) = terminal.end().await;
+    assert!(!seen.contains("1st"), "{seen:?}");
+}
+
+/// The terminal sends it to both, and `turnstile` not once more.
+#[tokio::test]
+async fn ctrl_c_comes_once() {
+    let server = RedisServer::start();
+    let shell = "trap \"echo int\" INT; echo runs; read line; read line; exit 5";
+    let run = format!("run gpu --concurrent 1 -- sh -c '{shell}'");
+    let mut terminal = Terminal::start(&server.url(), &run);
+    terminal.until_seen("runs").await;
+    terminal.press(CTRL_C).await;
+    terminal.until_seen("int").await;
+    terminal.press(b"\n\n").await;
+    let (code, seen) = terminal.end().await;
+    assert_eq!(seen.matches("int").count(), 1, "{seen:?}");
+    assert_eq!(code, Some(5), "{seen:?}");
+}
+
+#[tokio::test]
+async fn places_are_drawn_in_place_until_ctrl_c() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(server.url()).await.unwrap();
+    let gpu = Limit::concurrent("gpu", 1).wait_up_to(SOON);
+    let gpu = limiter.semaphore(gpu, "");
+    let held = gpu.acquire().await.unwrap();
+    let first = wait_in_line(&gpu).await;
+    let run = "run gpu --concurrent 1 -- echo started";
+    let mut terminal = Terminal::start(&server.url(), run);
+    terminal.until_seen("\r\u{1b}[K2nd of 2 for gpu").await;
+    drop(first);
+    terminal.until_seen("\r\u{1b}[K1st of 1 for gpu").await;
+    terminal.press(CTRL_C).await;
+    let (code, seen) = terminal.end().await;
+    assert_eq!(code, Some(130), "{seen:?}");
+    assert!(!seen.contains("started"), "{seen:?}");
+    assert!(
+        !seen.contains("1st of 1 for gpu\r\n"),
+        "drawn in place: {seen:?}"
+    );
+    assert_eq!(gpu.usage().await.unwrap().waiting, 0);
+    drop(held);
+}
