@@ -20,7 +20,7 @@ use super::{
 use crate::{
     key::Key,
     layer::{GateEdit, Gates, LimitLayer, Routing},
-    limit::Limit,
+    limit::{Limit, LimitValue},
     limiter::Limiter,
 };
 
@@ -69,7 +69,7 @@ struct Changing {
 struct Known {
     limit: Limit,
     /// Of the callers that have a value of their own.
-    values: HashMap<Key, u32>,
+    values: HashMap<Key, LimitValue>,
 }
 
 impl LiveConfig {
@@ -263,7 +263,10 @@ impl Changing {
 }
 
 /// The new values of keys that a configuration lists, or did before. `None`: the limit's own value.
-fn listed_values(before: Option<&Known>, known: Option<&Known>) -> HashMap<Key, Option<u32>> {
+fn listed_values(
+    before: Option<&Known>,
+    known: Option<&Known>,
+) -> HashMap<Key, Option<LimitValue>> {
     let [before, values] = [before, known].map(|known| known.map(|known| &known.values));
     let keys = [before, values].into_iter().flatten().flatten();
     let now = |key: &Key| values.and_then(|values| values.get(key)).copied();

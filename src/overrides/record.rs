@@ -78,8 +78,8 @@ impl Record {
         let mut in_force = InForce::default();
         for one in &self.overrides {
             let decision = match (one.setting, one.target.digest_bits()) {
-                (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value),
-                (Setting::Value(value), None) => Decision::Value(value),
+                (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value.into()),
+                (Setting::Value(value), None) => Decision::Value(value.into()),
                 (Setting::Mode(mode), _) => Decision::Mode(mode),
                 (Setting::Pause, _) => Decision::Pause,
             };
@@ -164,7 +164,10 @@ mod tests {
         assert!(!in_force.end(start + millis(1_499)));
         assert!(in_force.end(start + millis(1_500)));
         let chat = Limit::concurrent("chat", 5);
-        assert_eq!(in_force.for_key(&chat, &gold).own_max(None), Some(9));
+        assert_eq!(
+            in_force.for_key(&chat, &gold).own_value(None),
+            Some(9.into())
+        );
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
     }
 }
