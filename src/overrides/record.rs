@@ -78,8 +78,8 @@ impl Record {
         let mut in_force = InForce::default();
         for one in &self.overrides {
             let decision = match (one.setting, one.target.digest_bits()) {
-                (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value.into()),
-                (Setting::Value(value), None) => Decision::Value(value.into()),
+                (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value),
+                (Setting::Value(value), None) => Decision::Value(value),
                 (Setting::Mode(mode), _) => Decision::Mode(mode),
                 (Setting::Pause, _) => Decision::Pause,
             };
@@ -125,7 +125,7 @@ mod tests {
         let fields = BTreeMap::from([
             (b"hello".to_vec(), vec![0xff; 10]),
             (TOKEN.to_vec(), b"none".to_vec()),
-            field(&chat, Setting::Value(8), 1),
+            field(&chat, Setting::Value(8.into()), 1),
             field(&chat, Setting::Pause, 0),
             field(&Target::limit("far"), Setting::Pause, MAX_REST_MS + 1),
         ]);
@@ -133,13 +133,13 @@ mod tests {
         assert_eq!(record.token, None);
         assert_eq!(record.faults, [FieldFault::Name, FieldFault::Range]);
         let in_force: Vec<_> = record.overrides.iter().map(|one| one.setting).collect();
-        assert_eq!(in_force, [Setting::Value(8)]);
+        assert_eq!(in_force, [Setting::Value(8.into())]);
     }
 
     #[test]
     fn a_thousand_overrides_and_no_more() {
         let limits = (0..=MAX_OVERRIDES).map(|number| Target::limit(format!("limit-{number}")));
-        let fields = limits.map(|limit| field(&limit, Setting::Value(8), 1));
+        let fields = limits.map(|limit| field(&limit, Setting::Value(8.into()), 1));
         let mut fields: BTreeMap<_, _> = fields.collect();
         let record = Record::read(&fields, NOW_MS).unwrap().unwrap();
         assert_eq!(record.overrides.len(), MAX_OVERRIDES + 1);
@@ -152,8 +152,8 @@ mod tests {
     async fn ends_are_local() {
         let gold = Key::from("gold");
         let fields = BTreeMap::from([
-            field(&Target::limit("chat"), Setting::Value(8), 2_000),
-            field(&Target::key("chat", &gold), Setting::Value(9), 3_000),
+            field(&Target::limit("chat"), Setting::Value(8.into()), 2_000),
+            field(&Target::key("chat", &gold), Setting::Value(9.into()), 3_000),
         ]);
         let now_ms = NOW_MS + 500;
         let record = Record::read(&fields, now_ms).unwrap().unwrap();
