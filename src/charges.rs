@@ -270,7 +270,7 @@ fn leg(fee: &Fee, cost: u32) -> Leg {
         limit: fee.limit_id(),
         key: fee.key.clone(),
         wait: fee.wait,
-        max: fee.own_max,
+        value: fee.own_value,
         weight: 1,
         cost,
         clamps: fee.clamps,

@@ -140,7 +140,7 @@
 //! | [`fallback`](Limit::fallback) | limit | `Local(limit)` | |
 //! | [`reuse`](Limit::reuse) | limit, of slots | off | slots are kept for 100 ms at a time, or a lease if that is shorter; idle ones are released after 50 to 100 ms |
 //! | key | scope | [`Key::SHARED`] | [`by_header`](Limit::by_header), [`by_client_address`](Limit::by_client_address), [`by_key`](Limit::by_key), [`by_key_async`](Limit::by_key_async) |
-//! | [`values`](Scope::values) | scope | the limit's own | 0 always refuses; of a rate at least 1 |
+//! | [`values`](Scope::values) | scope | the limit's own | 0 always refuses; of a rate at least 1, and with a [burst](LimitValue) or the limit's |
 //! | [`cost_by`](Scope::cost_by) | scope, of a rate | 1 | at most the burst, or [clamped](Scope::clamp_cost) to it |
 //! | scopes | policy | | 1 to 16, each limit once |
 //! | [`on_lost`](LimitLayer::on_lost) | layer | `Continue` | |
@@ -229,8 +229,8 @@ pub use status::{ShutdownReport, Status, Usage};
 // Limits and keys.
 pub use key::Key;
 pub use limit::{
-    Class, Fallback, Limit, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS,
-    MAX_WEIGHT, Mode,
+    Class, Fallback, Limit, LimitValue, Limits, MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT,
+    MAX_WAITERS, MAX_WEIGHT, Mode,
 };
 
 // One slot of it.

@@ -21,7 +21,7 @@ use crate::{
     keeper::{BoundPool, Demand, Keepers, Leg, Request},
     key::Key,
     leases::Label,
-    limit::{Limit, LimitId, Limits, check_together},
+    limit::{Limit, LimitId, LimitValue, Limits, check_together},
     limiter::Limiter,
     permit::Permit,
     status::{InLine, Usage},
@@ -69,7 +69,7 @@ struct Bound {
     number: LimitId,
     key: Key,
     /// The limit's value for this key, if it has one of its own.
-    max: Option<u32>,
+    value: Option<LimitValue>,
     /// The idle slots of its key, if the limit reuses them.
     pool: Option<Arc<BoundPool>>,
 }
@@ -140,11 +140,11 @@ impl Semaphore {
     ///
     /// # Panics
     ///
-    /// If the value is out of range, such as 0 for a rate. [`try_value`](Self::try_value) returns that as an error.
+    /// If the value is out of range, such as 0 for a rate, or has a burst and the limit is no rate. [`try_value`](Self::try_value) returns that as an error.
     #[must_use]
     #[track_caller]
-    pub fn value(self, max: u32) -> Self {
-        match self.try_value(max) {
+    pub fn value(self, value: impl Into<LimitValue>) -> Self {
+        match self.try_value(value) {
             Ok(semaphore) => semaphore,
             Err(error) => panic!("{error}"),
         }
@@ -154,12 +154,13 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// If the value is out of range, such as 0 for a rate.
-    pub fn try_value(mut self, max: u32) -> Result<Self, ConfigError> {
+    /// If the value is out of range, such as 0 for a rate, or has a burst and the limit is no rate.
+    pub fn try_value(mut self, value: impl Into<LimitValue>) -> Result<Self, ConfigError> {
+        let value = value.into();
         let Inner { first, others, .. } = Arc::make_mut(&mut self.0);
         let bound = others.last_mut().unwrap_or(first);
-        bound.limit.check_value(max)?;
-        bound.max = Some(max);
+        bound.limit.check_value(value)?;
+        bound.value = Some(value);
         Ok(self)
     }
 
@@ -424,7 +425,7 @@ impl Inner {
             } else {
                 Duration::ZERO
             },
-            max: bound.max,
+            value: bound.value,
             weight,
             cost: 1,
             clamps: false,
@@ -447,7 +448,7 @@ impl Bound {
             number,
             pool: keepers.bind(number, &key),
             key,
-            max: None,
+            value: None,
         })
     }
 }
@@ -504,7 +505,7 @@ impl Future for Acquire {
                     let Inner { keepers, first, .. } = &**semaphore;
                     if *weight == 1
                         && let Some(pool) = &first.pool
-                        && let Some(granted) = pool.take(keepers, first.max)
+                        && let Some(granted) = pool.take(keepers, first.value)
                     {
                         let permit = Permit::new(granted);
                         pool.record_take();

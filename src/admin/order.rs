@@ -8,7 +8,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::problem::Problem;
 use crate::{
-    limit::Mode,
+    limit::{LimitValue, Mode},
     operate::{
         Answers, By, KeyDigest, OperateError, OperateErrorKind, Operator, Outcome, Override,
         Overrides, PermitRow, Revocation, Target,
@@ -19,11 +19,12 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// Sets the value of a limit, or of one key.
+    /// Sets the value of a limit, or of one key, and for a rate perhaps the burst.
     Set {
         limit: String,
         key: Option<KeyDigest>,
         value: u32,
+        burst: Option<u32>,
         for_ms: u64,
         reason: String,
         seen: Option<SeenTokens>,
@@ -99,10 +100,12 @@ pub(super) async fn make(
             limit,
             key,
             value,
+            burst,
             for_ms,
             reason,
             seen,
         } => {
+            let value = LimitValue { max: value, burst };
             let (by, target) = (by(reason)?, target(limit, key));
             let seen = current(operator, &target, seen).await?;
             let length = Duration::from_millis(for_ms);

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     key::Key,
     layer::Scope,
-    limit::{Limit, MAX_SCOPES},
+    limit::{Limit, LimitValue, MAX_SCOPES},
 };
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct CheckedLimit {
     pub(super) cost: Option<CostConfig>,
     pub(super) clamps_cost: bool,
     /// Of the callers that have a value of their own.
-    pub(super) values: HashMap<Key, u32>,
+    pub(super) values: HashMap<Key, LimitValue>,
 }
 
 impl Checked {
@@ -181,7 +181,7 @@ fn check_weights(config: &Config, faults: &mut Faults) {
             };
             counts = true;
             let own = limit.plans.values().chain(limit.overrides.values());
-            let most = own.fold(max, |most, value| most.max(*value));
+            let most = own.fold(max, |most, value| most.max(value.max));
             if weight > most {
                 let message =
                     format!("is more than limit `{name}` has for any request, which is {most}");

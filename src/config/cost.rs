@@ -2,15 +2,10 @@
 //!
 //! Tests: `tests/config/costs.rs`.
 
-use std::fmt;
-
 use http::HeaderName;
-use serde::{
-    Deserialize, Deserializer,
-    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer};
 
-use super::error::Faults;
+use super::{error::Faults, number_or_table::number_or_table};
 use crate::layer::Scope;
 
 /// The cost of a request at a rate: `cost = 0`, or `cost = { header = "x-prompt-tokens" }`.
@@ -31,16 +26,20 @@ impl CostConfig {
         let Some(burst) = burst else {
             return faults.add(path, "belongs to a `rate`, and there is none");
         };
-        match self {
-            Self::Fixed(cost) if *cost > burst && !clamp => {
-                let message = format!("is more than the burst of {burst}: no request is admitted");
-                faults.add(path, message);
-            }
-            Self::Header(name) if HeaderName::try_from(name).is_err() => {
-                faults.add(format!("{path}.header"), "is no name of a header");
-            }
-            Self::Fixed(_) | Self::Header(_) => {}
+        if self.is_above(burst) && !clamp {
+            let message = format!("is more than the burst of {burst}: no request is admitted");
+            faults.add(path, message);
         }
+        if let Self::Header(name) = self
+            && HeaderName::try_from(name).is_err()
+        {
+            faults.add(format!("{path}.header"), "is no name of a header");
+        }
+    }
+
+    /// Whether a rate with this burst refuses every request.
+    pub(super) fn is_above(&self, burst: u32) -> bool {
+        matches!(self, Self::Fixed(cost) if *cost > burst)
     }
 
     pub(super) fn apply(&self, scope: Scope) -> Scope {
@@ -63,31 +62,7 @@ pub(super) struct CostTable {
 
 impl<'de> Deserialize<'de> for CostConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NumberOrTable)
-    }
-}
-
-struct NumberOrTable;
-
-impl<'de> Visitor<'de> for NumberOrTable {
-    type Value = CostConfig;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number or a table")
-    }
-
-    fn visit_u64<E: Error>(self, cost: u64) -> Result<CostConfig, E> {
-        let cost = u32::try_from(cost).map_err(|_| E::custom("a cost is at most 4294967295"))?;
-        Ok(CostConfig::Fixed(cost))
-    }
-
-    fn visit_i64<E: Error>(self, cost: i64) -> Result<CostConfig, E> {
-        let cost = u64::try_from(cost).map_err(|_| E::custom("a cost is not negative"))?;
-        self.visit_u64(cost)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CostConfig, A::Error> {
-        let table = CostTable::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(CostConfig::Header(table.header))
+        let header = |table: CostTable| Self::Header(table.header);
+        number_or_table(deserializer, "cost", Self::Fixed, header)
     }
 }

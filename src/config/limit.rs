@@ -13,6 +13,7 @@ use super::{
     cost::CostConfig,
     error::Faults,
     key::{CallerKey, KeyConfig},
+    value::values,
     word_or_table::word_or_table,
 };
 #[cfg(test)]
@@ -20,13 +21,14 @@ use super::{
     cost::CostTable,
     key::{KeyTable, KeyWord},
     schema,
+    value::ValueTable,
 };
 #[cfg(test)]
 use crate::ranges::{MAX_LIMIT, MAX_WAITERS};
 use crate::{
     error::ConfigError,
     key::Key,
-    limit::{Class, Fallback, Limit, Mode},
+    limit::{Class, Fallback, Limit, LimitValue, Mode},
 };
 
 /// A limit: its value, its key, and what happens beyond it. Its name is that of its table.
@@ -98,14 +100,24 @@ pub struct LimitConfig {
         schemars(with = "schema::WordOrTable<FallbackWord, FallbackTable>")
     )]
     pub fallback: Option<Fallback>,
-    /// Values for the callers of a plan, by the plan's name.
-    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Value>"))]
-    pub plans: BTreeMap<String, u32>,
+    /// Values for the callers of a plan, by the plan's name: numbers, or of a rate `{ rate = 100, burst = 20 }`.
+    ///
+    /// A number leaves the burst to the limit: its [`burst`](Self::burst), or if it has none, as much as the number.
+    #[serde(deserialize_with = "values")]
+    #[cfg_attr(
+        test,
+        schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
+    )]
+    pub plans: BTreeMap<String, LimitValue>,
     /// Values for single callers, which take precedence over plans. See [`Scope::values`](crate::Scope::values).
     ///
     /// A caller with a value of 0 is always refused; a rate cannot be 0.
-    #[cfg_attr(test, schemars(with = "BTreeMap<String, schema::Value>"))]
-    pub overrides: BTreeMap<CallerKey, u32>,
+    #[serde(deserialize_with = "values")]
+    #[cfg_attr(
+        test,
+        schemars(with = "BTreeMap<String, schema::WordOrTable<schema::Value, ValueTable>>")
+    )]
+    pub overrides: BTreeMap<CallerKey, LimitValue>,
 }
 
 /// A group of callers with the same values, such as all customers who pay for more.
@@ -126,7 +138,7 @@ impl LimitConfig {
         let amount = self.amount(&path, faults);
         let valid = amount.and_then(|(field, max)| {
             let field = self.faulty(name, max).unwrap_or(field);
-            faults.take(&format!("{path}.{field}"), self.bare(name, max))
+            faults.take(&format!("{path}.{field}"), self.bare(name, max.into()))
         });
         // The other settings are checked even if the amount has a fault.
         let is_valid = valid.is_some();
@@ -234,13 +246,13 @@ impl LimitConfig {
         }
     }
 
-    fn bare(&self, name: &str, max: u32) -> Result<Limit, ConfigError> {
-        let name = name.to_owned();
+    fn bare(&self, name: &str, value: LimitValue) -> Result<Limit, ConfigError> {
+        let (name, max) = (name.to_owned(), value.max);
         let limit = match (self.rate, self.per) {
             (Some(_), Some(period)) => Limit::try_rate(name, max, period)?,
             _ => Limit::try_concurrent(name, max)?,
         };
-        let limit = match self.burst {
+        let limit = match value.burst.or(self.burst) {
             Some(burst) if limit.period().is_some() => limit.burst(burst),
             _ => limit,
         };
@@ -254,7 +266,7 @@ impl LimitConfig {
         name: &str,
         plans: &BTreeMap<String, PlanConfig>,
         faults: &mut Faults,
-    ) -> HashMap<Key, u32> {
+    ) -> HashMap<Key, LimitValue> {
         let path = format!("limits.{name}");
         let mut groups = Vec::new();
         for (plan, value) in &self.plans {
@@ -273,9 +285,7 @@ impl LimitConfig {
         }
         let mut values = HashMap::new();
         for (path, callers, value, is_plan) in groups {
-            // A value of 0 refuses a caller always. A rate has no such value.
-            let least = u32::from(self.rate.is_none());
-            faults.take(&path, self.bare(name, value.max(least)));
+            self.check_own(name, &path, value, faults);
             let keys: Result<Vec<_>, _> =
                 callers.iter().map(|caller| self.key.of(caller)).collect();
             let keys = match keys {
@@ -297,6 +307,31 @@ impl LimitConfig {
             .into_iter()
             .map(|(key, (value, _))| (key, value))
             .collect()
+    }
+}
+
+/// One value of callers that have one of their own.
+impl LimitConfig {
+    fn check_own(&self, name: &str, path: &str, value: LimitValue, faults: &mut Faults) {
+        if self.rate.is_none() && value.burst.is_some() {
+            return faults.add(
+                path,
+                "has a burst, which belongs to a `rate`, and there is none",
+            );
+        }
+        // A value of 0 refuses a caller always. A rate has no such value.
+        let least = u32::from(self.rate.is_none());
+        let max = value.max.max(least);
+        let limit = faults.take(path, self.bare(name, LimitValue { max, ..value }));
+        let burst = limit.and_then(|limit| limit.current_burst());
+        if let (Some(cost), Some(burst)) = (&self.cost, burst)
+            && cost.is_above(burst)
+            && !self.clamp_cost
+        {
+            let message =
+                format!("has a burst of {burst}, and a request costs more: none is admitted");
+            faults.add(path, message);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     error::ConfigError,
     key::Key,
     layer::{GateEdit, Gates, LimitLayer, Routing},
-    limit::Limit,
+    limit::{Limit, LimitValue},
     limiter::Limiter,
     semaphore::Semaphore,
 };
@@ -71,7 +71,7 @@ struct Changing {
 struct Known {
     limit: Limit,
     /// Of the callers that have a value of their own.
-    values: HashMap<Key, u32>,
+    values: HashMap<Key, LimitValue>,
 }
 
 impl LiveConfig {
@@ -316,7 +316,10 @@ impl Changing {
 }
 
 /// The new values of keys that a configuration lists, or did before. `None`: the limit's own value.
-fn listed_values(before: Option<&Known>, known: Option<&Known>) -> HashMap<Key, Option<u32>> {
+fn listed_values(
+    before: Option<&Known>,
+    known: Option<&Known>,
+) -> HashMap<Key, Option<LimitValue>> {
     let [before, values] = [before, known].map(|known| known.map(|known| &known.values));
     let keys = [before, values].into_iter().flatten().flatten();
     let now = |key: &Key| values.and_then(|values| values.get(key)).copied();

@@ -56,8 +56,8 @@
 //! | | `unrouted`: no route has it, only code uses it | `false`: at least one route has it |
 //! | | `mode`: `"enforce"`, `"shadow"`, `"off"` | `"enforce"` |
 //! | | `fallback`: `"local"`, `{ local = 3 }`, `"allow"`, `"reject"` | `"local"`, with the limit's own value |
-//! | | `plans`: values for plans | none |
-//! | | `overrides`: values for single keys, which take precedence over plans | none |
+//! | | `plans`: values for plans: numbers, or of a rate `{ rate = 100, burst = 20 }`, else with the limit's `burst` | none |
+//! | | `overrides`: values for single keys, likewise, which take precedence over plans | none |
 //! | `[[routes]]` | `match`: patterns | none: at least one is required |
 //! | | `limits`: names, at most 16 | none: requests pass |
 //! | | `name` | the first pattern |
@@ -187,6 +187,7 @@ mod layers;
 mod limit;
 mod live;
 mod load;
+mod number_or_table;
 mod paths;
 mod preview;
 mod route;
@@ -195,6 +196,7 @@ mod routes;
 mod schema;
 mod sections;
 mod store;
+mod value;
 mod word_or_table;
 
 pub use self::{

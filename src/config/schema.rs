@@ -79,11 +79,12 @@ pub(super) fn limit_rules() -> Json {
     let is_set =
         |field: &str, value: Json| json!({ "required": [field], "properties": { field: value } });
     let filled = json!({ "minProperties": 1 });
+    let of_slots = json!({ "additionalProperties": { "type": "integer" } });
     let of_a_rate = json!({ "additionalProperties": { "minimum": 1 } });
     json!([
         { "oneOf": [
             { "required": ["concurrent"], "not": any(&["rate", "per", "burst", "unit", "cost"]), "properties": {
-                "clamp_cost": { "const": false },
+                "clamp_cost": { "const": false }, "plans": of_slots, "overrides": of_slots,
             } },
             { "required": ["rate", "per"], "not": any(&["concurrent"]), "properties": {
                 "reuse": { "const": false }, "plans": of_a_rate, "overrides": of_a_rate,

@@ -7,7 +7,7 @@ use crate::{
     key::Key,
     leases::{Fee, Lease, Leases},
     ledger::Seq,
-    limit::{Limit, LimitId},
+    limit::{Limit, LimitId, LimitValue},
     status::Quota,
 };
 
@@ -18,7 +18,7 @@ pub(crate) struct Leg {
     pub key: Key,
     pub wait: Duration,
     /// The limit's value for this key, if it has one of its own.
-    pub max: Option<u32>,
+    pub value: Option<LimitValue>,
     /// Units of a slot, from 1 to [`MAX_WEIGHT`](crate::ranges::MAX_WEIGHT).
     pub weight: u32,
     /// Its cost at a rate.

@@ -23,7 +23,7 @@ use crate::{
     key::Key,
     leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId},
-    limit::{Limit, LimitId, Mode},
+    limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     part::{PARTS, Part},
     permit_id::PermitId,
@@ -332,7 +332,7 @@ impl Keepers {
     }
 
     #[cfg(feature = "config")]
-    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<u32>>) {
+    pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
         for keeper in &self.all {
             keeper.with(|core, now| core.set_values(limit_name, values, now));
         }
@@ -482,8 +482,8 @@ impl Keepers {
 impl BoundPool {
     /// A permit to be, if there is an idle slot that may be used now. Not for a request that brings another value
     /// of the limit than the latest one.
-    pub fn take(&self, keepers: &Arc<Keepers>, own_max: Option<u32>) -> Option<Granted> {
-        let lease = self.pool.take_unseen(own_max)?;
+    pub fn take(&self, keepers: &Arc<Keepers>, own_value: Option<LimitValue>) -> Option<Granted> {
+        let lease = self.pool.take_unseen(own_value)?;
         let taken = Taken {
             leases: Leases::One(Tenure::of(lease)),
             waited: Duration::ZERO,

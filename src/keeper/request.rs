@@ -434,7 +434,7 @@ mod tests {
             limit: keepers.register(&limit).expect("valid").0,
             key: Key::SHARED,
             wait,
-            max: None,
+            value: None,
             weight: 1,
             cost: 1,
             clamps: false,

@@ -15,7 +15,7 @@ use crate::{
     error::ConfigError,
     keeper::Leg,
     key::Key,
-    limit::{Limit, LimitId},
+    limit::{Limit, LimitId, LimitValue},
 };
 
 /// A [`Limit`] with the rules that find the [`Key`], value and cost of a request.
@@ -243,8 +243,9 @@ impl Scope {
     /// Other keys have the limit's own value. The table takes precedence over [`values_by`](Self::values_by) and
     /// [`values_by_async`](Self::values_by_async).
     ///
-    /// A key with a value of 0 is always refused. A rate has no such value: in the table it is an error when the layer is
-    /// created, found [for a request](Self::values_by) it counts as 1. If requests of a key have different values, as while
+    /// A value is a number, or for a rate a [`LimitValue`] with a burst of its own. A key with a value of 0 is always refused.
+    /// A rate has no such value, and no such burst: in the table it is an error when the layer is created, found [for a
+    /// request](Self::values_by) it counts as 1. A burst without a rate is an error likewise, or is ignored. If requests of a key have different values, as while
     /// a value changes, the latest one applies. An IPv6 address is counted by its network
     /// ([`ClientAddress::ipv6_prefix`](crate::ClientAddress::ipv6_prefix)), whose first address is its key here.
     ///
@@ -253,7 +254,10 @@ impl Scope {
     ///
     /// let streams = Limit::concurrent("streams", 5).by_header("x-api-key").values([("gold", 20)]);
     /// ```
-    pub fn values<K: Into<Key>>(mut self, table: impl IntoIterator<Item = (K, u32)>) -> Self {
+    pub fn values<K: Into<Key>, V: Into<LimitValue>>(
+        mut self,
+        table: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
         self.values.table(table);
         self
     }
@@ -278,9 +282,9 @@ impl Scope {
     ///     .by_header("x-api-key")
     ///     .values_by(|head, _key| Some(head.extensions.get::<Plan>()?.streams));
     /// ```
-    pub fn values_by(
+    pub fn values_by<V: Into<LimitValue> + 'static>(
         mut self,
-        find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
+        find: impl Fn(&Parts, &Key) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
         self.values.by(find);
         self
@@ -301,14 +305,14 @@ impl Scope {
     ///     .by_header("x-api-key")
     ///     .values_by_async(10_000, Duration::from_secs(60), |key| plan_of(key.clone()));
     /// ```
-    pub fn values_by_async<F>(
+    pub fn values_by_async<F, V: Into<LimitValue> + 'static>(
         mut self,
         capacity: usize,
         fresh: Duration,
         find: impl Fn(&Key) -> F + Send + Sync + 'static,
     ) -> Self
     where
-        F: Future<Output = Option<u32>> + Send + 'static,
+        F: Future<Output = Option<V>> + Send + 'static,
     {
         self.values.by_async(capacity, fresh, find);
         self
@@ -428,7 +432,7 @@ impl Scope {
             limit: number,
             key,
             wait: self.limit.wait(),
-            max: None,
+            value: None,
             weight: self.weight.as_ref().map_or(1, |weight| weight(head)),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             clamps: self.clamps_cost,
@@ -451,12 +455,12 @@ impl Scope {
         let Some(key) = key else {
             return Lookup::Now(None);
         };
-        let max = self.values.find(Some(head), &key);
+        let value = self.values.find(Some(head), &key);
         let leg = leg(key);
-        match max {
-            Lookup::Now(max) => Lookup::Now(Some(Leg { max, ..leg })),
-            Lookup::Later(max) => {
-                Lookup::Later(max.map(move |max| Some(Leg { max, ..leg })).boxed())
+        match value {
+            Lookup::Now(value) => Lookup::Now(Some(Leg { value, ..leg })),
+            Lookup::Later(value) => {
+                Lookup::Later(value.map(move |value| Some(Leg { value, ..leg })).boxed())
             }
         }
     }
@@ -472,11 +476,11 @@ impl Scope {
         let head = values.needs_head().then(|| head.clone());
         let find = async move {
             let key = key.await?;
-            let max = match values.find(head.as_ref(), &key) {
-                Lookup::Now(max) => max,
-                Lookup::Later(max) => max.await,
+            let value = match values.find(head.as_ref(), &key) {
+                Lookup::Now(value) => value,
+                Lookup::Later(value) => value.await,
             };
-            Some(Leg { key, max, ..leg })
+            Some(Leg { key, value, ..leg })
         };
         Lookup::Later(find.boxed())
     }

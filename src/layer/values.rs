@@ -9,12 +9,12 @@ use http::request::Parts;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
-use crate::key::Key;
+use crate::{key::Key, limit::LimitValue};
 
 /// Where a key's own value comes from. Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct Values {
-    table: Option<Arc<HashMap<Key, u32>>>,
+    table: Option<Arc<HashMap<Key, LimitValue>>>,
     rule: Rule,
 }
 
@@ -23,10 +23,10 @@ enum Rule {
     #[default]
     None,
     Head(Arc<ByHead>),
-    Async(Arc<dyn Fn(Key) -> BoxFuture<'static, Option<u32>> + Send + Sync>),
+    Async(Arc<dyn Fn(Key) -> BoxFuture<'static, Option<LimitValue>> + Send + Sync>),
 }
 
-type ByHead = dyn Fn(&Parts, &Key) -> Option<u32> + Send + Sync;
+type ByHead = dyn Fn(&Parts, &Key) -> Option<LimitValue> + Send + Sync;
 
 /// The result of a lookup, or its future.
 pub(super) enum Lookup<T> {
@@ -35,30 +35,35 @@ pub(super) enum Lookup<T> {
 }
 
 impl Values {
-    pub(super) fn table<K: Into<Key>>(&mut self, table: impl IntoIterator<Item = (K, u32)>) {
-        let table = table.into_iter().map(|(key, value)| (key.into(), value));
+    pub(super) fn table<K: Into<Key>, V: Into<LimitValue>>(
+        &mut self,
+        table: impl IntoIterator<Item = (K, V)>,
+    ) {
+        let table = table.into_iter();
+        let table = table.map(|(key, value)| (key.into(), value.into()));
         self.table = Some(Arc::new(table.collect()));
     }
 
     /// The values of the table.
-    pub(super) fn listed(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn listed(&self) -> impl Iterator<Item = LimitValue> {
         self.table.iter().flat_map(|table| table.values().copied())
     }
 
-    pub(super) fn by(
+    pub(super) fn by<V: Into<LimitValue> + 'static>(
         &mut self,
-        find: impl Fn(&Parts, &Key) -> Option<u32> + Send + Sync + 'static,
+        find: impl Fn(&Parts, &Key) -> Option<V> + Send + Sync + 'static,
     ) {
+        let find = move |head: &Parts, key: &Key| find(head, key).map(Into::into);
         self.rule = Rule::Head(Arc::new(find));
     }
 
-    pub(super) fn by_async<F>(
+    pub(super) fn by_async<F, V: Into<LimitValue> + 'static>(
         &mut self,
         capacity: usize,
         fresh: Duration,
         find: impl Fn(&Key) -> F + Send + Sync + 'static,
     ) where
-        F: Future<Output = Option<u32>> + Send + 'static,
+        F: Future<Output = Option<V>> + Send + 'static,
     {
         let answers = Arc::new(Cache::new(capacity));
         let find = Arc::new(find);
@@ -72,7 +77,7 @@ impl Values {
         matches!(self.rule, Rule::Head(_))
     }
 
-    pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<u32> {
+    pub(super) fn find(&self, head: Option<&Parts>, key: &Key) -> Lookup<LimitValue> {
         let listed = self.table.as_ref().and_then(|table| table.get(key));
         match (&self.rule, listed, head) {
             (_, Some(value), _) => Lookup::Now(Some(*value)),
@@ -84,17 +89,17 @@ impl Values {
 }
 
 /// Answers of a lookup, with their times.
-type ValueCache = Cache<Key, (Option<u32>, Instant)>;
+type ValueCache = Cache<Key, (Option<LimitValue>, Instant)>;
 
 /// The kept answer if it is fresh. Otherwise one request looks the key up, and the others wait for it.
-async fn kept<F>(
+async fn kept<F, V: Into<LimitValue> + 'static>(
     answers: Arc<ValueCache>,
     fresh: Duration,
     key: Key,
     find: Arc<impl Fn(&Key) -> F>,
-) -> Option<u32>
+) -> Option<LimitValue>
 where
-    F: Future<Output = Option<u32>>,
+    F: Future<Output = Option<V>>,
 {
     let asked = Instant::now();
     loop {
@@ -103,7 +108,7 @@ where
             Ok((value, at)) if at >= asked || at.elapsed() < fresh => return value,
             Ok((_, at)) => drop(answers.remove_if(&key, |(_, kept_at)| *kept_at == at)),
             Err(guard) => {
-                let value = find(&key).await;
+                let value = find(&key).await.map(Into::into);
                 // It fails if another answer is there already, which is as good.
                 let _ = guard.insert((value, Instant::now()));
                 return value;

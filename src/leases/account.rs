@@ -32,7 +32,7 @@ use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind},
     key::Key,
     ledger::{Charge, Charged, Rate, Seq, Tat},
-    limit::{Limit, LimitId},
+    limit::{Limit, LimitId, LimitValue},
 };
 
 /// Charges of one account that can still be refunded: the latest, and the largest before it. So a prompt outlasts the tokens
@@ -51,8 +51,8 @@ pub(crate) struct Fee {
     pub key: Key,
     /// The limit's value for the key.
     pub max: u32,
-    /// The same, if the request came with one of its own.
-    pub own_max: Option<u32>,
+    /// The value that the request came with, if it has one of its own.
+    pub own_value: Option<LimitValue>,
     /// How long the request may wait for its time.
     pub wait: Duration,
     /// Whether a cost above the burst counts as the burst.

@@ -21,6 +21,7 @@ use super::lease::{Lease, Recycle};
 use crate::ledger::Seq;
 use crate::{
     ledger::RIGHT_MS,
+    limit::LimitValue,
     sync::{Mutex, MutexGuard, thread_number},
     telemetry::{LimitMeter, Measure},
 };
@@ -75,7 +76,7 @@ struct Slots {
     /// How many semaphores are bound to the pool.
     bound: usize,
     /// The queue's own value of the limit: a request that would change it has to go through the keeper.
-    own_max: Option<u32>,
+    own_value: Option<LimitValue>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -95,7 +96,7 @@ impl Pool {
             surplus: 0,
             used: false,
             bound: 0,
-            own_max: None,
+            own_value: None,
         };
         let shards = array::from_fn(|_| Shard(Mutex::new(slots())));
         Self { shards, meter }
@@ -107,8 +108,8 @@ impl Pool {
     }
 
     /// As [`take`](Self::take), for a request that the keeper does not see, with its own value of the limit.
-    pub(crate) fn take_unseen(&self, own_max: Option<u32>) -> Option<Arc<Lease>> {
-        self.take_if(Instant::now(), |slots| slots.own_max == own_max)
+    pub(crate) fn take_unseen(&self, own_value: Option<LimitValue>) -> Option<Arc<Lease>> {
+        self.take_if(Instant::now(), |slots| slots.own_value == own_value)
     }
 
     /// To be called once a slot that was [taken unseen](Self::take_unseen) has an owner.
@@ -267,8 +268,8 @@ impl Pool {
         self.lock_all().iter().map(|slots| slots.idle.len()).sum()
     }
 
-    pub(crate) fn follow_own_max(&self, own_max: Option<u32>) {
-        self.each(|slots| slots.own_max = own_max);
+    pub(crate) fn follow_own_value(&self, own_value: Option<LimitValue>) {
+        self.each(|slots| slots.own_value = own_value);
     }
 
     pub(crate) fn bind(&self) {

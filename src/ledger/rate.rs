@@ -16,7 +16,8 @@
 //! besides what the fastest of these rates allows.
 //!
 //! More than a slower rate can remember (what drains in the longest wait, and the burst) is not converted. The rate that is
-//! named stays in force until that much has drained, since what a replica forgets another could admit again.
+//! named stays in force until that much has drained, since what a replica forgets another could admit again. So does a rate
+//! that differs in nothing but a larger burst. The burst is no part of the use: a charge goes by its own, whatever is named.
 //!
 //! # Refunds
 //!
@@ -208,11 +209,13 @@ impl Rate {
             rate: self,
             ..before
         };
-        let after = match self.drains_like(before.rate) && named.is_remembered(now_us) {
+        let [named, unnamed] =
+            [named, before].map(|state| state.with_charge(cost, filled, begins_us));
+        let remembers = self.burst >= before.rate.burst || named.is_remembered(now_us);
+        let after = match self.drains_like(before.rate) && remembers {
             true => named,
-            false => before,
+            false => unnamed,
         };
-        let after = after.with_charge(cost, filled, begins_us);
         let tat = Tat {
             rate: self,
             before_us: before.start_us,

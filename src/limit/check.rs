@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::{kinds::Fallback, limit::Limit};
+use super::{kinds::Fallback, limit::Limit, value::LimitValue};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     ranges::{MAX_LIMIT, MAX_SCOPES, MAX_WAIT, MAX_WAITERS},
@@ -43,22 +43,27 @@ impl Limit {
     }
 
     /// Whether a key may have this value in place of the limit's own.
-    pub(crate) fn check_value(&self, value: u32) -> Result<(), ConfigError> {
-        let name = &self.name;
-        let (least, fits) = match self.to_rate(value) {
+    pub(crate) fn check_value(&self, value: LimitValue) -> Result<(), ConfigError> {
+        let (name, LimitValue { max, burst }) = (&self.name, value);
+        let is_in_range = (1..=MAX_LIMIT).contains(&max);
+        let fault = match self.to_rate(value) {
             // A value of 0 refuses a key always. A rate has no such value.
-            None => (0, true),
-            Some(rate) => (1, rate.is_exact()),
-        };
-        if fits && (least..=MAX_LIMIT).contains(&value) {
-            return Ok(());
-        }
-        let less = match least {
-            0 => "",
-            _ => ", and less than that with a long period",
+            None if burst.is_none() && (is_in_range || max == 0) => return Ok(()),
+            None if burst.is_none() => format!("value of {max}: it must be 0 to {MAX_LIMIT}"),
+            None => "burst, and the limit is no rate".to_owned(),
+            Some(rate) if is_in_range && rate.is_exact() => return Ok(()),
+            Some(_) => {
+                let what = match burst.filter(|_| is_in_range) {
+                    Some(burst) => format!("burst of {burst}"),
+                    None => format!("value of {max}"),
+                };
+                format!(
+                    "{what}: it must be 1 to {MAX_LIMIT}, and less than that with a long period"
+                )
+            }
         };
         Err(ConfigError::value(format!(
-            "a key of limit `{name}` has a value of {value}: it must be {least} to {MAX_LIMIT}{less}"
+            "a key of limit `{name}` has a {fault}"
         )))
     }
 

@@ -4,7 +4,10 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use super::kinds::{Class, Fallback, Mode};
+use super::{
+    kinds::{Class, Fallback, Mode},
+    value::LimitValue,
+};
 use crate::{
     error::{AcquireError, AcquireErrorDetails, AcquireErrorKind, ConfigError},
     key::Key,
@@ -385,15 +388,18 @@ impl Limit {
 
     /// The limit with another value, another mode, or both. The fallback in each process follows the value: it is the same
     /// if it was the limit's own, and never more.
-    pub(crate) fn overridden(&self, value: Option<u32>, mode: Option<Mode>) -> Self {
+    pub(crate) fn overridden(&self, value: Option<LimitValue>, mode: Option<Mode>) -> Self {
         let mut limit = self.clone();
-        if let Some(value) = value {
-            limit.max = value;
+        if let Some(LimitValue { max, burst }) = value {
+            limit.max = max;
             limit.fallback = match self.fallback {
-                Fallback::Local(own) if own == self.max => Fallback::Local(value),
-                Fallback::Local(own) => Fallback::Local(own.min(value)),
+                Fallback::Local(own) if own == self.max => Fallback::Local(max),
+                Fallback::Local(own) => Fallback::Local(own.min(max)),
                 other => other,
             };
+            if let Some(refill) = &mut limit.refill {
+                refill.burst = burst.or(refill.burst);
+            }
         }
         limit.mode = mode.unwrap_or(self.mode);
         limit
@@ -422,13 +428,14 @@ impl Limit {
         }
     }
 
-    /// The rate, with another count for a key that has one of its own; `None` if this is no rate.
-    pub(crate) fn to_rate(&self, count: u32) -> Option<Rate> {
-        let refill = self.refill?;
+    /// The rate, with this value for a key that has one of its own; `None` if this is no rate.
+    pub(crate) fn to_rate(&self, value: impl Into<LimitValue>) -> Option<Rate> {
+        let (refill, value) = (self.refill?, value.into());
+        let burst = value.burst.or(refill.burst);
         Some(Rate::new(
-            count,
+            value.max,
             refill.period,
-            refill.burst.unwrap_or(count),
+            burst.unwrap_or(value.max),
         ))
     }
 

@@ -5,12 +5,14 @@ mod kinds;
 #[allow(clippy::module_inception)]
 mod limit;
 mod limits;
+mod value;
 
 pub(crate) use self::check::check_together;
 pub use self::{
     kinds::{Class, Fallback, Mode},
     limit::Limit,
     limits::Limits,
+    value::LimitValue,
 };
 pub use crate::ranges::{MAX_LIMIT, MAX_PERIOD, MAX_SCOPES, MAX_WAIT, MAX_WAITERS, MAX_WEIGHT};
 

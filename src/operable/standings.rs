@@ -12,7 +12,7 @@ use crate::{
     key::Key,
     leases::{Fee, Paid},
     ledger::Tat,
-    limit::LimitId,
+    limit::{LimitId, LimitValue},
 };
 
 /// Keys of all rates that are kept.
@@ -23,7 +23,7 @@ pub(crate) struct Standing {
     pub limit: LimitId,
     pub key: Key,
     /// The limit's value for the key, if its request came with one.
-    pub own_max: Option<u32>,
+    pub own_value: Option<LimitValue>,
     pub paid: Paid,
     pub at: Instant,
     /// Whether it was charged again since the hand was here.
@@ -46,14 +46,14 @@ impl Standings {
             return;
         }
         if let Some(known) = self.find(fee) {
-            (known.own_max, known.paid, known.at, known.again) = (fee.own_max, paid, at, true);
+            (known.own_value, known.paid, known.at, known.again) = (fee.own_value, paid, at, true);
             return;
         }
         let (limit, key) = (fee.limit_id(), fee.key.clone());
         let standing = Standing {
             limit,
             key: key.clone(),
-            own_max: fee.own_max,
+            own_value: fee.own_value,
             paid,
             at,
             again: false,

@@ -56,7 +56,7 @@ impl Operator {
         let overrides = self.overrides().await.ok()?;
         let target = Target::digest(limit, key);
         let values = overrides.of(&target).map(|one| match one.setting {
-            Setting::Value(value) => Some(value),
+            Setting::Value(value) => Some(value.max),
             Setting::Mode(_) | Setting::Pause => None,
         });
         values.flatten().next()

@@ -172,7 +172,9 @@ mod tests {
             "HSET turnstile:control value:chat 1",
         ] {
             let mut scene = Scene::new().await;
-            scene.set(Setting::Value(7), Duration::from_secs(2)).await;
+            scene
+                .set(Setting::Value(7.into()), Duration::from_secs(2))
+                .await;
             scene.follow().await;
             assert_eq!(scene.max().await, 7);
             assert!(scene.followed.token().is_some());

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     keeper::Keepers,
-    limit::{MAX_LIMIT, Mode},
+    limit::{LimitValue, MAX_LIMIT, Mode},
     overrides::{
         Change, ChangeNote, Changed, MAX_LENGTH_MS, Override, Setting, Target, Token, What,
     },
@@ -56,11 +56,15 @@ impl Operator {
     /// a lowered value caps [`Fallback::Local`](crate::Fallback::Local) too. Over a limit's value goes that of a key. At the
     /// end, 1 second to 7 days from now, the declared value holds again.
     ///
-    /// A value that a limit cannot have, as is known only to the replicas, is ignored and logged by them.
+    /// A value is a number, or for a rate a [`LimitValue`] with a burst. Without one, a limit keeps its declared burst, or has
+    /// as much as the value if none is declared; and a key has the burst of its limit.
+    ///
+    /// A value that a limit cannot have, as is known only to the replicas, is ignored and logged by them: such as a burst of a
+    /// limit that is no rate.
     ///
     /// # Errors
     ///
-    /// If a value is out of range (a limit has 1 to 1,000,000, a key also 0), another operator was faster
+    /// If a value is out of range (a limit has 1 to 1,000,000, a key also 0, a burst is 1 to 1,000,000), another operator was faster
     /// ([`OperateErrorKind::Conflict`]), there are 1,000 overrides, or the store does not answer or refuses.
     ///
     /// # Cancel safety
@@ -70,15 +74,13 @@ impl Operator {
         &self,
         seen: &Overrides,
         target: &Target,
-        value: u32,
+        value: impl Into<LimitValue>,
         length: Duration,
         by: &By,
     ) -> Result<Outcome, OperateError> {
-        let least = u32::from(target.key_digest().is_none());
-        if !(least..=MAX_LIMIT).contains(&value) {
-            return Err(OperateError::value(format!(
-                "the value of {target} is {value}: it must be {least} to {MAX_LIMIT}"
-            )));
+        let value = value.into();
+        if !target.may_have(value) {
+            return Err(out_of_range(target, value));
         }
         let setting = Setting::Value(value);
         self.set_for(seen, target, setting, length, by).await
@@ -312,6 +314,20 @@ fn change_here(keepers: &Keepers, change: &Change) -> Option<Changed> {
             return Some(changed);
         }
     }
+}
+
+fn out_of_range(target: &Target, value: LimitValue) -> OperateError {
+    let of_max = u32::from(target.key_digest().is_none());
+    let (what, number, least) = match value {
+        LimitValue {
+            max,
+            burst: Some(burst),
+        } if (of_max..=MAX_LIMIT).contains(&max) => ("burst", burst, 1),
+        LimitValue { max, .. } => ("value", max, of_max),
+    };
+    OperateError::value(format!(
+        "the {what} of {target} is {number}: it must be {least} to {MAX_LIMIT}"
+    ))
 }
 
 fn check_target(target: &Target) -> Result<(), OperateError> {

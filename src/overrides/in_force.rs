@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::{
     error::ConfigError,
     key::Key,
-    limit::{Limit, Mode},
+    limit::{Limit, LimitValue, Mode},
 };
 
 /// All overrides that are in force in this process.
@@ -23,11 +23,11 @@ pub(crate) struct InForce {
 /// The overrides of one limit.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct OfLimit {
-    value: Option<Until<u32>>,
+    value: Option<Until<LimitValue>>,
     mode: Option<Until<Mode>>,
     pause: Option<Until<()>>,
     /// By the [digest](Key::digest) of the key.
-    keys: HashMap<u128, Until<u32>>,
+    keys: HashMap<u128, Until<LimitValue>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +47,9 @@ impl<T: PartialEq> PartialEq for Until<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// The limit's value, for all keys that have no override of their own.
-    Value(u32),
+    Value(LimitValue),
     /// The value of the key with this digest.
-    KeyValue(u128, u32),
+    KeyValue(u128, LimitValue),
     Mode(Mode),
     /// No newcomer is admitted.
     Pause,
@@ -69,7 +69,7 @@ enum SteeredValue {
     Declared,
     /// The limit has an override, which is in the value of the limit itself.
     Limit,
-    Key(u32),
+    Key(LimitValue),
 }
 
 impl Steered {
@@ -80,10 +80,10 @@ impl Steered {
 
     /// The key's own value, if the declared one is this. A key that is declared to have no slots at all is blocked, and
     /// stays so when the limit is raised.
-    pub(crate) fn own_max(self, declared: Option<u32>) -> Option<u32> {
+    pub(crate) fn own_value(self, declared: Option<LimitValue>) -> Option<LimitValue> {
         match self.value {
             SteeredValue::Key(value) => Some(value),
-            SteeredValue::Limit => declared.filter(|value| *value == 0),
+            SteeredValue::Limit => declared.filter(|value| value.max == 0),
             SteeredValue::Declared => declared,
         }
     }
@@ -202,10 +202,10 @@ impl OfLimit {
         value.chain(mode).chain(pause).chain(keys)
     }
 
-    fn value_of(&self, limit: &Limit) -> Result<Option<u32>, ConfigError> {
+    fn value_of(&self, limit: &Limit) -> Result<Option<LimitValue>, ConfigError> {
         let value = self.value.map(|value| value.what);
         value.map_or(Ok(()), |value| limit.check_value(value))?;
         // To admit nobody there is the pause, which says so to callers.
-        Ok(value.filter(|value| *value > 0))
+        Ok(value.filter(|value| value.max > 0))
     }
 }

@@ -125,7 +125,7 @@ mod tests {
         let fields = BTreeMap::from([
             (b"hello".to_vec(), vec![0xff; 10]),
             (TOKEN.to_vec(), b"none".to_vec()),
-            field(&chat, Setting::Value(8), 1),
+            field(&chat, Setting::Value(8.into()), 1),
             field(&chat, Setting::Pause, 0),
             field(&Target::limit("far"), Setting::Pause, MAX_REST_MS + 1),
         ]);
@@ -133,13 +133,13 @@ mod tests {
         assert_eq!(record.token, None);
         assert_eq!(record.faults, [FieldFault::Name, FieldFault::Range]);
         let in_force: Vec<_> = record.overrides.iter().map(|one| one.setting).collect();
-        assert_eq!(in_force, [Setting::Value(8)]);
+        assert_eq!(in_force, [Setting::Value(8.into())]);
     }
 
     #[test]
     fn a_thousand_overrides_and_no_more() {
         let limits = (0..=MAX_OVERRIDES).map(|number| Target::limit(format!("limit-{number}")));
-        let fields = limits.map(|limit| field(&limit, Setting::Value(8), 1));
+        let fields = limits.map(|limit| field(&limit, Setting::Value(8.into()), 1));
         let mut fields: BTreeMap<_, _> = fields.collect();
         let record = Record::read(&fields, NOW_MS).unwrap().unwrap();
         assert_eq!(record.overrides.len(), MAX_OVERRIDES + 1);
@@ -152,8 +152,8 @@ mod tests {
     async fn ends_are_local() {
         let gold = Key::from("gold");
         let fields = BTreeMap::from([
-            field(&Target::limit("chat"), Setting::Value(8), 2_000),
-            field(&Target::key("chat", &gold), Setting::Value(9), 3_000),
+            field(&Target::limit("chat"), Setting::Value(8.into()), 2_000),
+            field(&Target::key("chat", &gold), Setting::Value(9.into()), 3_000),
         ]);
         let now_ms = NOW_MS + 500;
         let record = Record::read(&fields, now_ms).unwrap().unwrap();
@@ -164,7 +164,10 @@ mod tests {
         assert!(!in_force.end(start + millis(1_499)));
         assert!(in_force.end(start + millis(1_500)));
         let chat = Limit::concurrent("chat", 5);
-        assert_eq!(in_force.for_key(&chat, &gold).own_max(None), Some(9));
+        assert_eq!(
+            in_force.for_key(&chat, &gold).own_value(None),
+            Some(9.into())
+        );
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     key::Key,
-    limit::{MAX_LIMIT, Mode},
+    limit::{LimitValue, MAX_LIMIT, Mode},
 };
 
 /// Longest name of a limit, in bytes.
@@ -32,17 +32,34 @@ pub struct Target {
 
 /// A decision of an operator, for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "setting", content = "to", rename_all = "kebab-case")]
+#[serde(from = "Written", into = "Written")]
 #[non_exhaustive]
 pub enum Setting {
-    /// The value: slots, or requests in a period.
+    /// The value: slots, or requests in a period, and their burst.
     ///
     /// Of a limit it applies to all keys that have no override of their own, also to those with declared
     /// [values](crate::Scope::values), except that a key with a declared value of 0 stays blocked.
-    Value(u32),
+    Value(LimitValue),
     /// Whether the limit is enforced. [`Mode::Off`] admits everybody.
     Mode(Mode),
     /// The limit admits nobody. Holders finish; requests that wait are refused.
+    Pause,
+}
+
+/// A setting in JSON. The burst is beside the value: who knows of none reads the rest.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    #[serde(flatten)]
+    kind: Kind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    burst: Option<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "setting", content = "to", rename_all = "kebab-case")]
+enum Kind {
+    Value(u32),
+    Mode(Mode),
     Pause,
 }
 
@@ -133,6 +150,13 @@ impl Target {
         (1..=MAX_NAME).contains(&self.limit.len())
     }
 
+    /// Whether the numbers are in range. Only a key may be blocked by a value of 0.
+    pub(crate) fn may_have(&self, value: LimitValue) -> bool {
+        let least = u32::from(self.key.is_none());
+        let in_range = |least, number| (least..=MAX_LIMIT).contains(&number);
+        in_range(least, value.max) && value.burst.is_none_or(|burst| in_range(1, burst))
+    }
+
     /// The fields that are about it.
     pub(crate) fn fields(&self) -> Vec<String> {
         let limit = &self.limit;
@@ -188,12 +212,37 @@ impl fmt::Display for Target {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Value(value) => write!(f, "value {value}"),
+            Self::Value(LimitValue { max, burst: None }) => write!(f, "value {max}"),
+            Self::Value(LimitValue {
+                max,
+                burst: Some(burst),
+            }) => write!(f, "value {max}, burst {burst}"),
             Self::Mode(Mode::Enforce) => f.write_str("enforced"),
             Self::Mode(Mode::Shadow) => f.write_str("in shadow mode"),
             Self::Mode(Mode::Off) => f.write_str("off: everybody is admitted"),
             Self::Pause => f.write_str("paused: nobody is admitted"),
         }
+    }
+}
+
+impl From<Written> for Setting {
+    fn from(Written { kind, burst }: Written) -> Self {
+        match kind {
+            Kind::Value(max) => Self::Value(LimitValue { max, burst }),
+            Kind::Mode(mode) => Self::Mode(mode),
+            Kind::Pause => Self::Pause,
+        }
+    }
+}
+
+impl From<Setting> for Written {
+    fn from(setting: Setting) -> Self {
+        let (kind, burst) = match setting {
+            Setting::Value(LimitValue { max, burst }) => (Kind::Value(max), burst),
+            Setting::Mode(mode) => (Kind::Mode(mode), None),
+            Setting::Pause => (Kind::Pause, None),
+        };
+        Self { kind, burst }
     }
 }
 
@@ -241,8 +290,7 @@ impl Override {
             return Err(FieldFault::Text);
         }
         match read.setting {
-            Setting::Value(value) if value > MAX_LIMIT => Err(FieldFault::Range),
-            Setting::Value(0) if read.target.key.is_none() => Err(FieldFault::Range),
+            Setting::Value(value) if !read.target.may_have(value) => Err(FieldFault::Range),
             _ => Ok(read),
         }
     }
@@ -306,15 +354,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_has_a_fault() {
-        let good = Override::json(Setting::Value(8), "ada", "");
+        let good = Override::json(Setting::Value(8.into()), "ada", "");
         assert_eq!(fault("value:chat", &text(&good)), None);
         let other_kind = Override::json(Setting::Pause, "ada", "");
         let key = format!("key:{TOKEN}:chat");
-        let nothing = Override::json(Setting::Value(0), "ada", "");
+        let nothing = Override::json(Setting::Value(0.into()), "ada", "");
         assert_eq!(fault(&key, &text(&nothing)), None);
-        let too_much = Override::json(Setting::Value(MAX_LIMIT + 1), "ada", "");
+        let too_much = Override::json(Setting::Value((MAX_LIMIT + 1).into()), "ada", "");
+        let no_burst = Override::json(Setting::Value(LimitValue::new(8).burst(0)), "ada", "");
         let long_name = format!("value:{}", "x".repeat(129));
-        let long = Override::json(Setting::Value(8), &"x".repeat(MAX_TEXT), "");
+        let long = Override::json(Setting::Value(8.into()), &"x".repeat(MAX_TEXT), "");
         for (field, text, expected) in [
             ("chat", text(&good), FieldFault::Name),
             ("value:", text(&good), FieldFault::Name),
@@ -331,6 +380,7 @@ mod tests {
             ("value:chat", text(&nothing), FieldFault::Range),
             ("value:chat", text(&too_much), FieldFault::Range),
             (&key, text(&too_much), FieldFault::Range),
+            (&key, text(&no_burst), FieldFault::Range),
         ] {
             assert_eq!(fault(field, &text), Some(expected), "{field}");
         }
@@ -350,6 +400,19 @@ mod tests {
         assert_eq!(serde_json::from_value::<Override>(value).unwrap(), read);
     }
 
+    /// A reader that knows of no burst has the value, and one that does reads a value without.
+    #[test]
+    fn a_burst_is_beside_the_value() {
+        let value = LimitValue::new(100).burst(20);
+        let json = Override::json(Setting::Value(value), "ada", "");
+        let expected = r#"{"setting":"value","to":100,"burst":20,"author":"ada","reason":""}"#;
+        assert_eq!(json, expected);
+        let read = Override::read(b"value:chat", &text(&json)).unwrap();
+        assert_eq!(read.setting, Setting::Value(value));
+        let plain = Override::json(Setting::Value(100.into()), "ada", "");
+        assert_eq!(plain, expected.replace(r#""burst":20,"#, ""));
+    }
+
     proptest! {
         #[test]
         fn hostile_fields_are_read_or_have_a_fault(field: Vec<u8>, text: Vec<u8>) {
@@ -363,7 +426,8 @@ mod tests {
         fn any_name_key_and_texts_come_back(
             limit in "(?s).{1,32}",
             key: Option<Vec<u8>>,
-            value in 1..=MAX_LIMIT,
+            max in 1..=MAX_LIMIT,
+            burst in prop::option::of(1..=MAX_LIMIT),
             author in "(?s).{1,16}",
             reason in "(?s).{0,64}",
         ) {
@@ -371,7 +435,7 @@ mod tests {
                 Some(key) => Target::key(&limit, key),
                 None => Target::limit(&limit),
             };
-            let setting = Setting::Value(value);
+            let setting = Setting::Value(LimitValue { max, burst });
             let field = target.field(setting).unwrap();
             let json = Override::json(setting, &author, &reason);
             let read = Override::read(field.as_bytes(), &text(&json)).unwrap();

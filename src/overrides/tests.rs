@@ -128,7 +128,7 @@ fn set(seen: &Record, target: &Target, setting: Setting, length_ms: u64) -> Chan
 }
 
 fn value(value: u32) -> Setting {
-    Setting::Value(value)
+    Setting::Value(value.into())
 }
 
 #[test]

@@ -56,6 +56,23 @@ async fn limits_are_set_paused_and_restored() {
 }
 
 #[tokio::test]
+async fn a_value_may_have_a_burst() {
+    for scene in scenes().await {
+        let of_a_rate = with(with(set(100), "limit", "tokens"), "burst", 20);
+        scene.changed(of_a_rate.clone()).await;
+        let status = scene.get("/api/status").await;
+        let one = &status["overrides"]["rows"][0];
+        let expected = (&json!("tokens"), &json!(100), &json!(20));
+        assert_eq!((&one["limit"], &one["to"], &one["burst"]), expected);
+        let (status, body) = scene.change(&with(of_a_rate, "burst", 0)).await;
+        assert_eq!(
+            (status, &body["kind"]),
+            (StatusCode::BAD_REQUEST, &"value".into())
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_key_is_named_by_its_digest() {
     for scene in scenes().await {
         let (_held, _waiter) = used(&scene.limiters[0], "acme").await;

@@ -123,6 +123,26 @@ pub(super) fn faulty() -> Vec<(String, &'static str, &'static str)> {
             "is 0",
         ),
         (
+            "plans.p.keys = ['k']\nlimits.a = { rate = 1, per = '1s', key.header = 'x', plans = { p = { rate = 5, burst = 0 } } }".to_owned(),
+            "limits.a.plans.p",
+            "burst of 0",
+        ),
+        (
+            "plans.p.keys = ['k']\nlimits.a = { concurrent = 1, key.header = 'x', plans = { p = { rate = 5, burst = 2 } } }".to_owned(),
+            "limits.a.plans.p",
+            "belongs to a `rate`",
+        ),
+        (
+            limit("concurrent = 1\nkey.header = 'x'\noverrides = { k = { rate = 5, burst = 2 } }"),
+            "limits.a.overrides",
+            "belongs to a `rate`",
+        ),
+        (
+            limit("rate = 5\nper = '1s'\nkey.header = 'x'\ncost = 3\noverrides = { k = { rate = 5, burst = 2 } }"),
+            "limits.a.overrides",
+            "has a burst of 2",
+        ),
+        (
             "plans.p.keys = ['k']\nlimits.a = { concurrent = 1, plans = { p = 2 } }".to_owned(),
             "limits.a.plans.p",
             "all requests share",

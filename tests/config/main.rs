@@ -13,3 +13,4 @@ mod schema;
 #[path = "../layer/support.rs"]
 #[allow(dead_code)]
 mod support;
+mod values;

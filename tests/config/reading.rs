@@ -29,8 +29,8 @@ fn the_example_reads_as_it_says() {
     assert_eq!(key.concurrent, Some(5));
     assert_eq!(key.key, KeyConfig::Header("x-api-key".to_owned()));
     assert_eq!(key.wait, Some(Duration::from_secs(2)));
-    assert_eq!(key.plans["gold"], 20);
-    assert_eq!(key.overrides[&"alice".into()], 8);
+    assert_eq!(key.plans["gold"], 20.into());
+    assert_eq!(key.overrides[&"alice".into()], 8.into());
     assert_eq!(key.fallback, Some(Fallback::Local(3)));
     let opens = &config.limits["chat-opens"];
     assert_eq!(opens.per, Some(Duration::from_secs(60)));
@@ -94,7 +94,22 @@ fn words_and_tables_read_alike() {
 }
 
 /// Texts that cannot be read, the line, and words of TOML's own message.
-pub(super) const UNREADABLE: [(&str, usize, &str); 24] = [
+pub(super) const UNREADABLE: [(&str, usize, &str); 27] = [
+    (
+        "[limits.a]\nplans = { p = { rate = 5 } }",
+        2,
+        "missing field `burst`",
+    ),
+    (
+        "[limits.a]\nplans = { p = { rate = 5, max = 2, burst = 2 } }",
+        2,
+        "unknown field",
+    ),
+    (
+        "[limits.a]\noverrides = { k = '5' }",
+        2,
+        "expected a number or a table",
+    ),
     ("\n[limits.a]\nconcurrent = 5 5", 3, "must be quoted"),
     ("limits.a = { concurrent = 5", 1, "unclosed inline table"),
     (

@@ -71,13 +71,14 @@ fn schema_refuses_what_cannot_be_read() {
 }
 
 /// How long a duration is, and what another section says, no schema knows.
-const UNKNOWN_TO_IT: [(&str, &str); 17] = [
+const UNKNOWN_TO_IT: [(&str, &str); 18] = [
     ("limits.a.per", "1 ms to 86400s"),
     ("limits.a.cost", "more than the burst of 2"),
     ("limits.a.wait", "at most 86400s"),
     ("limits.a.overrides", "not the name of a route"),
     ("limits.a.overrides", "no IP address"),
     ("limits.a.plans", "does not have"),
+    ("limits.a.overrides", "has a burst of 2"),
     ("plans.b.keys[1]", "in plan `a` already"),
     ("routes[0].max_hold", "must be 1ms to"),
     ("routes[0].idle", "must be 1ms to"),

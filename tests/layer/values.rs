@@ -15,7 +15,7 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tokio_test::{assert_pending, task};
 use tower::{Layer, ServiceExt};
-use tower_turnstile::{ConfigErrorKind, Key, Limit, Limiter, Policy, Refusal, Scope};
+use tower_turnstile::{ConfigErrorKind, Key, Limit, LimitValue, Limiter, Policy, Refusal, Scope};
 
 use crate::support::{ONE, SOON, Script, get, held, send, serve, soon};
 
@@ -81,7 +81,7 @@ async fn closure_sees_the_key_and_the_head() {
 #[tokio::test]
 async fn key_that_is_found_later_has_its_value() {
     let later = |limit: Limit| limit.by_key_async(|_| ready(Some("gold")));
-    let paths = later(ONE).values_by(|head, _| head.uri.path()[1..].parse().ok());
+    let paths = later(ONE).values_by(|head, _| head.uri.path()[1..].parse::<u32>().ok());
     assert_eq!(admitted(paths, || get("/5")).await.0, 5);
     assert_eq!(
         admitted(later(ONE).values([("gold", 2)]), || get("/"))
@@ -116,30 +116,72 @@ async fn rate_has_values_too() {
     assert_eq!(admitted(scope, || with_key("none")).await, (1, 1));
 }
 
+/// Without a burst of its own a value has the limit's, or if there is none as much as itself.
+#[tokio::test]
+async fn a_value_may_have_a_burst() {
+    let gold = LimitValue::new(5).burst(3);
+    let opens = Limit::rate("opens", 2, Duration::from_secs(3600));
+    for (limit, number) in [(opens.clone(), 5), (opens.burst(1), 1)] {
+        let scope = limit.by_header("x-key");
+        let scope = scope.values([("gold", gold), ("number", 5.into())]);
+        let scope = scope
+            .values_by(|_, key| (*key == Key::from("none")).then_some(LimitValue::new(5).burst(0)));
+        for (key, count) in [("gold", 3), ("number", number), ("none", 1)] {
+            assert_eq!(
+                admitted(scope.clone(), || with_key(key)).await,
+                (count, 5),
+                "{key}"
+            );
+        }
+    }
+    // Slots have none.
+    let scope = ONE.by_header("x-key").values_by(move |_, _| Some(gold));
+    assert_eq!(admitted(scope, || with_key("a")).await, (5, 5));
+}
+
 #[test]
 fn values_out_of_range_are_errors() {
     let limiter = Limiter::in_memory();
     let rate = Limit::rate("opens", 2, Duration::from_secs(3600));
-    for (limit, value, is_in_range) in [
-        (&rate, 0, false),
-        (&rate, 1, true),
-        (&rate, u32::MAX, false),
-        (&ONE, 0, true),
-        (&ONE, u32::MAX, false),
+    let value = LimitValue::new;
+    for (limit, value, fault) in [
+        (&rate, value(0), "value of 0: it must be 1 to"),
+        (&rate, value(1), ""),
+        (
+            &rate,
+            value(u32::MAX),
+            "value of 4294967295: it must be 1 to",
+        ),
+        (&rate, value(5).burst(0), "burst of 0: it must be 1 to"),
+        (&rate, value(5).burst(1), ""),
+        (
+            &rate,
+            value(5).burst(u32::MAX),
+            "burst of 4294967295: it must be 1 to",
+        ),
+        (&rate, value(0).burst(1), "value of 0: it must be 1 to"),
+        (&ONE, value(0), ""),
+        (
+            &ONE,
+            value(u32::MAX),
+            "value of 4294967295: it must be 0 to",
+        ),
+        (&ONE, value(5).burst(1), "burst, and the limit is no rate"),
     ] {
         let scope = limit.clone().by_header("x-key");
-        let scope = scope.values([("gold", 3), ("secret", value)]);
+        let scope = scope.values([("gold", 3.into()), ("secret", value)]);
         let semaphore = limiter.semaphore(limit, "secret").try_value(value);
         let errors = [limiter.try_layer(scope).err(), semaphore.err()];
         for error in errors {
-            assert_eq!(error.is_none(), is_in_range, "{value}: {error:?}");
+            assert_eq!(error.is_none(), fault.is_empty(), "{value:?}: {error:?}");
             if let Some(error) = error {
                 assert_eq!(error.kind(), ConfigErrorKind::Value);
                 let said = error.to_string();
                 assert!(
-                    said.contains(limit.name()) && !said.contains("secret"),
+                    said.contains(limit.name()) && said.contains(fault),
                     "{said}"
                 );
+                assert!(!said.contains("secret"), "{said}");
             }
         }
     }

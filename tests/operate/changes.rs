@@ -47,7 +47,10 @@ async fn an_override_is_set_shown_and_removed() {
     let seen = operator.overrides().await.unwrap();
     assert_eq!(seen.all().len(), 4);
     let settings: Vec<_> = seen.of(&chat).map(|one| one.setting).collect();
-    assert_eq!(settings, [Setting::Mode(Mode::Shadow), Setting::Value(8)]);
+    assert_eq!(
+        settings,
+        [Setting::Mode(Mode::Shadow), Setting::Value(8.into())]
+    );
     let one = seen.of(&acme).next().unwrap();
     assert_eq!((&*one.author, &*one.reason), ("ada", "Black Friday"));
     assert_eq!(one.until_ms - one.since_ms, 3_600_000);
@@ -82,7 +85,7 @@ async fn the_slower_of_two_operators_is_told_by_whom() {
     let expected = format!("changed meanwhile by {winner}: limit `chat` is now value {value}");
     assert_eq!(error.to_string(), expected);
     let now = operator.overrides().await.unwrap();
-    assert_eq!(now.all()[0].setting, Setting::Value(value));
+    assert_eq!(now.all()[0].setting, Setting::Value(value.into()));
     assert_eq!(operator.log().await.unwrap().len(), 1);
     let error = operator.unset(&seen, &chat, &ada()).await;
     assert_eq!(kind(error), OperateErrorKind::Conflict);
@@ -110,12 +113,12 @@ async fn a_change_is_logged_and_taken_back() {
     assert_eq!((log[0].what, &*log[0].author), (What::Set, "ada"));
     let edited = &log[0].edits[0];
     assert_eq!(edited.target, chat);
-    assert_eq!(edited.before, Some(Setting::Value(8)));
-    assert_eq!(edited.after, Some(Setting::Value(9)));
+    assert_eq!(edited.before, Some(Setting::Value(8.into())));
+    assert_eq!(edited.after, Some(Setting::Value(9.into())));
     assert_eq!(log[1].edits[0].before, None);
     operator.undo(&log[0], &bob()).await.unwrap();
     let now = operator.overrides().await.unwrap();
-    assert_eq!(now.all()[0].setting, Setting::Value(8));
+    assert_eq!(now.all()[0].setting, Setting::Value(8.into()));
     assert_eq!(now.all()[0].author, "ada");
     // Both are older than what is there now.
     let error = operator.undo(&log[0], &bob()).await;

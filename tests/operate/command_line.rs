@@ -304,8 +304,13 @@ async fn limits_are_changed() {
         1
     );
     acme.acquire().await.unwrap_err();
+    let burst = ["set", "tokens", "100", "--burst", "20", "--for", "1h"];
+    assert_eq!(run(&burst).await.0, 0);
+    let overrides = says(&server, &["overrides"]).await;
+    assert!(overrides.contains("value 100, burst 20"), "{overrides}");
     for wrong in [
         &["set", "chat", "0", "--for", "1h"][..],
+        &["set", "chat", "8", "--burst", "0", "--for", "1h"],
         &["set", "chat", "8", "--for", "8d"],
         &["set", "chat", "8", "--for", "1"],
         &["set", "chat", "8"],

@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bursts;
 mod changes;
 #[cfg(feature = "cli")]
 mod checking;

@@ -202,7 +202,7 @@ async fn in_memory_the_same() {
         .expect("at once")
         .unwrap();
     let now = seen(&operator).await;
-    assert_eq!(now.all()[0].setting, Setting::Value(3));
+    assert_eq!(now.all()[0].setting, Setting::Value(3.into()));
     let error = operator
         .set(&Overrides::default(), &jobs(), 4, HOUR, &ada())
         .await;

@@ -7,6 +7,7 @@ mod support;
 mod backend;
 #[cfg(feature = "test-util")]
 mod budgets;
+mod bursts;
 mod charges;
 mod live;
 mod losses;

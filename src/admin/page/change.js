@@ -4,8 +4,8 @@
 const KINDS = {
   set: {
     title: (target) => `Set the value of ${target}`,
-    fields: ["value", "for"],
-    body: (form) => ({ value: Number(form.value.value), for_ms: Number(form.for.value) }),
+    fields: ["value", "burst", "for"],
+    body: (form) => ({ value: Number(form.value.value), ...burstOf(form), for_ms: Number(form.for.value) }),
     confirm: (form) => `Set to ${form.value.value || "..."} for ${chosen(form.for)}`,
     will: willSet,
   },
@@ -64,6 +64,11 @@ function chosen(select) {
   return select.selectedOptions[0].textContent;
 }
 
+// Only if one was written.
+function burstOf(form) {
+  return form.burst.value === "" ? {} : { burst: Number(form.burst.value) };
+}
+
 function declaredText(limit) {
   return valueText(limit.declared_max, limit);
 }
@@ -71,7 +76,9 @@ function declaredText(limit) {
 function willSet({ target, limit, max }, form) {
   if (form.value.value === "") return "";
   const [value, time] = [Number(form.value.value), chosen(form.for)];
-  const unit = limit && limit.period_ms !== null ? `start ${count(value, "request")} in ${duration(limit.period_ms)}` : `hold ${count(value, "slot")}`;
+  const { burst } = burstOf(form);
+  const atOnce = burst === undefined ? "" : `, ${burst.toLocaleString("en")} of them at once`;
+  const unit = isRate(limit) ? `start ${count(value, "request")} in ${duration(limit.period_ms)}${atOnce}` : `hold ${count(value, "slot")}`;
   const who = target.key ? "this key" : "each key without an override of its own";
   const parts = [`For ${time} ${who} may ${unit}.`];
   if (value === 0) parts.push("It is blocked: it admits nobody.");
@@ -95,15 +102,15 @@ function openChange(kind, about) {
   const { title, fields, length } = KINDS[kind];
   put(byId("dialog-title"), title(about.name));
   putFacts(byId("dialog-now"), about.facts);
-  for (const field of ["value", "mode", "for"]) {
-    byId(`field-${field}`).hidden = !fields.includes(field);
+  for (const field of ["value", "burst", "mode", "for"]) {
+    byId(`field-${field}`).hidden = !fields.includes(field) || (field === "burst" && !isRate(about.limit));
   }
   form.reset();
   if (length) form.for.value = length;
   form.value.required = fields.includes("value");
   form.value.min = about.target?.key ? 0 : 1;
   form.value.max = 1000000;
-  if (fields.includes("value")) form.value.value = about.max ?? "";
+  if (fields.includes("value")) [form.value.value, form.burst.value] = [about.max ?? "", about.burst ?? ""];
   put(byId("refused"), "");
   describe();
   byId("dialog").showModal();
@@ -132,7 +139,8 @@ function aboutTarget(target, name, limit, key = null) {
   overrides.forEach((one) => facts.push(["Override", overrideText(one, limit)]));
   if (overrides.length === 0) facts.push(["Override", "none"]);
   const max = key ? key.max : limit?.max;
-  return { target, name, limit, max, facts, seen: overrides.map((one) => one.token) };
+  const burst = overrides.find(({ setting }) => setting === "value")?.burst;
+  return { target, name, limit, max, burst, facts, seen: overrides.map((one) => one.token) };
 }
 
 function overrideText(one, limit) {

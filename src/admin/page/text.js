@@ -21,13 +21,20 @@ function caller(row) {
   return row.key_text ?? row.key ?? "unknown";
 }
 
+function isRate(limit) {
+  return Boolean(limit) && limit.period_ms !== null;
+}
+
 function valueText(value, limit) {
   if (!limit) return String(value);
   return limit.period_ms === null ? `${value} per key` : `${value} ${limit.unit ?? "requests"} in ${duration(limit.period_ms)} per key`;
 }
 
 function settingText(one, limit) {
-  if (one.setting === "value") return one.key ? String(one.to) : valueText(one.to, limit);
+  if (one.setting === "value") {
+    const burst = one.burst === undefined ? "" : `, burst ${one.burst}`;
+    return (one.key ? String(one.to) : valueText(one.to, limit)) + burst;
+  }
   if (one.setting === "pause") return "paused: admits nobody";
   if (one.to === "off") return "off: admits everybody";
   if (one.to === "shadow") return "shadow: admits everybody";

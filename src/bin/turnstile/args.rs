@@ -136,6 +136,9 @@ pub(crate) enum ChangeCommand {
         limit: String,
         /// Slots, or requests in a period. Only a caller may have 0.
         value: u32,
+        /// Requests of a rate that may start at once after a pause. Without it: as declared; for a caller, as for the limit.
+        #[arg(long)]
+        burst: Option<u32>,
         #[command(flatten)]
         caller: MaybeCaller,
         #[command(flatten)]

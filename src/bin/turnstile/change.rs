@@ -3,9 +3,12 @@
 use std::{process::ExitCode, time::Duration};
 
 use serde_json::{Value, json};
-use tower_turnstile::operate::{
-    Answers, By, Edited, LimitRow, LogEntry, Operator, Outcome, Override, Overrides, PermitRow,
-    PermitState, Setting, Target,
+use tower_turnstile::{
+    LimitValue,
+    operate::{
+        Answers, By, Edited, LimitRow, LogEntry, Operator, Outcome, Override, Overrides, PermitRow,
+        PermitState, Setting, Target,
+    },
 };
 
 use crate::{
@@ -33,13 +36,16 @@ pub(crate) async fn run(
         ChangeCommand::Set {
             limit,
             value,
+            burst,
             caller,
             term,
         } => {
+            let value = LimitValue::new(*value);
+            let value = burst.map_or(value, |burst| value.burst(burst));
             let (by, target) = (by(&term.signature)?, target(limit, caller.digest(limit)));
             let seen = seen(operator, &target).await?;
             let length = term.length;
-            operator.set(&seen, &target, *value, length, &by).await?
+            operator.set(&seen, &target, value, length, &by).await?
         }
         ChangeCommand::Mode { limit, mode, term } => {
             let by = by(&term.signature)?;

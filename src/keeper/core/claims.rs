@@ -61,7 +61,7 @@ impl Core {
             let class = limit.class_of(&leg.key);
             let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
             let lease = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-                queue.set_own_max(ctx, leg.max);
+                queue.set_own_value(ctx, leg.value);
                 let wait = match queue.max() {
                     // It would wait for nothing.
                     0 => Duration::ZERO,

@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     leases::Lease,
     ledger::ReplicaId,
-    limit::{Limit, LimitId, Mode},
+    limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
     part::Part,
     telemetry::{LimitMeter, Measure},
@@ -191,16 +191,16 @@ impl Core {
     pub fn set_values(
         &mut self,
         limit_name: &str,
-        values: &HashMap<Key, Option<u32>>,
+        values: &HashMap<Key, Option<LimitValue>>,
         now: Instant,
     ) {
         self.ctx.now = now;
         let id = self.limit_id(limit_name);
         self.each_queue(|queue, ctx| {
             if Some(queue.limit_id()) == id
-                && let Some(own_max) = values.get(queue.key())
+                && let Some(own_value) = values.get(queue.key())
             {
-                queue.set_own_max(ctx, *own_max);
+                queue.set_own_value(ctx, *own_value);
             }
         });
         self.advance_claims();

@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     leases::{Account, AccountId, Fee, Paid, PaidBack, ReportOutcome},
     ledger::{Charge, Charged, Rate, RateState, Refund, Tat, WAIT_FOREVER_US},
-    limit::{Fallback, Limit, LimitId, MAX_LIMIT, Mode},
+    limit::{Fallback, Limit, LimitId, LimitValue, MAX_LIMIT, Mode},
     status::{Quota, QuotaReader},
     telemetry::{Cost, Measure},
 };
@@ -28,7 +28,7 @@ impl Core {
     /// The fee of a leg, if its limit is a rate.
     pub(super) fn fee(&self, id: ClaimId, leg: &Leg, shadow: bool) -> Option<Fee> {
         let limit = self.ctx.limits[leg.limit.0].clone();
-        let (max, rate) = self.rate_of(&limit, &leg.key, leg.max)?;
+        let (max, rate) = self.rate_of(&limit, &leg.key, leg.value)?;
         let wait_us = leg.wait.as_micros() as u64;
         let charge = Charge {
             // A digest, which only a store needs.
@@ -55,7 +55,7 @@ impl Core {
             limit,
             key: leg.key.clone(),
             max,
-            own_max: leg.max,
+            own_value: leg.value,
             wait: leg.wait,
             clamps: leg.clamps,
             charge,
@@ -65,13 +65,19 @@ impl Core {
     }
 
     /// The value of a limit for a key, and the rate, if it is one.
-    fn rate_of(&self, limit: &Limit, key: &Key, own_max: Option<u32>) -> Option<(u32, Rate)> {
-        let own_max = match self.ctx.overrides.is_empty() {
-            true => own_max,
-            false => self.ctx.overrides.for_key(limit, key).own_max(own_max),
+    fn rate_of(
+        &self,
+        limit: &Limit,
+        key: &Key,
+        own_value: Option<LimitValue>,
+    ) -> Option<(u32, Rate)> {
+        let own_value = match self.ctx.overrides.is_empty() {
+            true => own_value,
+            false => self.ctx.overrides.for_key(limit, key).own_value(own_value),
         };
-        let max = own_max.unwrap_or(limit.max()).clamp(1, MAX_LIMIT);
-        Some((max, limit.to_rate(max)?.clamped()))
+        let mut value = own_value.unwrap_or(limit.max().into());
+        value.max = value.max.clamp(1, MAX_LIMIT);
+        Some((value.max, limit.to_rate(value)?.clamped()))
     }
 
     /// A charge in this process, as the limit's fallback says. Returns how it is made, for how many microseconds the rate
@@ -354,7 +360,7 @@ impl Core {
     /// At the values that its limit has now.
     fn rate_now(&self, fee: &Fee) -> Option<Rate> {
         let limit = &self.ctx.limits[fee.limit_id().0];
-        Some(self.rate_of(limit, &fee.key, fee.own_max)?.1)
+        Some(self.rate_of(limit, &fee.key, fee.own_value)?.1)
     }
 
     /// Without the store the rate of this process is charged, as the limit's fallback says.
@@ -430,7 +436,7 @@ impl Core {
     /// How a key of a rate stands now, by its last charge here.
     pub fn rate_look(&self, standing: &Standing, now: Instant) -> Option<RateLook> {
         let limit = &self.ctx.limits[standing.limit.0];
-        let (max, usual) = self.rate_of(limit, &standing.key, standing.own_max)?;
+        let (max, usual) = self.rate_of(limit, &standing.key, standing.own_value)?;
         let (rate, tat, now_us) = match standing.paid {
             Paid::InStore(tat) => (usual, tat, self.clock.as_ref()?.at(now)),
             Paid::Here(rate, tat) => (rate, tat, self.ctx.local_us_at(now)),

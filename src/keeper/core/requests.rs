@@ -91,7 +91,7 @@ impl Core {
     fn submit_slot(&mut self, leg: &Leg, label: &Label) -> Arc<Lease> {
         let queue = self.queues.find_or_make(&mut self.ctx, leg.limit, &leg.key);
         let lease = self.queues.change(&mut self.ctx, queue, |queue, ctx| {
-            queue.set_own_max(ctx, leg.max);
+            queue.set_own_value(ctx, leg.value);
             // A key whose limit is 0 never gets a slot.
             let wait = match queue.max() {
                 0 => Duration::ZERO,

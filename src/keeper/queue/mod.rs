@@ -54,7 +54,7 @@ use crate::{
     key::Key,
     leases::{Pool, QueueId},
     ledger::{Ledger, Seq, weight_of},
-    limit::{Fallback, Limit, LimitId},
+    limit::{Fallback, Limit, LimitId, LimitValue},
     overrides::Steered,
     small_map::SmallMap,
     sync::Inquiry,
@@ -75,7 +75,7 @@ pub(super) struct Queue {
     ledger: Arc<str>,
     limit: Arc<Limit>,
     /// The limit's value for this key, if the latest request gave it one of its own.
-    own_max: Option<u32>,
+    own_value: Option<LimitValue>,
     /// The override that operators have set for this key. Boxed, as most keys have none.
     steered: Option<Box<Steered>>,
     entries: SmallMap<Seq, Entry>,
@@ -220,7 +220,7 @@ impl Queue {
             key,
             ledger,
             limit,
-            own_max: None,
+            own_value: None,
             steered: None,
             entries: SmallMap::default(),
             waiters: None,
@@ -265,15 +265,16 @@ impl Queue {
 
     /// How many slots this key has.
     pub fn max(&self) -> u32 {
-        self.value().unwrap_or(self.limit.max())
+        self.own_max().unwrap_or(self.limit.max())
     }
 
-    /// The value of this key, if that is not the limit's.
-    fn value(&self) -> Option<u32> {
-        match &self.steered {
-            Some(steered) => steered.own_max(self.own_max),
-            None => self.own_max,
-        }
+    /// The slots of this key, if they are not the limit's.
+    fn own_max(&self) -> Option<u32> {
+        let value = match &self.steered {
+            Some(steered) => steered.own_value(self.own_value),
+            None => self.own_value,
+        };
+        value.map(|value| value.max)
     }
 
     /// Until when operators have paused the limit for this key.
@@ -352,7 +353,7 @@ impl Queue {
     fn local_max(&self, ctx: &Context) -> u32 {
         match self.limit.current_fallback() {
             // The key's own value counts here too, unless there are fewer for all keys.
-            Fallback::Local(limit) if ctx.shared => match self.value() {
+            Fallback::Local(limit) if ctx.shared => match self.own_max() {
                 Some(own) if limit == self.limit.max() => own,
                 Some(own) => own.min(limit),
                 None => limit,

@@ -20,7 +20,7 @@ use crate::{
     },
     leases::{Lease, Leases, Tenure},
     ledger::{Operation, Seq, weight_of},
-    limit::{Fallback, Limit, MAX_WAIT, Mode},
+    limit::{Fallback, Limit, LimitValue, MAX_WAIT, Mode},
     overrides::Steered,
     status::{InLine, Quota, Usage},
     sync::{Inquiry, StoredWaker},
@@ -253,14 +253,14 @@ impl Queue {
 /// Changes of the limit, and what they do to requests that wait.
 impl Queue {
     /// Takes the limit's value for this key from a request.
-    pub fn set_own_max(&mut self, ctx: &mut Context, own_max: Option<u32>) {
-        if own_max == self.own_max {
+    pub fn set_own_value(&mut self, ctx: &mut Context, own_value: Option<LimitValue>) {
+        if own_value == self.own_value {
             return;
         }
         let before = self.max();
-        self.own_max = own_max;
+        self.own_value = own_value;
         if let Some(pool) = self.pool() {
-            pool.follow_own_max(own_max);
+            pool.follow_own_value(own_value);
         }
         self.follow_max(ctx, before);
     }

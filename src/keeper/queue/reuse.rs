@@ -21,7 +21,7 @@ impl Queue {
     pub(super) fn make_pool(&mut self, ctx: &Context) {
         if self.limit.is_reused() && self.pooled.is_none() {
             let pool = Pool::new(ctx.meter(self.limit_id).clone());
-            pool.follow_own_max(self.own_max);
+            pool.follow_own_value(self.own_value);
             self.pooled = Some(Box::new(Pooled {
                 pool: Arc::new(pool),
                 recalled: None,

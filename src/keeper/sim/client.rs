@@ -15,7 +15,7 @@ use crate::{
     },
     key::Key,
     leases::Leases,
-    limit::LimitId,
+    limit::{LimitId, LimitValue},
 };
 
 pub(super) struct Client {
@@ -124,13 +124,16 @@ impl World {
             false => None,
         };
         let cost = if self.own { self.rng.u32(0..5) } else { 1 };
-        let max = max.map(|max: u32| max * self.scale());
+        let value = max.map(|max: u32| LimitValue {
+            max: max * self.scale(),
+            burst: self.rng.bool().then(|| self.rng.u32(1..=6)),
+        });
         let weights = [self.draw_weight(), self.draw_weight(), 1];
         let leg = |limit: usize, key, wait| Leg {
             limit: LimitId(limit),
             key,
             wait,
-            max,
+            value,
             weight: weights[limit],
             cost,
             clamps: true,

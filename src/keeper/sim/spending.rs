@@ -89,7 +89,7 @@ impl World {
             limit: fee.limit_id(),
             key: fee.key.clone(),
             wait: fee.wait,
-            max: fee.own_max,
+            value: fee.own_value,
             weight: 1,
             cost: self.rng.u32(0..4),
             clamps: fee.clamps,

@@ -361,7 +361,7 @@ fn a_key_with_a_value_of_0_is_refused_without_the_store() {
         world.store_goes_down();
         let now = world.local();
         let banned = Leg {
-            max: Some(0),
+            value: Some(0.into()),
             ..leg(0, Duration::ZERO)
         };
         let asked = world.keepers[0]

@@ -295,7 +295,7 @@ fn leg(limit: usize, wait: Duration) -> Leg {
         limit: LimitId(limit),
         key: Key::SHARED,
         wait,
-        max: None,
+        value: None,
         weight: 1,
         cost: 1,
         clamps: true,

@@ -36,7 +36,7 @@ impl World {
         let now = self.local();
         let leg = Leg {
             key: key.clone(),
-            max,
+            value: max.map(Into::into),
             ..leg(0, Duration::ZERO)
         };
         let asked = self.keepers[0].submit_unlabelled(&Demand::One(leg), now);
@@ -71,7 +71,7 @@ impl World {
 }
 
 fn key_value(key: &Key, value: u32) -> Decision {
-    Decision::KeyValue(key.digest("a"), value)
+    Decision::KeyValue(key.digest("a"), value.into())
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_raise_admits_waiters_with_one_exchange() {
     let holders = world.ask_all(5, PATIENT);
     let waiters = world.ask_all(40, PATIENT);
     assert_eq!((world.admitted(&holders), world.admitted(&waiters)), (5, 0));
-    world.steer(0, &[("a", Decision::Value(8))]);
+    world.steer(0, &[("a", Decision::Value(8.into()))]);
     let outgoing = world.send(0);
     world.complete(0, &outgoing);
     assert_eq!(world.admitted(&waiters), 3);
@@ -93,7 +93,7 @@ fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
     let holders = world.ask_all(5, PATIENT);
     assert_eq!(world.admitted(&holders), 5);
     let waiter = world.ask_all(1, PATIENT);
-    world.steer(0, &[("a", Decision::Value(2))]);
+    world.steer(0, &[("a", Decision::Value(2.into()))]);
     for lease in &holders[..3] {
         world.release(0, lease);
         world.settle();
@@ -108,7 +108,7 @@ fn a_lowered_limit_takes_nothing_away_and_admits_nobody_above_it() {
 #[test]
 fn at_the_end_the_declared_value_holds_again() {
     let mut world = World::new(1, &FIVE);
-    world.steer_for(0, &[("a", Decision::Value(1))], SHORT);
+    world.steer_for(0, &[("a", Decision::Value(1.into()))], SHORT);
     let asked = world.ask_all(6, PATIENT);
     assert_eq!(world.admitted(&asked), 1);
     world.pass(SHORT - Duration::from_millis(1));
@@ -123,7 +123,7 @@ fn at_the_end_the_declared_value_holds_again() {
 #[test]
 fn an_update_changes_what_is_declared_only() {
     let mut world = World::new(1, &FIVE);
-    world.steer_for(0, &[("a", Decision::Value(1))], SHORT);
+    world.steer_for(0, &[("a", Decision::Value(1.into()))], SHORT);
     let now = world.local();
     let other = Limit::concurrent("a", 7);
     world.keepers[0].revise(&[&other], now).expect("valid");
@@ -141,7 +141,10 @@ fn an_update_changes_what_is_declared_only() {
 fn a_key_goes_over_its_limit_and_the_limit_over_plans() {
     let mut world = World::new(1, &FIVE);
     let (gold, blocked) = (Key::from("gold"), Key::from(&b"\0\xff{}"[..]));
-    world.steer(0, &[("a", Decision::Value(2)), ("a", key_value(&gold, 3))]);
+    world.steer(
+        0,
+        &[("a", Decision::Value(2.into())), ("a", key_value(&gold, 3))],
+    );
     let mut taken = [(0, &gold, None), (0, &Key::SHARED, Some(20))];
     for (count, key, max) in &mut taken {
         while *count < 9 {
@@ -173,14 +176,14 @@ fn a_key_and_its_limit_change_together() {
     world.keepers[0] = Core::new(settings(0), false, now);
     world.keepers[0].add(&FIVE).expect("valid");
     let both = [
-        ("a", Decision::Value(50)),
+        ("a", Decision::Value(50.into())),
         ("a", key_value(&Key::SHARED, 5)),
     ];
     let asked = world.ask_all(10, PATIENT);
     assert_eq!(world.admitted(&asked), 5);
     world.steer(0, &both);
     assert_eq!(world.admitted(&asked[5..]), 0);
-    world.steer(0, &[("a", Decision::Value(2))]);
+    world.steer(0, &[("a", Decision::Value(2.into()))]);
     assert_eq!(world.admitted(&asked[5..]), 0);
     world.steer(0, &[]);
     assert_eq!(world.admitted(&asked[5..]), 0);
@@ -266,7 +269,7 @@ fn a_lowered_value_caps_the_fallback() {
         (FIVE.fallback(Fallback::Local(3)), 8, 3),
     ] {
         let mut world = World::new(1, &limit);
-        world.steer(0, &[("a", Decision::Value(value))]);
+        world.steer(0, &[("a", Decision::Value(value.into()))]);
         world.go_down();
         let asked: Vec<_> = (0..9).map(|_| world.ask(0, Duration::ZERO)).collect();
         assert_eq!(world.admitted(&asked), expected);
@@ -312,14 +315,17 @@ fn a_rate_has_its_override_and_no_other() {
         answer.err().and_then(|error| error.retry_after())
     };
     let gold = Key::from("gold");
-    let of_gold = Decision::KeyValue(gold.digest("opens"), 240);
-    world.steer(0, &[("opens", Decision::Value(120)), ("opens", of_gold)]);
+    let of_gold = Decision::KeyValue(gold.digest("opens"), 240.into());
+    world.steer(
+        0,
+        &[("opens", Decision::Value(120.into())), ("opens", of_gold)],
+    );
     for (key, millis) in [(Key::SHARED, 500), (gold, 250)] {
         assert_eq!(ask(&mut world, &key), None);
         assert_eq!(ask(&mut world, &key), Some(Duration::from_millis(millis)));
     }
     // A rate of nothing does not exist: what is declared holds.
-    world.steer(0, &[("opens", Decision::Value(0))]);
+    world.steer(0, &[("opens", Decision::Value(0.into()))]);
     let other = Key::from("other");
     assert_eq!(ask(&mut world, &other), None);
     assert_eq!(ask(&mut world, &other), Some(Duration::from_secs(1)));
@@ -329,7 +335,10 @@ fn a_rate_has_its_override_and_no_other() {
 #[test]
 fn overrides_that_are_read_again_change_nothing() {
     let mut world = World::new(1, &FIVE.reuse());
-    let decisions = [("a", Decision::Value(3)), ("gone", Decision::Value(7))];
+    let decisions = [
+        ("a", Decision::Value(3.into())),
+        ("gone", Decision::Value(7.into())),
+    ];
     world.steer(0, &decisions);
     let holders = world.ask_all(3, PATIENT);
     let waiters = world.ask_all(2, PATIENT);

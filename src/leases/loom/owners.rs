@@ -99,7 +99,7 @@ fn fee(clock: &Clock) -> Fee {
         limit: Arc::new(Limit::rate("tokens", 10, minute)),
         key: Key::SHARED,
         max: 10,
-        own_max: None,
+        own_value: None,
         wait: Duration::ZERO,
         clamps: false,
         charge: Charge {

@@ -167,11 +167,10 @@ local function quote(first)
     since_us = now_us, charged = 0, before_group = 0, group = 0, start_us = now_us,
   }
   -- The rate in force. It is another one if more is used than this one can remember.
-  local keeps_name = count ~= before.count or period_us ~= before.period_us or is_forgotten(before, burst)
+  local names = count == before.count and period_us == before.period_us
   count, period_us = before.count, before.period_us
   local tat = {
-    count = count, period_us = period_us, burst = keeps_name and before.burst or burst,
-    rounded = before.rounded, since_us = before.since_us,
+    count = count, period_us = period_us, burst = before.burst, rounded = before.rounded, since_us = before.since_us,
     charged = before.charged, before_group = before.before_group, group = before.group,
   }
   if tat.charged + cost > MAX_EXACT then
@@ -181,6 +180,9 @@ local function quote(first)
   tat.us, tat.rem = before.us + us, before.rem + rem
   if tat.rem >= count then
     tat.us, tat.rem = tat.us + 1, tat.rem - count
+  end
+  if names and (burst >= before.burst or not is_forgotten(tat, burst)) then
+    tat.burst = burst
   end
   -- It may start as soon as what was there before leaves room for it.
   us, rem = divided(burst - cost, period_us, count)

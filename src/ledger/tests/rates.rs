@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::{
     ledger::{
-        Charged, Rate, RateState, Tat,
+        Charged, Rate, RateState, Tat, WAIT_FOREVER_US,
         rate::{MAX_BURST, MAX_EXACT, MAX_WAIT_US},
     },
     limit::{MAX_LIMIT, MAX_WAIT},
@@ -446,6 +446,49 @@ fn a_raised_rate_blocks_for_less_time() {
     }
 }
 
+/// What is left is the burst without what was used, whatever the burst was then.
+#[test]
+fn use_stays_when_a_burst_changes() {
+    const DAY_US: u64 = 86_400_000_000;
+    let mut bucket = Bucket::new(rate(100_000, DAY_US, 100_000));
+    bucket.charge(95_000, 0);
+    for (count, burst, left) in [
+        (100_000, 200_000, 105_000),
+        (1_000_000, 500_000, 405_000),
+        (1_000_000, 95_000, 0),
+        (40_000, 60_000, 0),
+        (100_000, 20, 0),
+        (100_000, 100_000, 5_000),
+    ] {
+        bucket.rate = rate(count, DAY_US, burst);
+        let room_us = bucket.rate.time_of(burst.saturating_sub(left));
+        let above_us = bucket.rate.time_of(95_000u32.saturating_sub(burst));
+        assert_eq!(
+            bucket.after_us(burst, 0),
+            Err(room_us + above_us),
+            "{burst}"
+        );
+        assert_eq!(bucket.remaining(), left, "{count}, {burst}");
+    }
+}
+
+/// Of replicas that disagree on the burst, the one whose rate remembers less forgets nothing that the others know: here what
+/// is above 1,020.
+#[test]
+fn a_smaller_burst_forgets_nothing_that_a_larger_one_remembers() {
+    const DAY_US: u64 = 86_400_000_000;
+    let (large, small) = (rate(1_000, DAY_US, 10_000), rate(1_000, DAY_US, 20));
+    let mut bucket = Bucket::new(large);
+    bucket.charge(900, 0);
+    for round in 1..=10 {
+        bucket.rate = small;
+        assert_ne!(bucket.charge(50, WAIT_FOREVER_US), Charged::Not);
+        bucket.rate = large;
+        bucket.charge(1, 0);
+        assert_eq!(bucket.remaining(), 10_000 - 900 - 51 * round);
+    }
+}
+
 /// A rate of 1,000 a day remembers 2,000. The rest drains at the rate that has admitted it.
 #[test]
 fn a_slower_rate_forgets_nothing_that_a_faster_one_has_admitted() {
@@ -459,7 +502,7 @@ fn a_slower_rate_forgets_nothing_that_a_faster_one_has_admitted() {
     for _ in 0..10 {
         bucket.rate = slow;
         assert!(bucket.after_us(1, 0).is_err());
-        assert!(bucket.charge(10, crate::ledger::WAIT_FOREVER_US) != Charged::Not);
+        assert!(bucket.charge(10, WAIT_FOREVER_US) != Charged::Not);
         bucket.rate = fast;
         bucket.charge(1, 0);
     }

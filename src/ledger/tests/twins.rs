@@ -434,6 +434,8 @@ fn charge(key: &'static str) -> impl Strategy<Value = Charge> {
     // The last one is as large as the arithmetic allows.
     let rates = [
         (4, rate(7, 1_000_000, 3)),
+        // Of another burst only.
+        (2, rate(7, 1_000_000, 12)),
         (2, rate(1, 1_000_000, 2)),
         (2, rate(3, 10_000_000, 12)),
         (1, rate(1_000_000, 1_000, 1_000_000)),
