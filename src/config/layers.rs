@@ -16,7 +16,7 @@ use crate::{
     error::ConfigError,
     key::Key,
     layer::{DeclaredRates, GateEdit, Gates, LimitLayer, Scope},
-    limit::{Fallback, Limit},
+    limit::{Fallback, Limit, LimitValue},
     limiter::Limiter,
 };
 
@@ -105,7 +105,7 @@ impl RouteLayers {
         &self,
         limit_name: &str,
         caller: &str,
-    ) -> Result<(Key, Option<u32>), ConfigFileError> {
+    ) -> Result<(Key, Option<LimitValue>), ConfigFileError> {
         let path = format!("limits.{limit_name}");
         let Some(checked) = self.checked(limit_name) else {
             return Err(ConfigFileError::of(&path, "there is no such limit"));

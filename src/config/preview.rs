@@ -16,7 +16,7 @@ use crate::{
     keeper::Leg,
     key::Key,
     layer::RefusalKind,
-    limit::{Limit, Mode},
+    limit::{Limit, LimitValue, Mode},
     limiter::Limiter,
 };
 
@@ -44,8 +44,8 @@ pub struct LimitPreview {
     ///
     /// `None`: all callers share the limit, or this request has no key, and shares one with all others that have none.
     pub caller: Option<CallerKey>,
-    /// The limit's value for this caller: its own, or that of its plan, or that of all.
-    pub value: u32,
+    /// The limit's value for this caller: its own, or that of its plan, or that of all. Without a burst, that of the limit holds.
+    pub value: LimitValue,
     /// Units of a slot that the request takes. A rate has none, and it is 1.
     pub weight: u32,
     /// Cost of the request at a rate. Under a limit of slots it is 1.
@@ -115,14 +115,14 @@ impl Config {
             return (limit.current_mode() == Mode::Enforce).then(|| LimitPreview {
                 key: Key::SHARED,
                 caller: None,
-                value: limit.max(),
+                value: limit.max().into(),
                 weight: 1,
                 cost: 1,
                 refusal: Some(RefusalKind::NoKey),
                 limit,
             });
         };
-        let value = leg.max.unwrap_or(limit.max());
+        let value = leg.value.unwrap_or(limit.max().into());
         let burst = limit.to_rate(value).map(|rate| rate.burst);
         let (weight, cost) = match burst {
             None => (leg.weight, 1),
@@ -131,8 +131,8 @@ impl Config {
         };
         let refusal = match burst {
             _ if limit.current_mode() != Mode::Enforce => None,
-            None if value == 0 => Some(RefusalKind::Full),
-            None if weight > value => Some(RefusalKind::InvalidWeight),
+            None if value.max == 0 => Some(RefusalKind::Full),
+            None if weight > value.max => Some(RefusalKind::InvalidWeight),
             Some(burst) if cost > burst => Some(RefusalKind::InvalidCost),
             _ => None,
         };

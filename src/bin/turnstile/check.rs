@@ -303,8 +303,12 @@ impl Row for MetLimit {
 impl From<&LimitPreview> for MetLimit {
     fn from(met: &LimitPreview) -> Self {
         let value = match met.limit.period() {
-            None => met.value.to_string(),
-            Some(period) => format!("{} per {}", met.value, duration(period.as_millis() as u64)),
+            None => met.value.max.to_string(),
+            Some(period) => {
+                let burst = met.value.burst.map(|burst| format!(", burst {burst}"));
+                let (max, burst) = (met.value.max, burst.unwrap_or_default());
+                format!("{max} per {}{burst}", duration(period.as_millis() as u64))
+            }
         };
         Self {
             limit: met.limit.name().to_owned(),
