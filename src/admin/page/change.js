@@ -72,7 +72,8 @@ function willSet({ target, limit, max }, form) {
   if (form.value.value === "") return "";
   const [value, time] = [Number(form.value.value), chosen(form.for)];
   const unit = limit && limit.period_ms !== null ? `start ${count(value, "request")} in ${duration(limit.period_ms)}` : `hold ${count(value, "slot")}`;
-  const who = target.key ? "this key" : "each key without an override of its own";
+  const all = limit?.shared ? "all callers together" : "each key without an override of its own";
+  const who = target.key ? "this key" : all;
   const parts = [`For ${time} ${who} may ${unit}.`];
   if (value === 0) parts.push("It is blocked: it admits nobody.");
   else if (value > max) parts.push("Requests that wait are admitted at once.");

@@ -13,7 +13,7 @@ use crate::change::length;
 /// Asks the replicas of a service who holds the slots of its limits, and who waits; and changes limits for a time.
 ///
 /// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
-/// replicas have answered, or confirmed a change; 5 the output could not be written.
+/// replicas have answered, or confirmed a change, or none is there; 5 the output could not be written.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {
