@@ -31,9 +31,14 @@ impl Part {
         self.0
     }
 
+    /// The hash tag of its keys.
+    pub(crate) fn tag(self) -> &'static str {
+        TAGS[self.0]
+    }
+
     /// The beginning of the names of its keys.
     pub(crate) fn prefix(self, namespace: &str) -> String {
-        format!("{namespace}:{{{}}}:", TAGS[self.0])
+        format!("{namespace}:{{{}}}:", self.tag())
     }
 }
 

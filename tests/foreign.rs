@@ -636,6 +636,9 @@ async fn steered(server: &RedisServer, limiter: &Limiter) {
     until_told("revoked").await;
     let_go();
     drop(permit);
+    server.cli(&["DEL", "turnstile:control"]);
+    server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    until_told("overrides of operators that the store had lost were written back").await;
     server.cli(&["SET", "turnstile:control", "text"]);
     server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     until_told("the overrides of operators are not as they should be").await;

@@ -91,6 +91,8 @@ struct StatusAnswer<'a> {
     overrides: Option<OverridesAnswer<'a>>,
     /// Why overrides are not known.
     overrides_problem: Option<Cause>,
+    /// If there is no replica: the namespaces that are in use in the store. `null`: that is not known.
+    namespaces: Option<&'a [String]>,
 }
 
 /// Whether the store answers.
@@ -115,6 +117,7 @@ pub(super) fn status(latest: &Latest<Overview>, author: Option<String>) -> Bytes
         replicas,
         limits,
         overrides,
+        namespaces,
     } = &*latest.data;
     to_json(&StatusAnswer {
         age: Age::of(latest),
@@ -129,6 +132,7 @@ pub(super) fn status(latest: &Latest<Overview>, author: Option<String>) -> Bytes
             ignored: overrides.ignored(),
         }),
         overrides_problem: overrides.as_ref().err().map(Cause::from),
+        namespaces: namespaces.as_deref(),
     })
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Overview {
     pub(super) replicas: Answers<ReplicaRow>,
     pub(super) limits: Answers<LimitRow>,
     pub(super) overrides: Result<Overrides, OperateError>,
+    /// If there is no replica: the namespaces that are in use, as far as that may be seen.
+    pub(super) namespaces: Option<Vec<String>>,
 }
 
 /// A limit, or one of its keys.
@@ -80,15 +82,21 @@ impl Views {
 
     pub(super) async fn status(&self, operator: &Operator) -> Result<Latest<Overview>, Problem> {
         let ask = async {
+            let replicas = operator.replicas().await?;
+            let namespaces = match replicas.replicas {
+                0 => operator.namespaces().await.ok(),
+                _ => None,
+            };
             Ok(Overview {
-                replicas: operator.replicas().await?,
                 limits: operator.limits().await?,
-                overrides: match operator.overrides().await {
+                overrides: match operator.overrides_beside(&replicas).await {
                     Err(error) if error.kind() == OperateErrorKind::Unavailable => {
                         return Err(error);
                     }
                     overrides => overrides,
                 },
+                replicas,
+                namespaces,
             })
         };
         self.get(&self.status, self.open(), ask).await

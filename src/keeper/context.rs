@@ -90,6 +90,8 @@ pub(super) struct Context {
     pub availability: Availability,
     /// The limiter is shut down or dropped: no slot goes to a pool any more.
     pub ending: bool,
+    /// The store did not have permits that it had granted.
+    pub is_data_lost: bool,
     pub effects: Effects,
     pub counts: Counts,
     pub reports: Reports,
@@ -145,6 +147,7 @@ impl Context {
             now,
             availability: Availability::Up,
             ending: false,
+            is_data_lost: false,
             effects: Effects::default(),
             counts: Counts::default(),
             reports: Reports::default(),

@@ -325,12 +325,6 @@ impl Keepers {
         }
     }
 
-    /// Whether overrides are in force.
-    #[cfg_attr(not(feature = "operate"), allow(dead_code))]
-    pub fn is_steered(&self) -> bool {
-        self.first().peek(Core::is_steered)
-    }
-
     #[cfg(feature = "config")]
     pub fn set_values(&self, limit_name: &str, values: &HashMap<Key, Option<LimitValue>>) {
         for keeper in &self.all {

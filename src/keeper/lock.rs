@@ -152,6 +152,7 @@ impl Keeper {
             keeper: self,
             effects: core.take_effects(),
             is_ending: core.is_ending(),
+            is_data_lost: core.take_data_lost(),
             nudge: driver.nudge(core, now),
         };
         (result, afterwards)
@@ -183,6 +184,8 @@ pub(super) struct Afterwards<'a> {
     effects: Effects,
     /// A shutdown wants to know of each step.
     is_ending: bool,
+    /// The store was found to have lost its data.
+    is_data_lost: bool,
     /// The driver has to come back earlier than it thought.
     nudge: Option<Arc<Notify>>,
 }
@@ -194,6 +197,9 @@ impl Afterwards<'_> {
         }
         if self.is_ending {
             self.keeper.changed.notify_waiters();
+        }
+        if self.is_data_lost {
+            self.keeper.control.data_lost();
         }
         let Keeper {
             namespace,

@@ -45,7 +45,7 @@ pub(crate) struct MemberId {
 
 /// Six bits a character, in ASCII order.
 const ALPHABET: &[u8; 64] = b"-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
-const REPLICA_CHARS: usize = 16;
+pub(crate) const REPLICA_CHARS: usize = 16;
 pub(crate) const SEQ_CHARS: usize = 10;
 pub(crate) const ID_CHARS: usize = REPLICA_CHARS + SEQ_CHARS;
 

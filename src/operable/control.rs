@@ -13,6 +13,9 @@ pub(crate) trait ControlTask: Send + Sync {
     /// Runs on this runtime, unless it runs already.
     fn run_on(&self, runtime: &Handle);
 
+    /// The store has lost its data, and so what operators know of this process.
+    fn data_lost(&self);
+
     /// The limiter is shut down: this process is not asked any more.
     fn leave(&self) -> BoxFuture<'static, ()>;
 }
@@ -37,6 +40,12 @@ impl Control {
         }
     }
 
+    pub(crate) fn data_lost(&self) {
+        if let Some(task) = self.task.get() {
+            task.data_lost();
+        }
+    }
+
     pub(crate) async fn leave(&self) {
         if let Some(task) = self.task.get() {
             task.leave().await;
@@ -47,6 +56,8 @@ impl Control {
 #[cfg(not(feature = "operate"))]
 impl Control {
     pub(crate) fn run_on(&self, _: &Handle) {}
+
+    pub(crate) fn data_lost(&self) {}
 
     pub(crate) async fn leave(&self) {}
 }

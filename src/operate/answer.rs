@@ -18,7 +18,9 @@ pub struct Answers<T> {
     pub answered: usize,
     /// Replicas that were asked.
     pub replicas: usize,
-    /// Labels of replicas that did not answer in time.
+    /// Labels of replicas that did not answer in time. Replicas that hold slots and are not on the roster, because they are not
+    /// operable or the store has lost it, are named by their ids where that matters: by [`drained`](super::Operator::drained)
+    /// and [`revoke`](super::Operator::revoke).
     pub missing: Vec<String>,
     /// Labels of replicas that refused to answer because they are asked too often.
     pub busy: Vec<String>,
@@ -38,9 +40,12 @@ impl<T> Answers<T> {
         }
     }
 
-    /// Returns whether all replicas answered in full.
+    /// Returns whether all replicas answered in full. If none did, as when no replica is operable, it is not complete.
     pub fn is_complete(&self) -> bool {
-        self.answered == self.replicas && self.busy.is_empty() && self.left_out == 0
+        self.answered > 0
+            && self.answered == self.replicas
+            && self.busy.is_empty()
+            && self.left_out == 0
     }
 }
 
@@ -98,8 +103,11 @@ pub struct LimitRow {
     /// Requests that are queued or delayed, under all keys.
     pub waiting: usize,
     /// Keys that a replica holds or waits for; of a rate, keys whose burst is not whole. One on several replicas counts on
-    /// each.
+    /// each, unless all callers share it.
     pub keys: usize,
+    /// Whether all callers share the value, as far as is known: replicas know the key that all share, and no other one.
+    #[serde(default)]
+    pub shared: bool,
     /// Age of the oldest waiter, in milliseconds.
     pub oldest_wait_ms: Option<u64>,
     /// Whether replicas differ in the value or the mode, as in a rollout.

@@ -14,6 +14,7 @@ use super::{
     merge::Collected,
     names::Names,
     roster::{self, RosterMember},
+    scan::Scanner,
     wire::{Answer, Message, Question, VERSION},
 };
 use crate::store::{StoreError, redis::control::ControlConnection};
@@ -27,6 +28,7 @@ const VALID_MS: u64 = 5_000;
 pub(super) struct Remote {
     pub(super) control: ControlConnection,
     pub(super) names: Names,
+    pub(super) scanner: Scanner,
     /// Characters of the channel of its answers.
     id: String,
     asking: Mutex<Asking>,
@@ -42,6 +44,7 @@ impl Remote {
     pub(super) async fn connect(
         control: ControlConnection,
         names: Names,
+        scanner: Scanner,
         id: String,
         answers: mpsc::Receiver<Vec<u8>>,
     ) -> Result<Self, StoreError> {
@@ -53,6 +56,7 @@ impl Remote {
         Ok(Self {
             control,
             names,
+            scanner,
             id,
             asking: Mutex::new(asking),
         })
@@ -67,7 +71,8 @@ impl Remote {
         let until = Instant::now() + PATIENCE + jitter;
         let mut awaited: HashSet<&str> = roster.iter().map(|member| &*member.id).collect();
         let mut answers: Vec<Answer> = Vec::new();
-        while !awaited.is_empty() {
+        // If none is on the roster, the store may have lost it: whoever is there answers, too.
+        while !awaited.is_empty() || roster.is_empty() {
             let Ok(Some(message)) = timeout_at(until, asking.answers.recv()).await else {
                 break;
             };

@@ -1,5 +1,7 @@
 //! The author and reason of a change, and its outcome.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::{digest::KeyDigest, error::OperateError};
@@ -27,7 +29,10 @@ pub struct By {
 ///
 /// A change names what its operator has seen, and is refused if that has changed meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overrides(pub(super) Record);
+pub struct Overrides {
+    all: Vec<Override>,
+    record: Record,
+}
 
 /// How far a change has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -65,8 +70,11 @@ pub struct LogEntry {
     pub reason: String,
     /// The kind of change.
     pub what: What,
-    /// Each override that was changed, before and after.
+    /// Each override that was changed, before and after. Of those that were written back, the first 50.
     pub edits: Vec<Edited>,
+    /// The permits that were revoked, in words: whose, and how many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<String>,
     #[serde(skip)]
     pub(super) logged: Logged,
 }
@@ -100,6 +108,16 @@ pub enum Revocation {
     },
     /// All permits of a replica, by its id.
     Replica(String),
+}
+
+impl fmt::Display for Revocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Permit(id) => write!(f, "permit {id}"),
+            Self::Key { limit, key } => Target::digest(limit, *key).fmt(f),
+            Self::Replica(id) => write!(f, "replica {id}"),
+        }
+    }
 }
 
 impl Revocation {
@@ -153,14 +171,26 @@ impl By {
             author: self.author.clone(),
             reason: self.reason.clone(),
             what,
+            revoked: None,
         }
     }
 }
 
+impl From<Record> for Overrides {
+    fn from(record: Record) -> Self {
+        let all = record.overrides().collect();
+        Self { all, record }
+    }
+}
+
 impl Overrides {
-    /// Returns all of them.
+    /// Returns all of them, also those that replicas have in force and the store has lost ([`Override::recorded`]).
     pub fn all(&self) -> &[Override] {
-        &self.0.overrides
+        &self.all
+    }
+
+    pub(super) fn record(&self) -> &Record {
+        &self.record
     }
 
     /// Returns those of a limit or key.
@@ -170,12 +200,12 @@ impl Overrides {
 
     /// Returns how many entries of the record cannot be read, and are ignored.
     pub fn ignored(&self) -> usize {
-        self.0.faults.len()
+        self.record.faults.len()
     }
 
     /// Returns when they were read, in milliseconds since 1970 by the store's clock.
     pub fn read_at_ms(&self) -> u64 {
-        self.0.now_ms
+        self.record.now_ms
     }
 }
 
@@ -198,6 +228,7 @@ impl From<Logged> for LogEntry {
             reason: logged.note.reason.clone(),
             what: logged.note.what,
             edits: edits.collect(),
+            revoked: logged.note.revoked.clone(),
             logged,
         }
     }

@@ -10,6 +10,7 @@ use super::{
     doctor::{self, Finding},
     names::Names,
     operator::Operator,
+    scan::Scanner,
 };
 use crate::{
     builder::{LimiterBuilder, refused, shown_namespace},
@@ -158,7 +159,8 @@ impl OperatorBuilder {
         let (names, id) = self.names(&target)?;
         let (inbox, received) = Inbox::new(MAX_ANSWERS, MAX_ANSWER);
         let control = ControlConnection::new(&target, self.store_timeout, inbox);
-        let remote = Remote::connect(control, names, id, received).await;
+        let scanner = Scanner::new(target, self.store_timeout);
+        let remote = Remote::connect(control, names, scanner, id, received).await;
         remote.map(Operator::of_store).map_err(not_connected)
     }
 }

@@ -16,7 +16,7 @@ use super::{
     hook::Hook,
     revoke::{PermitSelector, revoke},
     walk::{Keys, LimitCount, LimitCounts, Permits, Which, walk},
-    wire::{Answer, Body, Of, Question, RevokeOrder, VERSION},
+    wire::{Answer, Applied, Body, Of, Question, RevokeOrder, VERSION},
 };
 use crate::{
     keeper::Keepers,
@@ -38,6 +38,7 @@ pub(super) struct Desk {
     /// One id over all parts of a cluster.
     replica: String,
     label: String,
+    parts: Vec<String>,
     shows_keys: bool,
     since: Instant,
     /// The record of overrides, as it was last read here.
@@ -49,6 +50,7 @@ impl Desk {
         Self {
             replica: keepers.replica().text(),
             keepers: Arc::downgrade(keepers),
+            parts: keepers.replicas().skip(1).map(|part| part.text()).collect(),
             label,
             shows_keys,
             since: Instant::now(),
@@ -93,6 +95,14 @@ impl Desk {
                 }
                 None => Body::UnknownLimit,
             },
+            Question::Overrides(_) => {
+                let record = self.record.get();
+                let unrecorded = record.map(|record| record.unrecorded());
+                Body::Overrides(Applied {
+                    token: record.and_then(|record| record.token()),
+                    unrecorded: fitting(unrecorded.unwrap_or_default(), &mut left_out),
+                })
+            }
             Question::Revoke(order) => {
                 Body::Permits(fitting(self.revoke(&keepers, order).await, &mut left_out))
             }
@@ -115,6 +125,7 @@ impl Desk {
             number,
             replica: self.replica.clone(),
             label: self.label.clone(),
+            parts: self.parts.clone(),
             left_out: 0,
             body,
         }
@@ -289,6 +300,7 @@ async fn limits(keepers: &Keepers) -> Vec<LimitRow> {
             held: count.held,
             waiting: count.waiting + look.delayed,
             keys: count.keys,
+            shared: count.is_shared(),
             oldest_wait_ms: count.oldest.map(|oldest| age_ms(oldest, now)),
             differs: false,
         }

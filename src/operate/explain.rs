@@ -10,6 +10,7 @@ use super::{
         Answers, BudgetRow, Explanation, LimitRow, PermitRow, PermitState, RefusalRow,
         UnclaimedRow, Verdict,
     },
+    changes::Overrides,
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
     operator::{Access, Operator, unknown},
@@ -53,7 +54,7 @@ impl Operator {
     /// The value that operators have set for a key, which replicas tell only if it is in use. `None` also if this operator may
     /// not read the record.
     async fn overridden(&self, limit: &str, key: KeyDigest) -> Option<u32> {
-        let overrides = self.overrides().await.ok()?;
+        let overrides = Overrides::from(self.record().await.ok()?);
         let target = Target::digest(limit, key);
         let values = overrides.of(&target).map(|one| match one.setting {
             Setting::Value(value) => Some(value.max),

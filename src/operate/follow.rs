@@ -1,4 +1,5 @@
-//! A replica follows the record of overrides: it reads the whole of it, and puts it in force.
+//! A replica follows the record of overrides: it reads the whole of it, puts it in force, and writes back what the store has
+//! lost of it.
 //!
 //! Tests: below; `tests/operate/steering.rs`.
 
@@ -9,22 +10,31 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::{
     hook::Hook,
     names::Names,
-    record::{Reading, read},
+    record::{Reading, change, read},
 };
 use crate::{
     keeper::Keepers,
-    overrides::Token,
-    store::{StoreError, redis::control::ControlConnection},
+    overrides::{Change, ChangeNote, Changed, Outlasting, Record, Token, What},
+    store::redis::control::ControlConnection,
 };
 
+/// Characters of the replica's label that the log has.
+const MAX_LABEL: usize = 64;
+
 /// A replica's view of the record.
-#[derive(Debug, Default)]
-pub(super) struct Follower(Mutex<Followed>);
+#[derive(Debug)]
+pub(super) struct Follower {
+    /// Names the replica in the log.
+    label: String,
+    followed: Mutex<Followed>,
+}
 
 #[derive(Debug, Default)]
 struct Followed {
-    /// That of the record in force.
-    token: Option<Token>,
+    /// What is in force, and what is known of what was.
+    record: Record,
+    /// What was put in force, for a store whose clock is stepped.
+    in_force: Outlasting,
     /// The fault that was reported last, so that it is not reported each minute.
     reported: Option<String>,
 }
@@ -38,41 +48,104 @@ impl Hook for Follower {
     ) -> BoxFuture<'a, ()> {
         async move {
             let reading = read(control, names).await;
-            self.take(keepers, reading);
+            let (fault, lost) = match reading {
+                Ok(reading) => self.take(keepers, reading),
+                // It is read again on the next connection.
+                Err(error) if error.is_outage() => return,
+                // What is in force stays until its end.
+                Err(error) => (Some(error.message), None),
+            };
+            let not_written = match lost {
+                Some(lost) => self.write_back(keepers, control, names, &lost).await,
+                None => None,
+            };
+            self.report(fault.or(not_written));
         }
         .boxed()
     }
 
     fn token(&self) -> Option<String> {
-        let token = self.lock().token.clone();
+        let token = self.lock().record.token().cloned();
         token.map(String::from)
+    }
+
+    fn unrecorded(&self) -> Vec<[String; 2]> {
+        let lost = self.lock().record.lost();
+        let texts = lost.entries.into_iter();
+        texts.map(|(field, entry)| [field, entry.text]).collect()
     }
 }
 
 impl Follower {
-    /// Puts what was read in force. If nothing was, what is in force stays until its end.
-    fn take(&self, keepers: &Keepers, reading: Result<Reading, StoreError>) {
-        let (token, fault) = match reading {
-            Ok(Reading {
-                record: Some(record),
-                since,
-            }) => {
-                keepers.steer(record.in_force(since));
-                let count = record.faults.len();
-                let fault = record.faults.first();
-                let fault = fault.map(|fault| format!("{count} of them cannot be read: {fault:?}"));
-                (record.token, fault)
-            }
-            Ok(Reading { record: None, .. }) => {
-                let lost = "the store has lost them: those in force stay until they end";
-                (None, keepers.is_steered().then(|| lost.to_owned()))
-            }
-            // It is read again on the next connection.
-            Err(error) if error.is_outage() => return,
-            Err(error) => (self.lock().token.clone(), Some(error.message)),
-        };
+    pub(super) fn new(label: &str) -> Self {
+        Self {
+            label: label.to_owned(),
+            followed: Mutex::default(),
+        }
+    }
+
+    /// Puts what was read in force, and what was known before as far as that is newer. Returns the fault of it, and what the
+    /// store has lost.
+    fn take(
+        &self,
+        keepers: &Keepers,
+        Reading { mut record, since }: Reading,
+    ) -> (Option<String>, Option<Record>) {
+        let count = record.faults.len();
+        let fault = record.faults.first();
+        let fault = fault.map(|fault| format!("{count} of them cannot be read: {fault:?}"));
         let mut followed = self.lock();
-        followed.token = token;
+        record.take_newer(&followed.record);
+        followed.record = record.clone();
+        let in_force = record.in_force_with(since, &mut followed.in_force);
+        drop(followed);
+        keepers.steer(in_force);
+        (fault, (!record.lost().entries.is_empty()).then_some(record))
+    }
+
+    /// Writes back what was lost, unless another replica was faster, and knew more. Returns why it could not.
+    async fn write_back(
+        &self,
+        keepers: &Keepers,
+        control: &ControlConnection,
+        names: &Names,
+        lost: &Record,
+    ) -> Option<String> {
+        let note = ChangeNote {
+            author: self.label.chars().take(MAX_LABEL).collect(),
+            reason: "the store had lost it".to_owned(),
+            what: What::Restored,
+            revoked: None,
+        };
+        let token = match Token::random() {
+            Ok(token) => token,
+            Err(error) => return Some(format!("no randomness: {error}")),
+        };
+        let restored = change(control, names, &Change::restore(lost, (token, note))).await;
+        match restored {
+            Ok(Changed::Full) => Some("the store has lost some, and has others now".to_owned()),
+            Ok(changed) => {
+                if let Ok(reading) = read(control, names).await {
+                    self.take(keepers, reading);
+                }
+                if changed == Changed::Done {
+                    tracing::info!(
+                        replica = self.label,
+                        "overrides of operators that the store had lost were written back"
+                    );
+                }
+                None
+            }
+            Err(error) if error.is_outage() => None,
+            Err(error) => Some(format!(
+                "the store has lost them, and those in force here cannot be written back: {}",
+                error.message
+            )),
+        }
+    }
+
+    fn report(&self, fault: Option<String>) {
+        let mut followed = self.lock();
         let is_news = fault != followed.reported;
         followed.reported.clone_from(&fault);
         drop(followed);
@@ -86,7 +159,7 @@ impl Follower {
     }
 
     fn lock(&self) -> MutexGuard<'_, Followed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,8 +172,7 @@ mod tests {
         error::AcquireErrorKind,
         limit::Limit,
         limiter::Limiter,
-        operate::record::change,
-        overrides::{Change, ChangeNote, MAX_OVERRIDES, Record, Setting, Target, What},
+        overrides::{MAX_ENTRIES, Setting, Target},
         redis_server::RedisServer,
         semaphore::Semaphore,
         store::redis::{StoreTarget, control::Inbox},
@@ -128,7 +200,7 @@ mod tests {
                 names: Names::new("turnstile", 0),
                 keepers: limiter.keepers().clone(),
                 chat: limiter.semaphore(&CHAT, "acme"),
-                followed: Follower::default(),
+                followed: Follower::new("web-0"),
                 server,
             }
         }
@@ -145,13 +217,13 @@ mod tests {
                 author: "ada".into(),
                 reason: "test".into(),
                 what: What::Set,
+                revoked: None,
             };
             let token = Token::random().expect("randomness");
             let length_ms = length.as_millis() as u64;
             let target = Target::limit("chat");
             let seen = read(&self.control, &self.names).await.expect("readable");
-            let seen = seen.record.unwrap_or_default();
-            let new = Change::set(&seen, &target, setting, length_ms, (token, note));
+            let new = Change::set(&seen.record, &target, setting, length_ms, (token, note));
             let changed = change(&self.control, &self.names, &new.expect("a limit's")).await;
             changed.expect("it is up");
         }
@@ -164,12 +236,13 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3_600);
 
+    /// And is written back, unless something else has its key.
     #[tokio::test]
     async fn what_is_in_force_stays_when_the_record_is_lost_or_unreadable() {
-        for fault in [
-            "",
-            "SET turnstile:control 1",
-            "HSET turnstile:control value:chat 1",
+        for (fault, is_written, is_reported) in [
+            ("", true, false),
+            ("SET turnstile:control 1", false, true),
+            ("HSET turnstile:control value:chat 1", true, true),
         ] {
             let mut scene = Scene::new().await;
             scene
@@ -177,20 +250,54 @@ mod tests {
                 .await;
             scene.follow().await;
             assert_eq!(scene.max().await, 7);
-            assert!(scene.followed.token().is_some());
+            let token = scene.followed.token();
+            assert!(token.is_some());
+            let field = |scene: &Scene| {
+                let get = ["HGET", "turnstile:control", "value:chat"];
+                scene.server.cli(&get)
+            };
+            let before = field(&scene);
             scene.server.cli(&["DEL", "turnstile:control"]);
             if !fault.is_empty() {
                 scene.server.cli(&fault.split(' ').collect::<Vec<_>>());
             }
             scene.follow().await;
-            let is_read = fault.starts_with("HSET");
-            assert_eq!(scene.max().await, if is_read { 2 } else { 7 });
-            assert!(scene.followed.lock().reported.is_some(), "{fault}");
+            assert_eq!(scene.max().await, 7);
+            assert_eq!(scene.followed.token(), token);
+            assert_eq!(
+                scene.followed.lock().reported.is_some(),
+                is_reported,
+                "{fault}"
+            );
+            assert!(scene.followed.unrecorded().is_empty());
+            if is_written {
+                assert_eq!(field(&scene), before, "{fault}");
+            }
             // Unaided.
             while scene.max().await != 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_may_not_write_it_back_says_what_is_in_force() {
+        let mut scene = Scene::new().await;
+        scene.set(Setting::Value(7.into()), HOUR).await;
+        scene.follow().await;
+        scene.server.cli(&["DEL", "turnstile:control"]);
+        scene.server.cli(&["ACL", "SETUSER", "default", "-eval"]);
+        scene.follow().await;
+        assert_eq!(scene.max().await, 7);
+        let reported = scene.followed.lock().reported.clone();
+        assert!(reported.is_some_and(|fault| fault.contains("cannot be written back")));
+        let unrecorded = scene.followed.unrecorded();
+        assert_eq!(unrecorded.len(), 1);
+        assert_eq!(unrecorded[0][0], "value:chat");
+        scene.server.cli(&["ACL", "SETUSER", "default", "+eval"]);
+        scene.follow().await;
+        assert!(scene.followed.unrecorded().is_empty());
+        assert_eq!(scene.followed.lock().reported, None);
     }
 
     #[tokio::test]
@@ -206,11 +313,11 @@ mod tests {
             .parse()
             .expect("seconds");
         let until_ms = until_ms.min(now * 1_000 + 3_600_000);
-        for number in 0..MAX_OVERRIDES {
+        for number in 0..MAX_ENTRIES {
             let json = serde_json::json!({
                 "setting": "value", "to": 7, "author": author, "reason": "r".repeat(256),
             });
-            let text = format!("{since_ms} {until_ms} {number:032x} {json}");
+            let text = format!("{since_ms} {until_ms} {until_ms} 1 {number:032x} {json}");
             let name = if number == 500 {
                 "chat".into()
             } else {

@@ -9,8 +9,8 @@ use crate::{keeper::Keepers, store::redis::control::ControlConnection};
 
 /// The record, as a replica follows it.
 pub(crate) trait Hook: Send + Sync {
-    /// Reads the record: on each new connection to operators, when it has changed, and once a minute. It has no time limit
-    /// but the connection's own; questions wait for it meanwhile.
+    /// Reads the record, and writes back what the store has lost of it: on each new connection to operators, when it has
+    /// changed, and once a minute. It has no time limit but the connection's own; questions wait for it meanwhile.
     #[cfg(feature = "redis")]
     fn read_again<'a>(
         &'a self,
@@ -21,4 +21,7 @@ pub(crate) trait Hook: Send + Sync {
 
     /// The version that is applied here.
     fn token(&self) -> Option<String>;
+
+    /// What is applied here and not recorded, as fields and texts of the record.
+    fn unrecorded(&self) -> Vec<[String; 2]>;
 }

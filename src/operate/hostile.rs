@@ -51,6 +51,10 @@ fn answers(bytes: &[u8]) {
     assert_eq!(collected().limits().replicas, 4);
     assert_eq!(collected().keys("chat").missing.len(), 1);
     assert!(!collected().refusals("chat").is_complete());
+    let (told, _) = collected().overrides(None);
+    let mut record = Record::default();
+    record.take_told(&told);
+    assert!(record.overrides().count() <= told.len());
     let permits = collected().permits("chat");
     assert_eq!(permits.rows.len(), collected().revoked().rows.len());
 }
@@ -64,9 +68,10 @@ fn record(bytes: &[u8]) {
     }
     let chat = Arc::new(Limit::concurrent("chat", 5));
     for now_ms in [0, 1_700_000_000_000, u64::MAX] {
-        let Ok(Some(record)) = Record::read(&fields, now_ms) else {
+        let Ok(mut record) = Record::read(&fields, now_ms) else {
             continue;
         };
+        record.take_newer(&record.clone());
         let mut in_force = record.in_force(Instant::now());
         assert!(in_force.apply(&chat).max() > 0);
         let _ = in_force.for_key(&chat, &Key::from("acme"));
@@ -91,10 +96,14 @@ fn log(bytes: &[u8]) {
         author: "ada".to_owned(),
         reason: String::new(),
         what: What::Undo,
+        revoked: None,
     };
     let token = Token::try_from("0".repeat(32)).expect("a token");
-    let change = Change::undo(&logged, (token, note));
-    assert_eq!(arguments(&change, "", "").len(), 9 + 4 * change.edits.len());
+    let change = Change::undo(&Record::default(), &logged, (token, note));
+    assert_eq!(
+        arguments(&change, "", "").len(),
+        12 + 4 * change.edits.len()
+    );
     let edits = logged.edits.len();
     assert!(LogEntry::from(logged).edits.len() <= edits);
 }
@@ -182,10 +191,15 @@ mod tests {
         let keyed = format!("key:{TOKEN}:chat");
         for field in ["value:chat", &keyed, "mode:chat", "pause:chat"] {
             let json = r#"{"setting":"value","to":?,"author":"ada","reason":""}"#;
-            texts.push(format!("{field}\n? ? {TOKEN} {json}"));
+            texts.push(format!("{field}\n? ? ? ? {TOKEN} {json}"));
         }
+        let told = r#"{\"setting\":\"value\",\"to\":?,\"author\":\"ada\",\"reason\":\"\"}"#;
+        let told = format!(r#"["value:chat","? ? ? ? {TOKEN} {told}"]"#);
+        texts.push(format!(
+            r#"{{"v":1,"number":?,"replica":"a","label":"b","body":{{"overrides":{{"token":null,"unrecorded":[{told}]}}}}}}"#
+        ));
         let note = r#""{\"author\":\"a\",\"reason\":\"r\",\"what\":\"set\"}""#;
-        let edits = format!(r#"[["value:chat","? ? {TOKEN} {{}}",""],["","","? ?"]]"#);
+        let edits = format!(r#"[["value:chat","? ? ? ? {TOKEN} {{}}",""],["","","? ?"]]"#);
         texts.push(format!(
             r#"{{"at_ms":"?","token":"{TOKEN}","note":{note},"edits":{edits}}}"#
         ));
@@ -245,11 +259,7 @@ mod tests {
             let fields = text.split_once('\n');
             let fields = fields.map(|(field, text)| (field.into(), text.into()));
             let record = Record::read(&fields.into_iter().collect(), 0);
-            let is_one = |record: &Option<Record>| {
-                record
-                    .as_ref()
-                    .is_some_and(|record| record.faults.is_empty())
-            };
+            let is_one = |record: &Record| record.faults.is_empty() && text.contains('\n');
             read[0] += usize::from(serde_json::from_slice::<Answer>(bytes).is_ok());
             read[1] += usize::from(serde_json::from_slice::<Message>(bytes).is_ok());
             read[2] += usize::from(logged(bytes).is_some());

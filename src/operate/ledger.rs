@@ -1,9 +1,14 @@
-//! The ledger of one key, as the store has it: also what belongs to replicas that do not answer.
+//! Ledgers, as the store has them: also what belongs to replicas that do not answer.
+
+use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, cmd, from_redis_value};
 
 use super::roster::{time_ms, unreadable};
-use crate::store::{StoreError, redis::control::ControlConnection};
+use crate::{
+    ledger::{ID_CHARS, REPLICA_CHARS, ReplicaId},
+    store::{StoreError, redis::control::ControlConnection},
+};
 
 /// Most holders that are read.
 const MAX_HOLDERS: u32 = 2_000;
@@ -39,6 +44,35 @@ pub(super) async fn read(
         holders,
         waiting,
     })
+}
+
+/// Asks something of a key, so that in a cluster the connection leads to its node.
+pub(super) async fn lead_to(control: &ControlConnection, key: &str) -> Result<(), StoreError> {
+    count(control, key, "0", "0").await.map(drop)
+}
+
+/// The units that each replica holds under this ledger, by its id.
+pub(super) async fn holders(
+    control: &ControlConnection,
+    ledger: &[u8],
+    now_ms: u64,
+) -> Result<BTreeMap<String, u32>, StoreError> {
+    let mut range = cmd("ZRANGE");
+    range.arg(ledger).arg(now_ms).arg(HOLDING_END);
+    range.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_HOLDERS);
+    let members: Vec<Vec<u8>> = typed(control.run(&range).await?)?;
+    let mut units = BTreeMap::new();
+    for replica in members.iter().filter_map(|member| replica_of(member)) {
+        *units.entry(replica).or_default() += 1;
+    }
+    Ok(units)
+}
+
+/// The id in a holder's name, or in one of the others that a heavy permit has.
+fn replica_of(member: &[u8]) -> Option<String> {
+    let name = member.get(..ID_CHARS)?;
+    let replica = str::from_utf8(&name[..REPLICA_CHARS]).ok()?;
+    ReplicaId::is_text(replica).then(|| replica.to_owned())
 }
 
 async fn count(

@@ -54,6 +54,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after the store has refused: rights are seldom given meanwhile.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Shortest time between two entries of a replica in the roster, once it has reason to be off it.
+const REJOIN_PAUSE: Duration = Duration::from_millis(250);
 /// Shortest time between two looks at the store's clock because of a message that seems too old.
 const CLOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -72,6 +74,8 @@ struct Shared {
     /// Whether it was logged that operators cannot ask.
     warned: AtomicBool,
     over: Notify,
+    /// The store has lost its data.
+    data_lost: Notify,
 }
 
 /// Has a limiter listen to operators, from now on, on this runtime or the current one.
@@ -92,7 +96,7 @@ pub(crate) async fn listen(
     let identity = limiter.identity();
     let desk = Desk::new(limiter.keepers(), identity.label(), identity.shows_keys);
     let names = Names::new(namespace, db);
-    let follower = Arc::new(Follower::default());
+    let follower = Arc::new(Follower::new(desk.label()));
     if is_reached {
         follower
             .read_again(limiter.keepers(), &control, &names)
@@ -108,6 +112,7 @@ pub(crate) async fn listen(
         has_left: AtomicBool::new(false),
         warned: AtomicBool::new(false),
         over: Notify::new(),
+        data_lost: Notify::new(),
     }));
     if let Some(runtime) = runtime.or_else(|| Handle::try_current().ok()) {
         listener.run_on(&runtime);
@@ -122,6 +127,10 @@ impl ControlTask for Listener {
             let running = Running(self.0.clone());
             runtime.spawn(async move { running.0.run().await });
         }
+    }
+
+    fn data_lost(&self) {
+        self.0.data_lost.notify_one();
     }
 
     fn leave(&self) -> BoxFuture<'static, ()> {
@@ -222,6 +231,7 @@ impl Shared {
                         return End::Failed(error);
                     }
                 }
+                () = self.data_lost.notified() => state.join_soon(),
                 () = sleep_until(state.join_at) => {
                     if let Err(error) = self.join_roster(state).await {
                         return End::Failed(error);
@@ -234,9 +244,10 @@ impl Shared {
 
     async fn join_roster(&self, state: &mut Listening) -> Result<(), StoreError> {
         let me = (self.desk.replica(), self.desk.label());
-        let now_ms = roster::write(&self.control, &self.names, me, true).await?;
+        let (now_ms, members) = roster::write(&self.control, &self.names, me, true).await?;
         let now = Instant::now();
         state.clock = Some((now_ms, now));
+        (state.members, state.joined_at) = (members, now);
         state.join_at = now + roster::EVERY.mul_f64(0.9 + 0.1 * fastrand::f64());
         Ok(())
     }
@@ -255,6 +266,13 @@ impl Shared {
             let read = record.read_again(&keepers, &self.control, &self.names);
             read.await;
         }
+    }
+
+    /// Whether an operator who asks for overrides has seen another record than this replica: one of them is behind, or the
+    /// store has lost its data.
+    fn has_read_another(&self, ask: &Question) -> bool {
+        let token = self.desk.record.get().and_then(|record| record.token());
+        matches!(ask, Question::Overrides(seen) if seen.token != token)
     }
 
     /// Reads and answers a message, unless it is not to be trusted.
@@ -280,11 +298,19 @@ impl Shared {
         if !state.is_new(&message) {
             return Ok(());
         }
+        // An operator's message about the record does not count replicas.
+        if message.ask != Question::ReadAgain && message.replicas < state.members {
+            state.join_soon();
+        }
         if message.ask == Question::ReadAgain {
             self.read_record().await;
             return Ok(());
         }
         let answer = match state.answered.take() {
+            true if self.has_read_another(&message.ask) => {
+                self.read_record().await;
+                self.desk.answer(message.number, &message.ask).await
+            }
             true => self.desk.answer(message.number, &message.ask).await,
             false => Some(self.desk.busy(message.number)),
         };
@@ -323,6 +349,9 @@ struct Listening {
     /// The store's time in milliseconds, and when it was read.
     clock: Option<(u64, Instant)>,
     clock_looked_at: Option<Instant>,
+    /// When it was last added to the roster, how many replicas there were then, and when it is added again.
+    joined_at: Instant,
+    members: u32,
     join_at: Instant,
     read: Budget,
     answered: Budget,
@@ -335,6 +364,8 @@ impl Listening {
         Self {
             clock: None,
             clock_looked_at: None,
+            joined_at: now,
+            members: 0,
             join_at: now,
             read: Budget::new(MAX_READ, now),
             answered: Budget::new(MAX_ANSWERED, now),
@@ -348,6 +379,11 @@ impl Listening {
             let now_ms = read_ms.saturating_add(at.elapsed().as_millis() as u64);
             (now_ms..now_ms.saturating_add(MAX_VALID_MS)).contains(&message.not_after_ms)
         })
+    }
+
+    /// It may be off the roster.
+    fn join_soon(&mut self) {
+        self.join_at = self.join_at.min(self.joined_at + REJOIN_PAUSE);
     }
 
     /// The store's clock may have been stepped since it was read.

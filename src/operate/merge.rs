@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
 };
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
 };
 
 /// All answers to one question, and who did not answer.
+#[derive(Clone)]
 pub(super) struct Collected {
     pub answers: Vec<Answer>,
     pub missing: Vec<String>,
@@ -23,6 +24,24 @@ impl Collected {
         let mut bodies = self.answers.iter().map(|answer| &answer.body);
         let is_any = !self.answers.is_empty();
         is_any && bodies.all(|body| matches!(body, Body::UnknownLimit))
+    }
+
+    /// Counts replicas that hold slots and have not answered as missing. Returns how many slots they hold.
+    #[cfg(feature = "redis")]
+    pub(super) fn miss(&mut self, holders: BTreeMap<String, u32>) -> usize {
+        let ids = |answer: &Answer| {
+            let mut ids = answer.parts.clone();
+            ids.push(answer.replica.clone());
+            ids
+        };
+        let known: HashSet<String> = self.answers.iter().flat_map(ids).collect();
+        let others = holders.into_iter().filter(|(id, _)| !known.contains(id));
+        let mut held = 0;
+        for (id, units) in others {
+            self.missing.push(format!("replica {id}"));
+            held += units as usize;
+        }
+        held
     }
 
     /// The numbers, without the rows.
@@ -141,6 +160,19 @@ impl Collected {
         all
     }
 
+    /// Fields and texts that replicas apply and that are not recorded; and whether all apply this record. Those that have read
+    /// another one have just done so.
+    pub(super) fn overrides(self, token: Option<&str>) -> (Vec<[String; 2]>, bool) {
+        let (mut unrecorded, mut agree) = (Vec::new(), true);
+        for answer in self.answers {
+            if let Body::Overrides(applied) = answer.body {
+                agree &= applied.token.as_deref() == token;
+                unrecorded.extend(applied.unrecorded);
+            }
+        }
+        (unrecorded, agree)
+    }
+
     /// The latest first.
     pub(super) fn refusals(self, limit: &str) -> Answers<RefusalRow> {
         let mut all = self.head();
@@ -168,6 +200,12 @@ fn add_limit(sum: &mut LimitRow, row: LimitRow) {
     sum.paused |= row.paused;
     sum.held = sum.held.saturating_add(row.held);
     sum.waiting = sum.waiting.saturating_add(row.waiting);
-    sum.keys = sum.keys.saturating_add(row.keys);
+    let has_others = |row: &LimitRow| row.keys > 0 && !row.shared;
+    sum.shared = (sum.shared || row.shared) && !has_others(sum) && !has_others(&row);
+    // The key that all callers share is the same on each replica.
+    sum.keys = match sum.shared {
+        true => sum.keys.max(row.keys),
+        false => sum.keys.saturating_add(row.keys),
+    };
     sum.oldest_wait_ms = sum.oldest_wait_ms.max(row.oldest_wait_ms);
 }

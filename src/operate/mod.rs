@@ -45,6 +45,7 @@
 // | `connect` | an operator's connection to a store |
 // | `ask` | a question to all replicas, and the collection of their answers |
 // | `explain`, `ledger` | what a request of one caller would meet |
+// | `scan` | a look at all keys of a store: who holds slots, and which namespaces there are |
 // | `merge` | the answers of several replicas as one |
 // | `answer`, `digest` | what operators are told |
 // | `listener`, `link` | a replica's task that answers operators, and its connection |
@@ -95,6 +96,8 @@ mod record;
 mod revoke;
 #[cfg(feature = "redis")]
 mod roster;
+#[cfg(feature = "redis")]
+mod scan;
 mod steer;
 mod walk;
 mod wire;

@@ -41,6 +41,14 @@ impl Names {
         }
     }
 
+    /// The beginning of the keys of ledgers, in a cluster of those of one part.
+    pub(crate) fn ledgers(&self, part: Option<Part>) -> String {
+        match part {
+            Some(part) => part.prefix(&self.namespace),
+            None => format!("{}:{{", self.namespace),
+        }
+    }
+
     /// The key of the record of overrides. Its hash slot is that of all keys here.
     pub(crate) fn record(&self) -> String {
         format!("{}:control", self.namespace)

@@ -1,6 +1,8 @@
 //! An operator: whom it asks, and what it asks.
 
-use std::fmt;
+use std::{fmt, time::Duration};
+
+use tokio::time::sleep;
 
 #[cfg(feature = "redis")]
 use super::ask::Remote;
@@ -11,7 +13,7 @@ use super::{
     digest::KeyDigest,
     error::{OperateError, OperateErrorKind},
     merge::Collected,
-    wire::{Of, Question, RevokeOrder},
+    wire::{Answer, Of, Question, RevokeOrder},
 };
 use crate::limiter::Limiter;
 
@@ -154,7 +156,7 @@ impl Operator {
         }
     }
 
-    async fn ask(&self, question: Question) -> Result<Collected, OperateError> {
+    pub(super) async fn ask(&self, question: Question) -> Result<Collected, OperateError> {
         match &self.0 {
             Access::Here(desk) => {
                 let answer = desk.answer(0, &question).await.ok_or_else(gone)?;
@@ -181,12 +183,14 @@ impl Operator {
     /// [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not meant.
     ///
     /// Requests that wait are not revoked, and nothing keeps the caller from coming back: [pause](Self::pause) the limit
-    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason.
+    /// first, or [set](Self::set) the caller's value to 0. The replicas log author and reason, and so does the
+    /// [log](Self::log) if the operator's user may write it.
     ///
     /// # Errors
     ///
-    /// If all replicas have answered and none has such a permit ([`OperateErrorKind::NotFound`]), or the store does not
-    /// answer or refuses. A replica that does not answer is no error: it may have obeyed.
+    /// If all replicas have answered, one at least, and none has such a permit ([`OperateErrorKind::NotFound`]), or the store
+    /// does not answer or refuses. A replica that does not answer is no error: it may have obeyed. Nor is one that holds
+    /// slots, by the store, and cannot be asked: it may have that permit.
     ///
     /// # Cancel safety
     ///
@@ -203,17 +207,40 @@ impl Operator {
             author: author.to_owned(),
             reason: reason.to_owned(),
         };
-        let answers = self.ask(Question::Revoke(order)).await?.revoked();
-        match answers.rows.is_empty() && answers.is_complete() {
-            true => Err(OperateError::new(
-                OperateErrorKind::NotFound,
-                "no replica holds such a permit",
-            )),
-            false => Ok(answers),
+        let mut collected = self.ask(Question::Revoke(order)).await?;
+        if collected.missing.is_empty() && collected.clone().revoked().rows.is_empty() {
+            self.miss_holders(&mut collected).await?;
+            self.miss_late(&mut collected).await?;
         }
+        let answers = collected.revoked();
+        if answers.rows.is_empty() && answers.is_complete() {
+            let message = "no replica holds such a permit";
+            return Err(OperateError::new(OperateErrorKind::NotFound, message));
+        }
+        if !answers.rows.is_empty() {
+            self.note_revoked(whose, by, answers.rows.len()).await;
+        }
+        Ok(answers)
+    }
+
+    /// Counts replicas as missing that were not on the roster when they were asked: the store may have lost it.
+    async fn miss_late(&self, collected: &mut Collected) -> Result<(), OperateError> {
+        if let Access::Here(_) = self.access() {
+            return Ok(());
+        }
+        sleep(ROSTER_PAUSE).await;
+        for row in self.replicas().await?.rows {
+            let has_answered = |answer: &Answer| answer.replica == row.replica;
+            if !collected.answers.iter().any(has_answered) {
+                collected.missing.push(row.label);
+            }
+        }
+        Ok(())
     }
 }
 
+/// Time within which a replica is on the roster again after it was asked.
+const ROSTER_PAUSE: Duration = Duration::from_millis(300);
 /// Longest name of a limit that is asked for, in bytes: a question has 4 KiB, and a byte may take six there.
 const MAX_LIMIT_NAME: usize = 512;
 

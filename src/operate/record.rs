@@ -15,18 +15,18 @@ use super::{
 use crate::{
     ledger::ReplicaId,
     overrides::{
-        Change, Changed, Logged, MAX_LOGGED, MAX_OVERRIDES, RECORD_LUA, Record, arguments, logged,
+        Change, Changed, Logged, MAX_ENTRIES, MAX_LOGGED, RECORD_LUA, Record, arguments, logged,
         reply,
     },
     store::{StoreError, StoreErrorKind, redis::control::ControlConnection},
 };
 
 /// Fields of the record in one reply: all of them, unless the server has a sparse table.
-const PAGE: usize = 2 * MAX_OVERRIDES;
+const PAGE: usize = 2 * MAX_ENTRIES;
 
-/// The record, and when it was asked for. `None`: there is none.
+/// The record, and when it was asked for.
 pub(super) struct Reading {
-    pub(super) record: Option<Record>,
+    pub(super) record: Record,
     /// The moment from which its times count.
     pub(super) since: Instant,
 }
@@ -47,7 +47,7 @@ pub(super) async fn read(
     let now_ms = to_ms(parsed(time?)?);
     let (mut cursor, page_fields) = first?;
     let mut fields = BTreeMap::from_iter(page_fields);
-    while cursor != "0" && fields.len() <= MAX_OVERRIDES + 1 {
+    while cursor != "0" && fields.len() <= MAX_ENTRIES + 1 {
         let (next, more) = page(control, names, &cursor).await?;
         fields.extend(more);
         cursor = next;

@@ -1,6 +1,8 @@
 //! The roster: which replicas there are, so that an operator knows who did not answer.
 //!
-//! A member is a replica's id and label. It is added once a minute, and counts for three.
+//! A member is a replica's id and label. It is added once a minute, and counts for three. If the store has lost its data, a
+//! replica adds itself again once it notices: by permits of its own that the store has lost, or by a question to fewer
+//! replicas than it knows.
 
 use std::time::Duration;
 
@@ -28,21 +30,21 @@ pub(super) struct RosterMember {
     pub label: String,
 }
 
-/// Adds a replica, or takes it off. Returns the store's time in milliseconds.
+/// Adds a replica, or takes it off. Returns the store's time in milliseconds, and how many replicas there are.
 pub(super) async fn write(
     control: &ControlConnection,
     names: &Names,
     (id, label): (&str, &str),
     is_there: bool,
-) -> Result<u64, StoreError> {
+) -> Result<(u64, u32), StoreError> {
     let member = format!("{id}{label}");
     let is_there: &[u8] = if is_there { b"1" } else { b"0" };
     let stale_ms = STALE_MS.to_string();
     let arguments = [member.as_bytes(), stale_ms.as_bytes(), is_there];
-    let now_ms = control
+    let written = control
         .eval(ROSTER_LUA, &names.roster(), &arguments)
         .await?;
-    from_redis_value(now_ms).map_err(|_| unreadable())
+    from_redis_value(written).map_err(|_| unreadable())
 }
 
 /// The store's time in milliseconds, and the replicas.

@@ -9,45 +9,92 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "redis")]
 use super::record;
 use super::{
-    answer::{Answers, LimitRow},
-    changes::{By, LogEntry, Outcome, Overrides},
+    answer::{Answers, LimitRow, ReplicaRow},
+    changes::{By, LogEntry, Outcome, Overrides, Revocation},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
+    merge::Collected,
     operator::{Access, Operator, gone},
+    wire::{Question, Seen},
 };
 use crate::{
     keeper::Keepers,
     limit::{LimitValue, MAX_LIMIT, Mode},
     overrides::{
-        Change, ChangeNote, Changed, MAX_LENGTH_MS, Override, Setting, Target, Token, What,
+        Change, ChangeNote, Changed, MAX_LENGTH_MS, Override, Record, Setting, Target, Token, What,
     },
 };
 
 /// Time between two questions whether a limit is in use.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Time until it is looked at once more whether it is not.
+const SECOND_LOOK: Duration = Duration::from_millis(300);
 /// Shortest time of an override.
 const MIN_LENGTH: Duration = Duration::from_secs(1);
 
 impl Operator {
     /// Reads the overrides in force.
     ///
+    /// Replicas that have seen another record read it again, and write back what the store has lost of it. What they may not
+    /// write back is in the answer too ([`Override::recorded`]): the next change does it.
+    ///
     /// # Errors
     ///
-    /// If the store does not answer or refuses, or has something else under the record's key.
+    /// If the store does not answer or refuses, or has something else under the record's key. Replicas that do not answer are
+    /// no error.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is changed.
+    /// Cancel safe: nothing is changed but what was lost.
     pub async fn overrides(&self) -> Result<Overrides, OperateError> {
-        let record = match self.access() {
-            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read()))?,
-            #[cfg(feature = "redis")]
-            Access::Store(remote) => {
-                let reading = record::read(&remote.control, &remote.names).await?;
-                reading.record.unwrap_or_default()
-            }
+        let record = self.record().await?;
+        let token = record.token().cloned().map(String::from);
+        if let Access::Here(_) = self.access() {
+            return Ok(record.into());
+        }
+        let question = Question::Overrides(Seen {
+            token: token.clone(),
+        });
+        let (unrecorded, agree) = match self.ask(question).await {
+            Ok(collected) => collected.overrides(token.as_deref()),
+            Err(error) if error.kind() == OperateErrorKind::Unavailable => return Err(error),
+            // An operator who may not ask is told what is recorded.
+            Err(_) => (Vec::new(), true),
         };
-        Ok(Overrides(record))
+        let mut record = match agree {
+            true => record,
+            false => self.record().await?,
+        };
+        record.take_told(&unrecorded);
+        Ok(record.into())
+    }
+
+    /// As [`overrides`](Self::overrides), with the replicas that have just answered: they are asked again only if one applies
+    /// another record.
+    #[cfg(feature = "admin")]
+    pub(crate) async fn overrides_beside(
+        &self,
+        replicas: &Answers<ReplicaRow>,
+    ) -> Result<Overrides, OperateError> {
+        let record = self.record().await?;
+        let token = record.token().map(|token| token.as_str());
+        match replicas
+            .rows
+            .iter()
+            .all(|row| row.token.as_deref() == token)
+        {
+            true => Ok(record.into()),
+            false => self.overrides().await,
+        }
+    }
+
+    /// Reads what is recorded.
+    pub(super) async fn record(&self) -> Result<Record, OperateError> {
+        match self.access() {
+            Access::Here(desk) => here(desk, |keepers| Some(keepers.local_record()?.read())),
+            #[cfg(feature = "redis")]
+            Access::Store(remote) => Ok(record::read(&remote.control, &remote.names).await?.record),
+        }
     }
 
     /// Sets the value of a limit, or of one of its keys, for a time.
@@ -133,7 +180,9 @@ impl Operator {
 
     /// Completes once no replica holds a slot of this limit, such as after a [pause](Self::pause).
     ///
-    /// It asks each second, and goes on while a replica does not answer.
+    /// It asks each second, and goes on while a replica does not answer, or none does. Replicas that cannot be asked, as they
+    /// are not operable, may hold slots of this limit: so it also goes on while the store has slots of theirs, of whatever
+    /// limit, if the operator's user may scan the keys.
     ///
     /// # Errors
     ///
@@ -160,15 +209,78 @@ impl Operator {
         limit: &str,
         mut progress: impl FnMut(usize, &Answers<LimitRow>),
     ) -> Result<(), OperateError> {
+        let mut was_drained = false;
         loop {
-            let answers = self.limits().await?;
-            let rows = answers.rows.iter().filter(|row| row.limit == limit);
-            let held = rows.map(|row| row.held).sum();
-            if answers.is_complete() && held == 0 {
+            let (held, answers) = self.held_of(limit).await?;
+            let is_drained = answers.is_complete() && held == 0;
+            if is_drained && was_drained {
                 return Ok(());
+            }
+            // Replicas that were not on the roster are there when it is looked at once more.
+            was_drained = is_drained;
+            if is_drained {
+                sleep(SECOND_LOOK).await;
+                continue;
             }
             progress(held, &answers);
             sleep(DRAIN_INTERVAL).await;
+        }
+    }
+
+    /// The slots that are held of a limit, and those of any limit that replicas hold who cannot be asked.
+    async fn held_of(&self, limit: &str) -> Result<(usize, Answers<LimitRow>), OperateError> {
+        let mut collected = self.ask(Question::Limits).await?;
+        let held = |answers: &Answers<LimitRow>| -> usize {
+            let rows = answers.rows.iter().filter(|row| row.limit == limit);
+            rows.map(|row| row.held).sum()
+        };
+        let answers = collected.clone().limits();
+        if !answers.missing.is_empty() || held(&answers) > 0 {
+            return Ok((held(&answers), answers));
+        }
+        let held_by_others = self.miss_holders(&mut collected).await?;
+        Ok((held_by_others, collected.limits()))
+    }
+
+    /// Compares those who have answered with those who hold slots by the store. Others count as missing. Returns how many slots
+    /// they hold.
+    pub(super) async fn miss_holders(
+        &self,
+        #[cfg_attr(not(feature = "redis"), allow(unused_variables))] collected: &mut Collected,
+    ) -> Result<usize, OperateError> {
+        match self.access() {
+            Access::Here(_) => Ok(0),
+            #[cfg(feature = "redis")]
+            Access::Store(remote) => match remote.scanner.holders(&remote.names).await {
+                Ok(holders) => Ok(collected.miss(holders)),
+                Err(error) if error.is_outage() => Err(error.into()),
+                // A user who may not scan has the replicas' word only.
+                Err(_) => Ok(0),
+            },
+        }
+    }
+
+    /// Lists the namespaces that the store has keys of, up to twenty: so that a wrong one does not look like a service without
+    /// a limit.
+    ///
+    /// It scans up to 50,000 keys. A namespace is there while somebody holds or waits for something, or a replica is on its
+    /// roster.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer or refuses, or there is none.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is changed.
+    pub async fn namespaces(&self) -> Result<Vec<String>, OperateError> {
+        match self.access() {
+            Access::Here(_) => {
+                let message = "an operator of one process does not look at its store";
+                Err(OperateError::new(OperateErrorKind::NoStore, message))
+            }
+            #[cfg(feature = "redis")]
+            Access::Store(remote) => Ok(remote.scanner.namespaces().await?),
         }
     }
 
@@ -188,7 +300,7 @@ impl Operator {
             ));
         }
         let (length_ms, signed) = (length.as_millis() as u64, signed(by, What::Set)?);
-        let change = Change::set(&seen.0, target, setting, length_ms, signed);
+        let change = Change::set(seen.record(), target, setting, length_ms, signed);
         let change = change.ok_or_else(|| OperateError::value("a key has a value only"))?;
         self.make(&change).await
     }
@@ -210,7 +322,7 @@ impl Operator {
         by: &By,
     ) -> Result<Outcome, OperateError> {
         check_target(target)?;
-        let change = Change::unset(&seen.0, target, signed(by, What::Unset)?);
+        let change = Change::unset(seen.record(), target, signed(by, What::Unset)?);
         self.make(&change).await
     }
 
@@ -226,7 +338,8 @@ impl Operator {
     ///
     /// As [`set`](Self::set).
     pub async fn undo(&self, entry: &LogEntry, by: &By) -> Result<Outcome, OperateError> {
-        let change = Change::undo(&entry.logged, signed(by, What::Undo)?);
+        let seen = self.overrides().await?;
+        let change = Change::undo(seen.record(), &entry.logged, signed(by, What::Undo)?);
         self.make(&change).await
     }
 
@@ -255,6 +368,31 @@ impl Operator {
             Access::Here(desk) => here(desk, |keepers| keepers.local_record().map(|_| ())).is_ok(),
             #[cfg(feature = "redis")]
             Access::Store(_) => true,
+        }
+    }
+
+    /// Notes in the log that permits were revoked. Their replicas log it too, so an operator who may not write it need not.
+    pub(super) async fn note_revoked(&self, whose: &Revocation, by: &By, permits: usize) {
+        let some = if permits == 1 { "permit" } else { "permits" };
+        let text = match whose {
+            Revocation::Permit(id) => format!("permit {id}"),
+            whose => format!("{permits} {some} of {whose}"),
+        };
+        let Ok((token, mut note)) = signed(by, What::Revoked) else {
+            return;
+        };
+        note.revoked = Some(text);
+        let change = Change::note((token, note));
+        match self.access() {
+            Access::Here(desk) => {
+                let _ = here(desk, |keepers| {
+                    Some(keepers.local_record()?.change(&change))
+                });
+            }
+            #[cfg(feature = "redis")]
+            Access::Store(remote) => {
+                let _ = record::change(&remote.control, &remote.names, &change).await;
+            }
         }
     }
 
@@ -310,7 +448,7 @@ fn change_here(keepers: &Keepers, change: &Change) -> Option<Changed> {
     loop {
         let record = local.read();
         keepers.steer(record.in_force(Instant::now()));
-        if local.read().token == record.token {
+        if local.read().latest == record.latest {
             return Some(changed);
         }
     }

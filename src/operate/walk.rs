@@ -308,8 +308,25 @@ pub(super) struct LimitCount {
     pub waiting: usize,
     pub keys: usize,
     pub oldest: Option<Instant>,
+    /// Whether the key that all callers share is known, and whether another one is.
+    has_shared: bool,
+    has_other: bool,
     /// Whether the queue that was seen last counts as a key.
     counted: bool,
+}
+
+impl LimitCount {
+    /// Whether the key that all callers share is the only one.
+    pub(super) fn is_shared(&self) -> bool {
+        self.has_shared && !self.has_other
+    }
+
+    fn know(&mut self, key: &Key) {
+        match *key == Key::SHARED {
+            true => self.has_shared = true,
+            false => self.has_other = true,
+        }
+    }
 }
 
 impl Visitor for LimitCounts {
@@ -320,6 +337,7 @@ impl Visitor for LimitCounts {
         let now = (limit, key.clone());
         if self.now.as_ref() != Some(&now) {
             self.by_limit[limit.0].counted = false;
+            self.by_limit[limit.0].know(key);
             self.now = Some(now);
         }
         true
@@ -340,10 +358,11 @@ impl Visitor for LimitCounts {
         }
     }
 
-    fn rate(&mut self, limit: LimitId, _: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
+    fn rate(&mut self, limit: LimitId, key: &Key, look: &dyn Fn(Instant) -> Option<RateLook>) {
         if self.by_limit.len() <= limit.0 {
             self.by_limit.resize_with(limit.0 + 1, LimitCount::default);
         }
+        self.by_limit[limit.0].know(key);
         if look(Instant::now()).is_some_and(|budget| budget.is_used()) {
             self.by_limit[limit.0].keys += 1;
         }

@@ -37,6 +37,8 @@ pub(super) enum Question {
     Permits(Of),
     Keys(Of),
     Refusals(Of),
+    /// Overrides that a replica has in force and that are not recorded.
+    Overrides(Seen),
     /// To revoke permits.
     Revoke(RevokeOrder),
     /// The operators' record has changed.
@@ -50,6 +52,14 @@ pub(super) struct Of {
     pub limit: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<KeyDigest>,
+}
+
+/// The record of overrides that an operator has seen, by the token of its latest change. A replica that has seen another one
+/// reads it again before it answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Seen {
+    pub token: Option<String>,
 }
 
 /// An order to revoke permits. Author and reason are logged by those that obey.
@@ -68,6 +78,9 @@ pub(super) struct Answer {
     pub number: u64,
     pub replica: String,
     pub label: String,
+    /// In a cluster: the ids by which each part of it knows this replica.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
     pub body: Body,
@@ -85,6 +98,16 @@ pub(super) enum Body {
     Permits(Vec<PermitRow>),
     Keys(Vec<KeyRow>),
     Refusals(Vec<RefusalRow>),
+    Overrides(Applied),
+}
+
+/// The overrides of a replica.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Applied {
+    /// That of the record that it applies.
+    pub token: Option<String>,
+    /// Fields and texts that it applies and that are not recorded.
+    pub unrecorded: Vec<[String; 2]>,
 }
 
 fn is_zero(number: &u64) -> bool {

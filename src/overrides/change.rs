@@ -5,19 +5,25 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    record::Record,
+    entry::token_in,
+    record::{Lost, Record},
     setting::{Override, Setting, Target, Token},
 };
 
 /// Changes that are kept in the log.
 pub(crate) const MAX_LOGGED: usize = 100;
+/// Most edits of what is written back that are logged.
+pub(super) const MAX_RESTORED_EDITS: usize = 50;
 /// Time for which the log is kept after the last change, in ms: 30 days.
 pub(crate) const LOG_MS: u64 = 30 * 24 * 3_600_000;
 
 /// A change to be made: all of its edits, or none.
+///
+/// Before them, what the store has lost is written back. Without edits that is all.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) token: Token,
+    pub(crate) lost: Lost,
     pub(crate) edits: Vec<Edit>,
     pub(crate) note: ChangeNote,
 }
@@ -46,6 +52,9 @@ pub(crate) struct ChangeNote {
     pub(crate) author: String,
     pub(crate) reason: String,
     pub(crate) what: What,
+    /// The permits that were revoked, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) revoked: Option<String>,
 }
 
 /// The kind of a change.
@@ -59,6 +68,10 @@ pub enum What {
     Unset,
     /// The change before was taken back.
     Undo,
+    /// A replica has written overrides back that the store had lost.
+    Restored,
+    /// Permits were revoked, which cannot be taken back.
+    Revoked,
 }
 
 /// The result of a change.
@@ -72,7 +85,7 @@ pub(crate) enum Changed {
     },
     /// There would be too many overrides.
     Full,
-    /// There is nothing to remove.
+    /// There is nothing to remove, or nothing was lost.
     Same,
 }
 
@@ -104,6 +117,7 @@ impl Change {
         };
         Some(Self {
             token,
+            lost: seen.lost(),
             edits: vec![edit],
             note,
         })
@@ -123,13 +137,14 @@ impl Change {
         });
         Self {
             token,
+            lost: seen.lost(),
             edits: edits.collect(),
             note,
         }
     }
 
     /// Takes back a change, unless something was changed there since.
-    pub(crate) fn undo(logged: &Logged, (token, note): (Token, ChangeNote)) -> Self {
+    pub(crate) fn undo(seen: &Record, logged: &Logged, (token, note): (Token, ChangeNote)) -> Self {
         let edits = logged.edits.iter().map(|[field, before, after]| Edit {
             field: field.clone(),
             seen: token_in(after),
@@ -140,13 +155,37 @@ impl Change {
         });
         Self {
             token,
+            lost: seen.lost(),
             edits: edits.collect(),
             note,
         }
     }
-}
 
-/// The token in an override's text.
-pub(crate) fn token_in(text: &str) -> Option<Token> {
-    Token::try_from(text.split(' ').nth(2)?.to_owned()).ok()
+    /// Writes back what the store has lost of this record, as far as it has.
+    pub(crate) fn restore(seen: &Record, (token, note): (Token, ChangeNote)) -> Self {
+        Self {
+            token,
+            lost: Lost {
+                latest: seen.latest.clone(),
+                ..seen.lost()
+            },
+            edits: Vec::new(),
+            note,
+        }
+    }
+
+    /// Notes in the log what changes no override.
+    pub(crate) fn note((token, note): (Token, ChangeNote)) -> Self {
+        Self {
+            token,
+            lost: Lost::default(),
+            edits: Vec::new(),
+            note,
+        }
+    }
+
+    /// Whether it is logged although it changes no override.
+    pub(super) fn is_noted(&self) -> bool {
+        self.note.what == What::Revoked
+    }
 }

@@ -3,7 +3,7 @@
 //! Tests: `tests.rs`.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -11,8 +11,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    change::{Change, Changed, Edit, Logged, MAX_LOGGED, New, token_in},
-    record::{MAX_OVERRIDES, MAX_REST_MS, Record},
+    change::{Change, Changed, Edit, Logged, MAX_LOGGED, MAX_RESTORED_EDITS, New},
+    entry::{Entries, Entry},
+    record::{Latest, MAX_OVERRIDES, Record},
+    setting::Token,
 };
 
 /// The record of a process without a store.
@@ -59,15 +61,39 @@ impl LocalRecord {
 /// The record and the log, by a clock that is passed in.
 #[derive(Debug, Default)]
 pub(super) struct MemoryRecord {
-    /// As in the store.
-    fields: BTreeMap<Vec<u8>, Vec<u8>>,
+    latest: Option<Latest>,
+    entries: Entries,
     log: VecDeque<Logged>,
+}
+
+/// What was written back.
+#[derive(Default)]
+struct Restored {
+    is_any: bool,
+    edits: Vec<[String; 3]>,
+}
+
+/// A change on its way: what there will be.
+struct Draft<'a> {
+    change: &'a Change,
+    now_ms: u64,
+    version: u64,
+    entries: Entries,
+    edits: Vec<[String; 3]>,
 }
 
 impl MemoryRecord {
     pub(super) fn read(&self, now_ms: u64) -> Record {
-        let read = Record::read(&self.fields, now_ms);
-        read.ok().flatten().unwrap_or_default()
+        let known = self.entries.iter();
+        let known = known.filter(|(_, entry)| entry.is_known(now_ms));
+        let known = known.map(|(field, entry)| (field.clone(), entry.clone()));
+        Record::of(self.latest.clone(), known.collect(), now_ms)
+    }
+
+    /// As a store that has lost its data.
+    #[cfg(all(test, feature = "redis"))]
+    pub(super) fn lose(&mut self) {
+        (self.latest, self.entries) = Default::default();
     }
 
     /// The latest changes, newest first.
@@ -76,69 +102,155 @@ impl MemoryRecord {
     }
 
     pub(super) fn change(&mut self, change: &Change, now_ms: u64) -> Changed {
-        let lasts = |text: &[u8]| {
-            let end_ms = end_in(&String::from_utf8_lossy(text));
-            end_ms > now_ms && end_ms <= now_ms + MAX_REST_MS
+        let mut entries = self.entries.clone();
+        entries.retain(|_, entry| entry.is_known(now_ms));
+        let restored = write_back(&mut entries, &change.lost.entries, now_ms);
+        let lost = change.lost.latest.as_ref();
+        let version = |latest: Option<&Latest>| latest.map_or(0, |latest| latest.version);
+        let mut latest = self.latest.clone();
+        if version(lost) > version(latest.as_ref()) {
+            latest = lost.cloned();
+        }
+        let versions = entries.values().map(|entry| entry.version);
+        let newest = versions.fold(version(latest.as_ref()), u64::max);
+        let mut draft = Draft {
+            change,
+            now_ms,
+            version: now_ms.max(newest + 1),
+            entries,
+            edits: Vec::new(),
         };
-        let mut fields = self.fields.clone();
-        fields.retain(|field, text| field == b"token" || lasts(text));
-        let mut edits = Vec::new();
+        if change.edits.is_empty() {
+            draft.edits = restored.edits;
+        } else {
+            latest = Some(Latest {
+                version: draft.version,
+                token: change.token.clone(),
+            });
+        }
         for edit in &change.edits {
-            let before = fields.get(edit.field.as_bytes());
-            let before = before.map_or(String::new(), |text| String::from_utf8_lossy(text).into());
-            if token_in(&before) != edit.seen {
-                return Changed::Meanwhile {
-                    field: edit.field.clone(),
-                    text: before,
-                };
-            }
-            let after = text_of(change, edit, now_ms);
-            if after != before {
-                edits.push([edit.field.clone(), before, after]);
+            if let Err(meanwhile) = draft.edit(edit) {
+                return meanwhile;
             }
         }
-        if edits.is_empty() {
+        let is_nothing = match change.edits.is_empty() {
+            true => !restored.is_any,
+            false => draft.edits.is_empty(),
+        };
+        if is_nothing && !change.is_noted() {
             return Changed::Same;
         }
-        for [field, _, after] in &edits {
-            match after.is_empty() {
-                true => fields.remove(field.as_bytes()),
-                false => fields.insert(field.clone().into_bytes(), after.clone().into_bytes()),
-            };
-        }
-        fields.insert(b"token".to_vec(), change.token.as_str().into());
-        if fields.len() > MAX_OVERRIDES + 1 {
+        if !draft.fits() {
             return Changed::Full;
         }
-        self.fields = fields;
-        self.log.push_front(Logged {
-            at_ms: now_ms,
-            token: change.token.clone(),
-            note: change.note.clone(),
-            edits,
-        });
-        self.log.truncate(MAX_LOGGED);
+        (self.latest, self.entries) = (latest, draft.entries);
+        if !draft.edits.is_empty() || change.is_noted() {
+            self.log.push_front(Logged {
+                at_ms: now_ms,
+                token: change.token.clone(),
+                note: change.note.clone(),
+                edits: draft.edits,
+            });
+            self.log.truncate(MAX_LOGGED);
+        }
         Changed::Done
     }
 }
 
-/// The field that an edit leaves: empty if that has no override, or one that has ended.
-fn text_of(change: &Change, edit: &Edit, now_ms: u64) -> String {
-    let text = match &edit.to {
-        New::For { length_ms, json } => {
-            let token = change.token.as_str();
-            format!("{now_ms} {} {token} {json}", now_ms + length_ms)
+/// Of each field the newer text counts. Returns before and after of those that were lost.
+fn write_back(entries: &mut Entries, lost: &Entries, now_ms: u64) -> Restored {
+    let mut restored = Restored::default();
+    for (field, entry) in lost {
+        let known = entries.get(field);
+        if !entry.is_known(now_ms) || known.is_some_and(|known| known.version >= entry.version) {
+            continue;
         }
-        New::Text(text) => text.clone(),
-        New::Nothing => String::new(),
-    };
-    match end_in(&text) > now_ms {
-        true => text,
-        false => String::new(),
+        let text = |entry: &Entry| match entry.is_in_force(now_ms) {
+            true => entry.text.clone(),
+            false => String::new(),
+        };
+        let (before, after) = (known.map(text).unwrap_or_default(), text(entry));
+        restored.is_any = true;
+        if after != before && restored.edits.len() < MAX_RESTORED_EDITS {
+            restored.edits.push([field.clone(), before, after]);
+        }
+        entries.insert(field.clone(), entry.clone());
     }
+    restored
 }
 
-fn end_in(text: &str) -> u64 {
-    let end_ms = text.split(' ').nth(1).and_then(|end| end.parse().ok());
-    end_ms.unwrap_or(0)
+impl Draft<'_> {
+    fn edit(&mut self, edit: &Edit) -> Result<(), Changed> {
+        let now_ms = self.now_ms;
+        let was = self.entries.get(&edit.field);
+        let in_force = was.filter(|was| was.is_in_force(now_ms));
+        let before = in_force.map_or(String::new(), |was| was.text.clone());
+        if in_force.map(|was| &was.one.token) != edit.seen.as_ref() {
+            return Err(Changed::Meanwhile {
+                field: edit.field.clone(),
+                text: before,
+            });
+        }
+        let known_ms = was.map_or(0, |was| was.known_ms);
+        let text = match &edit.to {
+            New::For { length_ms, json } => {
+                let times = [now_ms, now_ms + length_ms, known_ms];
+                Some(self.text(times, &self.change.token, json))
+            }
+            New::Text(text) => match self.put_back(&edit.field, text) {
+                Some(to) if in_force.is_some_and(|was| was.one.token == to.one.token) => {
+                    return Ok(());
+                }
+                to => to.map(|to| self.text_of(&to, to.one.until_ms, known_ms.max(to.known_ms))),
+            },
+            New::Nothing => None,
+        };
+        let is_removed = text.is_none();
+        let text = text.or_else(|| Some(self.text_of(in_force?, 0, known_ms)));
+        let to = text.and_then(|text| Entry::read(edit.field.as_bytes(), text.as_bytes()).ok());
+        if let Some(to) = to {
+            let after = if is_removed {
+                String::new()
+            } else {
+                to.text.clone()
+            };
+            self.edits.push([edit.field.clone(), before, after]);
+            self.entries.insert(edit.field.clone(), to);
+        }
+        Ok(())
+    }
+
+    /// An override that was there before, unless it has ended meanwhile.
+    fn put_back(&self, field: &str, text: &str) -> Option<Entry> {
+        let to = Entry::read(field.as_bytes(), text.as_bytes()).ok()?;
+        (to.is_known(self.now_ms) && to.is_in_force(self.now_ms)).then_some(to)
+    }
+
+    fn text_of(&self, entry: &Entry, end_ms: u64, known_ms: u64) -> String {
+        let times = [entry.one.since_ms, end_ms, known_ms];
+        self.text(times, &entry.one.token, entry.json())
+    }
+
+    fn text(&self, [since_ms, end_ms, known_ms]: [u64; 3], token: &Token, json: &str) -> String {
+        let (known_ms, version) = (known_ms.max(end_ms), self.version);
+        let token = token.as_str();
+        format!("{since_ms} {end_ms} {known_ms} {version} {token} {json}")
+    }
+
+    /// Forgets the oldest of those that are not in force, as far as there are too many. Returns whether not too many are.
+    fn fits(&mut self) -> bool {
+        let now_ms = self.now_ms;
+        let known = self.entries.iter();
+        let known = known.filter(|(_, entry)| !entry.is_in_force(now_ms));
+        let mut known: Vec<_> = known
+            .map(|(field, entry)| (entry.version, field.clone()))
+            .collect();
+        let in_force = self.entries.len() - known.len();
+        known.sort();
+        known.truncate(known.len().saturating_sub(MAX_OVERRIDES));
+        for (_, field) in known {
+            self.entries.remove(&field);
+        }
+        in_force <= MAX_OVERRIDES
+    }
 }

@@ -1,13 +1,14 @@
 //! Overrides: what operators have decided about limits, for a time.
 //!
-//! The record of all overrides is one hash in the store, and nothing else has them: replicas read it whole, and lay it over
-//! the limits that they declare. A key's override goes before its limit's, and that before what is declared, in code or by
+//! The record of all overrides is one hash in the store: replicas read it whole, lay it over the limits that they declare, and
+//! write back what the store has lost of it. A key's override goes before its limit's, and that before what is declared, in code or by
 //! the configuration file. Each ends by itself, on every replica, whether the store is there or not.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `in_force` | overrides as this process applies them |
-//! | `setting` | an override as operators see it, and as a field of the record |
+//! | `setting` | an override as operators see it |
+//! | `entry` | an override as a field of the record |
 //! | `record` | the whole record, as it is read |
 //! | `change` | a change of it, and what comes of that |
 //! | `script` | changes in Redis: `record.lua` |
@@ -15,6 +16,8 @@
 
 #[cfg(feature = "operate")]
 mod change;
+#[cfg(feature = "operate")]
+mod entry;
 mod in_force;
 #[cfg(feature = "operate")]
 mod memory;
@@ -40,7 +43,8 @@ pub use self::{
 #[cfg(feature = "operate")]
 pub(crate) use self::{
     change::{Change, ChangeNote, Changed, Logged, MAX_LOGGED},
+    entry::MAX_LENGTH_MS,
     memory::LocalRecord,
-    record::{MAX_LENGTH_MS, MAX_OVERRIDES, Record},
+    record::{MAX_ENTRIES, Outlasting, Record},
     setting::{MAX_AUTHOR, MAX_REASON, Token},
 };

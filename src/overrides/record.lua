@@ -1,13 +1,17 @@
--- One change of the record of overrides: all of its edits, or none. The same steps as in memory.rs.
+-- One change of the record of overrides: all of its edits, or none. Before them, what the store has lost is written back.
+-- The same steps as in memory.rs.
 --
 -- Data
 -- ====
--- The record is a hash: the field 'token' has the token of the latest change, and each other field is an override. Its
--- name says what it is about, and its text is 'since_ms end_ms token json', which is opaque here from the token on.
--- The hash expires with the last end that it has ever had, so that an override that was removed is not mistaken for one
--- that was lost with the store's data.
+-- The record is a hash. The field 'token' has 'version token' of the latest change; versions grow with each change. Each
+-- other field is an override. Its name says what it is about, and its text is
+-- 'since_ms end_ms known_ms version token json', which is opaque here from the token on. `version` is that of the change
+-- that wrote it. An override that was removed has the end 0. A text is kept until `known_ms`, the last end that its field
+-- has ever had: until then a replica that was cut off may have an older override in force, and learns from it that this was
+-- replaced or removed. So a field that is not there was lost with the store's data, and replicas write it back: of two texts
+-- of a field the one with the greater version counts. The hash expires with the last of them.
 --
--- The log is a list of the latest changes, newest first, each as JSON.
+-- The log is a list of the latest changes, newest first, each as JSON. Of what is written back it has the first 50.
 --
 -- KEYS
 -- ====
@@ -18,8 +22,12 @@
 --   1, 2     token of this change; a note about it for the log
 --   3, 4     channel and message to be published after it, in which '"not_after_ms":0' gets a time
 --   5, 6     most overrides, most changes in the log
---   7, 8     in ms: furthest end that counts, time for which the log is kept
---   9        how many edits
+--   7, 8     in ms: furthest time that counts, time for which the log is kept
+--   9        text of the field 'token' that the caller knows ('' if none)
+--   10, 11   how many texts the record may have lost, how many edits
+--   12       '1' to log the note in any case
+--   then for each text
+--            field, text
 --   then for each edit
 --            field
 --            token that the caller has seen there ('' if there was no override)
@@ -31,62 +39,137 @@
 --   'done', now_ms
 --   'changed', field, its text ('' if there is none now): the caller has seen another token there
 --   'full': there would be too many overrides
---   'same': there is nothing to remove
+--   'same': there is nothing to remove; without edits, nothing was lost
 --
--- Ends that have passed, and texts that cannot be read, are removed. The first write frees memory, so that a change is
--- possible at `maxmemory`.
+-- Texts that are not known any more, or cannot be read, are removed, and of more than are kept the oldest of those that are
+-- not in force. The first write frees memory, so that a change is possible at `maxmemory`.
 
 local record, log = KEYS[1], KEYS[2]
 local token, note, channel, message = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most, most_logged = tonumber(ARGV[5]), tonumber(ARGV[6])
 local furthest_ms, log_ms = tonumber(ARGV[7]), tonumber(ARGV[8])
-local edits = tonumber(ARGV[9])
+local latest, lost, edits, is_noted = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12] == '1'
+local MOST_EDITS = 50 -- of those that are logged
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local texts, ended, count = {}, {}, 0
+local function read(text)
+  local parts = { string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%x+) (.*)$') }
+  if not parts[6] then
+    return nil
+  end
+  local entry = { text = text, since = parts[1], token = parts[5], json = parts[6] }
+  entry.end_ms, entry.known_ms, entry.version = tonumber(parts[2]), tonumber(parts[3]), tonumber(parts[4])
+  entry.is_in_force = entry.end_ms > now_ms
+  local is_known = entry.known_ms > now_ms and entry.end_ms <= entry.known_ms
+  local is_near = math.max(entry.known_ms, entry.version) <= now_ms + furthest_ms
+  return is_known and is_near and entry or nil
+end
+
+local function written(since, end_ms, known_ms, version, of, json)
+  return read(string.format('%s %.0f %.0f %.0f %s %s', since, end_ms, known_ms, version, of, json))
+end
+
+-- What there is.
+local entries, ended, there = {}, {}, ''
 local all = redis.call('HGETALL', record)
 for i = 1, #all, 2 do
   local field, text = all[i], all[i + 1]
-  if field ~= 'token' then
-    local end_ms = tonumber(string.match(text, '^%d+ (%d+) %x+ ') or 0)
-    if end_ms > now_ms and end_ms <= now_ms + furthest_ms then
-      texts[field] = text
-      count = count + 1
-    elseif #ended < most then
+  if field == 'token' then
+    there = text
+  else
+    entries[field] = read(text)
+    if not entries[field] and #ended < most then
       ended[#ended + 1] = field
     end
   end
 end
 
-local function token_of(text)
-  return text and string.match(text, '^%d+ %d+ (%x+) ') or ''
+-- What was lost.
+local new, last_ms, before_after = {}, 0, {}
+for i = 1, lost do
+  local field, text = ARGV[11 + 2 * i], ARGV[12 + 2 * i]
+  local entry, known = read(text), entries[field]
+  if entry and (not known or known.version < entry.version) then
+    local before = known and known.is_in_force and known.text or ''
+    local after = entry.is_in_force and text or ''
+    if after ~= before and #before_after < MOST_EDITS then
+      before_after[#before_after + 1] = { field, before, after }
+    end
+    entries[field], new[field] = entry, true
+    last_ms = math.max(last_ms, entry.known_ms)
+  end
 end
 
-local after, last_ms, changes = {}, 0, {}
+local function version_in(text)
+  local version = tonumber(string.match(text, '^(%d+) %x+$') or 0)
+  return version <= now_ms + furthest_ms and version or 0
+end
+if version_in(latest) <= version_in(there) then
+  latest = there
+end
+local version = math.max(now_ms, version_in(latest) + 1)
+for _, entry in pairs(entries) do
+  version = math.max(version, entry.version + 1)
+end
+
+-- What is changed.
+if edits > 0 then
+  before_after, latest = {}, string.format('%.0f %s', version, token)
+end
 for i = 1, edits do
-  local at = 10 + (i - 1) * 4
+  local at = 13 + 2 * lost + (i - 1) * 4
   local field, seen, length_ms, text = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local before = texts[field]
-  if token_of(before) ~= seen then
-    return { 'changed', field, before or '' }
+  local was = entries[field]
+  local before = was and was.is_in_force and was.text or ''
+  if (before ~= '' and was.token or '') ~= seen then
+    return { 'changed', field, before }
   end
+  local known_ms, to = was and was.known_ms or 0, nil
   if length_ms ~= '' then
-    text = string.format('%.0f %.0f ', now_ms, now_ms + tonumber(length_ms)) .. token .. ' ' .. text
+    local end_ms = now_ms + tonumber(length_ms)
+    to = written(string.format('%.0f', now_ms), end_ms, math.max(known_ms, end_ms), version, token, text)
+  else
+    to = read(text)
+    if to and to.is_in_force then -- one that is put back may have ended meanwhile
+      to = written(to.since, to.end_ms, math.max(known_ms, to.known_ms), version, to.token, to.json)
+    else
+      to = nil
+    end
   end
-  local end_ms = tonumber(string.match(text, '^%d+ (%d+) ') or 0)
-  if end_ms <= now_ms then
-    text = '' -- one that is put back has ended meanwhile
+  if to and before ~= '' and to.token == was.token then
+    to = was -- it is there already
   end
-  if text ~= (before or '') then
-    changes[#changes + 1] = { field, before or '', text }
-    count = count + (before and 0 or 1) - (text == '' and 1 or 0)
-    last_ms = math.max(last_ms, text == '' and 0 or end_ms)
+  local after = to and to.text or ''
+  if after == '' and before ~= '' then
+    to = written(was.since, 0, known_ms, version, was.token, was.json)
+  end
+  if after ~= before then
+    before_after[#before_after + 1] = { field, before, after }
+    entries[field], new[field] = to, true
+    last_ms = math.max(last_ms, to.known_ms)
   end
 end
-if #changes == 0 then
+if not is_noted and (edits > 0 and #before_after == 0 or not next(new)) then
   return { 'same' }
+end
+
+-- How much that is.
+local count, known, forgotten = 0, {}, {}
+for field, entry in pairs(entries) do
+  if entry.is_in_force then
+    count = count + 1
+  else
+    known[#known + 1] = field
+  end
+end
+table.sort(known, function(one, other)
+  local a, b = entries[one].version, entries[other].version
+  return a < b or a == b and one < other
+end)
+for i = 1, #known - most do
+  forgotten[i], new[known[i]] = known[i], nil
 end
 
 redis.call('LLEN', log) -- an error of its type comes before anything is written
@@ -94,18 +177,14 @@ redis.call('HDEL', record, '-', unpack(ended))
 if count > most then
   return { 'full' }
 end
+redis.call('HDEL', record, '-', unpack(forgotten))
 local ttl_ms = redis.call('PTTL', record)
-for _, change in ipairs(changes) do
-  if change[3] == '' then
-    redis.call('HDEL', record, change[1])
-  end
+for field in pairs(new) do
+  redis.call('HSET', record, field, entries[field].text)
 end
-for _, change in ipairs(changes) do
-  if change[3] ~= '' then
-    redis.call('HSET', record, change[1], change[3])
-  end
+if latest ~= '' then
+  redis.call('HSET', record, 'token', latest)
 end
-redis.call('HSET', record, 'token', token)
 if ttl_ms == -1 then
   last_ms = now_ms + furthest_ms -- it was not made here
 end
@@ -113,10 +192,15 @@ if last_ms - now_ms > ttl_ms then
   redis.call('PEXPIRE', record, string.format('%.0f', math.max(last_ms - now_ms, 1000)))
 end
 
-local entry = { at_ms = string.format('%.0f', now_ms), token = token, note = note, edits = changes }
-redis.call('LPUSH', log, cjson.encode(entry))
-redis.call('LTRIM', log, 0, most_logged - 1)
-redis.call('PEXPIRE', log, log_ms)
+if #before_after > 0 or is_noted then
+  local some = #before_after > 0 and before_after or nil -- an empty list would be written as an object
+  local entry = { at_ms = string.format('%.0f', now_ms), token = token, note = note, edits = some }
+  redis.call('LPUSH', log, cjson.encode(entry))
+  redis.call('LTRIM', log, 0, most_logged - 1)
+  redis.call('PEXPIRE', log, log_ms)
+end
 local not_after = '"not_after_ms":' .. string.format('%.0f', now_ms + 5000)
-redis.pcall('PUBLISH', channel, (string.gsub(message, '"not_after_ms":0', not_after, 1)))
+if next(new) then
+  redis.pcall('PUBLISH', channel, (string.gsub(message, '"not_after_ms":0', not_after, 1)))
+end
 return { 'done', string.format('%.0f', now_ms) }

@@ -2,51 +2,82 @@
 //!
 //! Tests: below; `tests/operate/`, by theme.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use super::{
+    entry::{Entries, Entry, FieldFault, MAX_REST_MS},
     in_force::{Decision, InForce},
-    setting::{FieldFault, Override, Setting, Token},
+    setting::{Override, Setting, Token},
 };
 
 /// Most overrides in force.
 pub(crate) const MAX_OVERRIDES: usize = 1_000;
-/// Longest time of an override, in ms: seven days.
-pub(crate) const MAX_LENGTH_MS: u64 = 7 * 24 * 3_600_000;
-/// Furthest end that counts, in ms from now. A day more: after a failover, or a step of its clock, the server that reads
-/// an end may be behind the one that wrote it.
-pub(super) const MAX_REST_MS: u64 = MAX_LENGTH_MS + 24 * 3_600_000;
-/// The field of the latest token.
-const TOKEN: &[u8] = b"token";
+/// Most entries of a record: as many again have ended or were removed, and are known.
+pub(crate) const MAX_ENTRIES: usize = 2 * MAX_OVERRIDES;
+/// The field of the latest change.
+pub(super) const LATEST: &str = "token";
 
 /// The record of overrides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// That of the latest change.
-    pub(crate) token: Option<Token>,
-    pub(crate) overrides: Vec<Override>,
+    /// `None`: there was none, or it was lost.
+    pub(crate) latest: Option<Latest>,
+    /// All that are known, by their fields.
+    entries: Entries,
+    /// Fields that replicas know, and the record does not.
+    lost: BTreeSet<String>,
     /// Fields that are ignored.
     pub(crate) faults: Vec<FieldFault>,
     /// The store's time when it was read, in ms.
     pub(crate) now_ms: u64,
 }
 
+/// The latest change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Latest {
+    /// Numbers changes, as far as the store has not lost them: its time in ms, or one more than that of the change before.
+    pub(crate) version: u64,
+    pub(crate) token: Token,
+}
+
+/// What a record may have lost: of each field the newer text counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lost {
+    pub(crate) latest: Option<Latest>,
+    pub(crate) entries: Entries,
+}
+
+/// Overrides in force in a process, with their ends there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outlasting(BTreeMap<String, (Override, Instant)>);
+
 /// Too many fields to be a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooLarge;
 
+impl Latest {
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let (version, token) = text.split_once(' ')?;
+        Some(Self {
+            version: version.parse().ok()?,
+            token: token.to_owned().try_into().ok()?,
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        format!("{} {}", self.version, self.token.as_str())
+    }
+}
+
 impl Record {
-    /// Reads the fields of the hash. `None`: there is no record.
-    pub(crate) fn read(
-        fields: &BTreeMap<Vec<u8>, Vec<u8>>,
-        now_ms: u64,
-    ) -> Result<Option<Self>, TooLarge> {
-        if fields.is_empty() {
-            return Ok(None);
-        }
-        if fields.len() > MAX_OVERRIDES + 1 {
+    /// Reads the fields of the hash.
+    pub(crate) fn read(fields: &BTreeMap<Vec<u8>, Vec<u8>>, now_ms: u64) -> Result<Self, TooLarge> {
+        if fields.len() > MAX_ENTRIES + 1 {
             return Err(TooLarge);
         }
         let mut record = Self {
@@ -54,46 +85,140 @@ impl Record {
             ..Self::default()
         };
         for (field, text) in fields {
-            if field == TOKEN {
-                let token = String::from_utf8(text.clone()).ok();
-                record.token = token.and_then(|token| token.try_into().ok());
+            if field == LATEST.as_bytes() {
+                let latest = str::from_utf8(text).ok().and_then(Latest::read);
+                let furthest_ms = now_ms.saturating_add(MAX_REST_MS);
+                record.latest = latest.filter(|latest| latest.version <= furthest_ms);
                 continue;
             }
-            match Override::read(field, text) {
-                // Further away than any end that we write.
-                Ok(read) if read.until_ms.saturating_sub(now_ms) > MAX_REST_MS => {
-                    record.faults.push(FieldFault::Range);
+            match Entry::read(field, text) {
+                Ok(entry) if !entry.is_plausible(now_ms) => record.faults.push(FieldFault::Range),
+                Ok(entry) if entry.is_known(now_ms) => {
+                    let field = String::from_utf8_lossy(field).into_owned();
+                    record.entries.insert(field, entry);
                 }
-                Ok(read) if read.until_ms > now_ms => record.overrides.push(read),
                 Ok(_) => {}
                 Err(fault) => record.faults.push(fault),
             }
         }
-        Ok(Some(record))
+        Ok(record)
+    }
+
+    pub(super) fn of(latest: Option<Latest>, entries: Entries, now_ms: u64) -> Self {
+        Self {
+            latest,
+            entries,
+            now_ms,
+            ..Self::default()
+        }
+    }
+
+    /// Takes what was known before, as far as it is newer: the store has lost that.
+    pub(crate) fn take_newer(&mut self, before: &Self) {
+        self.take_newer_entries(&before.entries);
+        let version = |latest: &Option<Latest>| latest.as_ref().map(|latest| latest.version);
+        if version(&before.latest) > version(&self.latest) {
+            self.latest.clone_from(&before.latest);
+        }
+    }
+
+    /// The same of fields and texts that a replica has told of. What cannot be read is left out.
+    pub(crate) fn take_told(&mut self, texts: &[[String; 2]]) {
+        let read = |[field, text]: &[String; 2]| {
+            let entry = Entry::read(field.as_bytes(), text.as_bytes()).ok()?;
+            Some((field.clone(), entry))
+        };
+        self.take_newer_entries(&texts.iter().filter_map(read).collect());
+    }
+
+    fn take_newer_entries(&mut self, others: &Entries) {
+        for (field, entry) in others {
+            let known = self.entries.get(field);
+            let is_newer = known.is_none_or(|known| known.version < entry.version);
+            let fits = known.is_some() || self.entries.len() < MAX_ENTRIES;
+            if is_newer && fits && entry.is_known(self.now_ms) {
+                self.entries.insert(field.clone(), entry.clone());
+                self.lost.insert(field.clone());
+            }
+        }
+    }
+
+    /// What the record does not have.
+    pub(crate) fn lost(&self) -> Lost {
+        let entry = |field: &String| Some((field.clone(), self.entries.get(field)?.clone()));
+        Lost {
+            latest: None,
+            entries: self.lost.iter().filter_map(entry).collect(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn fields(&self) -> impl Iterator<Item = &String> {
+        self.entries.keys()
+    }
+
+    pub(crate) fn token(&self) -> Option<&Token> {
+        self.latest.as_ref().map(|latest| &latest.token)
+    }
+
+    /// The overrides in force, in the order of their fields.
+    pub(crate) fn overrides(&self) -> impl Iterator<Item = Override> {
+        let entries = self.in_force_entries();
+        entries.map(|(field, entry)| Override {
+            recorded: !self.lost.contains(field),
+            ..entry.one.clone()
+        })
+    }
+
+    fn in_force_entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        let entries = self.entries.iter();
+        entries.filter(|(_, entry)| entry.is_in_force(self.now_ms))
     }
 
     /// The overrides of a process that began to read the record at this moment. The process's own wall clock does not
     /// matter.
     pub(crate) fn in_force(&self, since: Instant) -> InForce {
         let mut in_force = InForce::default();
-        for one in &self.overrides {
-            let decision = match (one.setting, one.target.digest_bits()) {
-                (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value),
-                (Setting::Value(value), None) => Decision::Value(value),
-                (Setting::Mode(mode), _) => Decision::Mode(mode),
-                (Setting::Pause, _) => Decision::Pause,
-            };
+        for (_, Entry { one, .. }) in self.in_force_entries() {
             let rest = Duration::from_millis(one.until_ms.saturating_sub(self.now_ms));
-            in_force.add(one.target.limit_name(), decision, since + rest);
+            add(&mut in_force, one, since + rest);
+        }
+        in_force
+    }
+
+    /// With those of before that this record does not know: by the store's clock they have ended, but it may have been
+    /// stepped. They end when they would have by this process's.
+    pub(crate) fn in_force_with(&self, since: Instant, before: &mut Outlasting) -> InForce {
+        before.0.retain(|field, (_, end)| {
+            let is_over = *end <= since || self.entries.contains_key(field);
+            !is_over
+        });
+        let mut in_force = self.in_force(since);
+        for (one, end) in before.0.values() {
+            add(&mut in_force, one, *end);
+        }
+        for (field, Entry { one, .. }) in self.in_force_entries() {
+            let rest = Duration::from_millis(one.until_ms.saturating_sub(self.now_ms));
+            before.0.insert(field.clone(), (one.clone(), since + rest));
         }
         in_force
     }
 
     pub(super) fn token_at(&self, field: &str) -> Option<Token> {
-        let at = |one: &&Override| one.target.field(one.setting).as_deref() == Some(field);
-        let found = self.overrides.iter().find(at);
-        found.map(|found| found.token.clone())
+        let entry = self.entries.get(field)?;
+        let token = || entry.one.token.clone();
+        entry.is_in_force(self.now_ms).then(token)
     }
+}
+
+fn add(in_force: &mut InForce, one: &Override, end: Instant) {
+    let decision = match (one.setting, one.target.digest_bits()) {
+        (Setting::Value(value), Some(digest)) => Decision::KeyValue(digest, value),
+        (Setting::Value(value), None) => Decision::Value(value),
+        (Setting::Mode(mode), _) => Decision::Mode(mode),
+        (Setting::Pause, _) => Decision::Pause,
+    };
+    in_force.add(one.target.limit_name(), decision, end);
 }
 
 #[cfg(test)]
@@ -107,16 +232,23 @@ mod tests {
     fn field(target: &Target, setting: Setting, length_ms: u64) -> (Vec<u8>, Vec<u8>) {
         let field = target.field(setting).unwrap();
         let json = Override::json(setting, "ada", "");
-        let text = format!("{NOW_MS} {} {OF} {json}", NOW_MS + length_ms);
+        let end_ms = NOW_MS + length_ms;
+        let text = format!("{NOW_MS} {end_ms} {end_ms} {NOW_MS} {OF} {json}");
         (field.into_bytes(), text.into_bytes())
     }
 
     #[test]
     fn no_field_is_no_record() {
-        assert_eq!(Record::read(&BTreeMap::new(), NOW_MS), Ok(None));
-        let token = BTreeMap::from([(TOKEN.to_vec(), OF.into())]);
-        let record = Record::read(&token, NOW_MS).unwrap().unwrap();
-        assert_eq!(record.token.unwrap().as_str(), OF);
+        let nothing = Record::read(&BTreeMap::new(), NOW_MS).unwrap();
+        assert_eq!(
+            (nothing.latest.as_ref(), nothing.fields().count()),
+            (None, 0)
+        );
+        let latest = format!("7 {OF}").into_bytes();
+        let latest = BTreeMap::from([(LATEST.into(), latest)]);
+        let record = Record::read(&latest, NOW_MS).unwrap();
+        assert_eq!(record.token().unwrap().as_str(), OF);
+        assert_eq!(record.latest.unwrap().version, 7);
     }
 
     #[test]
@@ -124,26 +256,26 @@ mod tests {
         let chat = Target::limit("chat");
         let fields = BTreeMap::from([
             (b"hello".to_vec(), vec![0xff; 10]),
-            (TOKEN.to_vec(), b"none".to_vec()),
+            (LATEST.into(), b"none".to_vec()),
             field(&chat, Setting::Value(8.into()), 1),
             field(&chat, Setting::Pause, 0),
             field(&Target::limit("far"), Setting::Pause, MAX_REST_MS + 1),
         ]);
-        let record = Record::read(&fields, NOW_MS).unwrap().unwrap();
-        assert_eq!(record.token, None);
+        let record = Record::read(&fields, NOW_MS).unwrap();
+        assert_eq!(record.latest, None);
         assert_eq!(record.faults, [FieldFault::Name, FieldFault::Range]);
-        let in_force: Vec<_> = record.overrides.iter().map(|one| one.setting).collect();
+        let in_force: Vec<_> = record.overrides().map(|one| one.setting).collect();
         assert_eq!(in_force, [Setting::Value(8.into())]);
     }
 
     #[test]
-    fn a_thousand_overrides_and_no_more() {
-        let limits = (0..=MAX_OVERRIDES).map(|number| Target::limit(format!("limit-{number}")));
+    fn so_many_entries_and_no_more() {
+        let limits = (0..=MAX_ENTRIES).map(|number| Target::limit(format!("limit-{number}")));
         let fields = limits.map(|limit| field(&limit, Setting::Value(8.into()), 1));
         let mut fields: BTreeMap<_, _> = fields.collect();
-        let record = Record::read(&fields, NOW_MS).unwrap().unwrap();
-        assert_eq!(record.overrides.len(), MAX_OVERRIDES + 1);
-        fields.insert(TOKEN.to_vec(), OF.into());
+        let record = Record::read(&fields, NOW_MS).unwrap();
+        assert_eq!(record.overrides().count(), MAX_ENTRIES + 1);
+        fields.insert(LATEST.into(), OF.into());
         assert_eq!(Record::read(&fields, NOW_MS), Err(TooLarge));
     }
 
@@ -156,7 +288,7 @@ mod tests {
             field(&Target::key("chat", &gold), Setting::Value(9.into()), 3_000),
         ]);
         let now_ms = NOW_MS + 500;
-        let record = Record::read(&fields, now_ms).unwrap().unwrap();
+        let record = Record::read(&fields, now_ms).unwrap();
         let start = Instant::now();
         let mut in_force = record.in_force(start);
         let millis = Duration::from_millis;
@@ -169,5 +301,60 @@ mod tests {
             Some(9.into())
         );
         assert_eq!(in_force.next_end(), Some(start + millis(2_500)));
+    }
+
+    /// What replicas knew before goes into the record if that has lost it, and never over what is newer there.
+    #[test]
+    fn of_what_was_known_before_the_newer_counts() {
+        let entry = |version: u64, length_ms: u64, end: bool| {
+            let json = Override::json(Setting::Value((version as u32).into()), "ada", "");
+            let known_ms = NOW_MS + length_ms;
+            let end_ms = if end { 0 } else { known_ms };
+            format!("{NOW_MS} {end_ms} {known_ms} {version} {OF} {json}").into_bytes()
+        };
+        let record = |fields: &[(&str, Vec<u8>)]| {
+            let fields = fields
+                .iter()
+                .map(|(field, text)| (field.as_bytes().to_vec(), text.clone()));
+            Record::read(&fields.collect(), NOW_MS).unwrap()
+        };
+        let before = record(&[
+            ("value:lost", entry(1, 9, false)),
+            ("value:newer", entry(3, 9, false)),
+            ("value:older", entry(1, 9, false)),
+            ("value:removed", entry(1, 9, false)),
+            ("value:ended", entry(1, 1, false)),
+            ("token", format!("3 {OF}").into_bytes()),
+        ]);
+        let mut now = record(&[
+            ("value:newer", entry(2, 9, false)),
+            ("value:older", entry(2, 9, false)),
+            ("value:removed", entry(2, 9, true)),
+        ]);
+        now.now_ms += 1;
+        now.take_newer(&before);
+        let values: Vec<_> = now
+            .overrides()
+            .map(|one| {
+                (
+                    one.target.limit_name().to_owned(),
+                    one.setting,
+                    one.recorded,
+                )
+            })
+            .collect();
+        let value = |name: &str, value: u32, recorded| {
+            (name.to_owned(), Setting::Value(value.into()), recorded)
+        };
+        let expected = [
+            value("lost", 1, false),
+            value("newer", 3, false),
+            value("older", 2, true),
+        ];
+        assert_eq!(values, expected);
+        assert_eq!(now.latest.as_ref().unwrap().version, 3);
+        let lost = now.lost();
+        let lost: Vec<_> = lost.entries.keys().collect();
+        assert_eq!(lost, ["value:lost", "value:newer"]);
     }
 }

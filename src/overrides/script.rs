@@ -6,7 +6,8 @@ use serde::Deserialize;
 
 use super::{
     change::{Change, ChangeNote, Changed, LOG_MS, Logged, MAX_LOGGED, New},
-    record::{MAX_OVERRIDES, MAX_REST_MS},
+    entry::MAX_REST_MS,
+    record::{Latest, MAX_OVERRIDES},
 };
 
 /// `record.lua` describes the format.
@@ -24,8 +25,19 @@ pub(crate) fn arguments(change: &Change, channel: &str, message: &str) -> Vec<St
         MAX_LOGGED.to_string(),
         MAX_REST_MS.to_string(),
         LOG_MS.to_string(),
+        change
+            .lost
+            .latest
+            .as_ref()
+            .map(Latest::text)
+            .unwrap_or_default(),
+        change.lost.entries.len().to_string(),
         change.edits.len().to_string(),
+        u8::from(change.is_noted()).to_string(),
     ];
+    for (field, entry) in &change.lost.entries {
+        arguments.extend([field.clone(), entry.text.clone()]);
+    }
     for edit in &change.edits {
         let seen = edit.seen.as_ref().map_or("", |seen| seen.as_str());
         let (length, text) = match &edit.to {
@@ -59,11 +71,12 @@ struct RawLogEntry {
     at_ms: String,
     token: String,
     note: String,
+    #[serde(default)]
     edits: Vec<[String; 3]>,
 }
 
-/// Longest entry of the log, in bytes: of a change of three overrides, each text twice, in JSON.
-const MAX_ENTRY: usize = 128 * 1_024;
+/// Longest entry of the log, in bytes: of fifty overrides that were written back, each text in JSON.
+const MAX_ENTRY: usize = 256 * 1_024;
 
 /// Reads an entry of the log. `None`: it is none of the script's.
 pub(crate) fn logged(entry: &[u8]) -> Option<Logged> {

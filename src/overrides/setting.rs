@@ -1,6 +1,6 @@
-//! An override as operators see it, and as a field of the record.
+//! An override as operators see it.
 //!
-//! Tests: below.
+//! Tests: `entry.rs`.
 
 use std::fmt;
 
@@ -19,9 +19,6 @@ const HEX: usize = 32;
 pub(crate) const MAX_AUTHOR: usize = 64;
 /// Most bytes of a reason.
 pub(crate) const MAX_REASON: usize = 256;
-/// Most bytes of an override's text in the store. JSON may need six for one.
-const MAX_TEXT: usize = 6 * (MAX_AUTHOR + MAX_REASON) + 256;
-
 /// The subject of an override: a limit, or one of its keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Target {
@@ -81,6 +78,10 @@ pub struct Override {
     pub since_ms: u64,
     /// When it ends.
     pub until_ms: u64,
+    /// Whether it is in the record. Replicas have one in force that is not if the store has lost it; they write it back, unless
+    /// their user lacks the rights.
+    #[serde(default = "yes")]
+    pub recorded: bool,
     pub(crate) token: Token,
 }
 
@@ -88,28 +89,6 @@ pub struct Override {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Token(String);
-
-/// Why a field of the record is ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FieldFault {
-    /// Its name is none of ours.
-    Name,
-    /// Its text is too long.
-    Length,
-    /// Its text cannot be read.
-    Text,
-    /// Its value is out of range.
-    Range,
-}
-
-/// The JSON in a text.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Signed {
-    #[serde(flatten)]
-    setting: Setting,
-    author: String,
-    reason: String,
-}
 
 impl Target {
     /// A limit, by its name.
@@ -181,7 +160,7 @@ impl Target {
     }
 
     /// The subject of a field.
-    fn of_field(field: &str) -> Option<Self> {
+    pub(super) fn of_field(field: &str) -> Option<Self> {
         let (kind, rest) = field.split_once(':')?;
         let target = match kind {
             "value" | "mode" | "pause" => Self::limit(rest),
@@ -275,58 +254,6 @@ impl From<Token> for String {
     }
 }
 
-impl Override {
-    /// Reads a field of the record.
-    pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
-        if text.len() > MAX_TEXT {
-            return Err(FieldFault::Length);
-        }
-        let field = str::from_utf8(field).map_err(|_| FieldFault::Name)?;
-        let target = Target::of_field(field).ok_or(FieldFault::Name)?;
-        let text = str::from_utf8(text).map_err(|_| FieldFault::Text)?;
-        let read = parse(target, text).ok_or(FieldFault::Text)?;
-        // The name of the field is what changes go by.
-        if read.target.field(read.setting).as_deref() != Some(field) {
-            return Err(FieldFault::Text);
-        }
-        match read.setting {
-            Setting::Value(value) if !read.target.may_have(value) => Err(FieldFault::Range),
-            _ => Ok(read),
-        }
-    }
-
-    /// The text from behind the token on.
-    pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
-        let (author, reason) = (author.to_owned(), reason.to_owned());
-        let signed = Signed {
-            setting,
-            author,
-            reason,
-        };
-        serde_json::to_string(&signed).expect("texts and numbers")
-    }
-}
-
-fn parse(target: Target, text: &str) -> Option<Override> {
-    let mut parts = text.splitn(4, ' ');
-    let (since_ms, until_ms) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    let token = Token::try_from(parts.next()?.to_owned()).ok()?;
-    let Signed {
-        setting,
-        author,
-        reason,
-    } = serde_json::from_str(parts.next()?).ok()?;
-    Some(Override {
-        target,
-        setting,
-        author,
-        reason,
-        since_ms,
-        until_ms,
-        token,
-    })
-}
-
 fn hex(bits: u128) -> String {
     format!("{bits:0HEX$x}")
 }
@@ -336,112 +263,6 @@ fn is_hex(text: &str) -> bool {
     text.len() == HEX && text.bytes().all(digit)
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-
-    fn text(json: &str) -> Vec<u8> {
-        format!("1 2 {TOKEN} {json}").into_bytes()
-    }
-
-    fn fault(field: &str, text: &[u8]) -> Option<FieldFault> {
-        Override::read(field.as_bytes(), text).err()
-    }
-
-    #[test]
-    fn what_cannot_be_read_has_a_fault() {
-        let good = Override::json(Setting::Value(8.into()), "ada", "");
-        assert_eq!(fault("value:chat", &text(&good)), None);
-        let other_kind = Override::json(Setting::Pause, "ada", "");
-        let key = format!("key:{TOKEN}:chat");
-        let nothing = Override::json(Setting::Value(0.into()), "ada", "");
-        assert_eq!(fault(&key, &text(&nothing)), None);
-        let too_much = Override::json(Setting::Value((MAX_LIMIT + 1).into()), "ada", "");
-        let no_burst = Override::json(Setting::Value(LimitValue::new(8).burst(0)), "ada", "");
-        let long_name = format!("value:{}", "x".repeat(129));
-        let long = Override::json(Setting::Value(8.into()), &"x".repeat(MAX_TEXT), "");
-        for (field, text, expected) in [
-            ("chat", text(&good), FieldFault::Name),
-            ("value:", text(&good), FieldFault::Name),
-            ("key:chat", text(&good), FieldFault::Name),
-            ("key:0:chat", text(&good), FieldFault::Name),
-            ("other:chat", text(&good), FieldFault::Name),
-            (&long_name, text(&good), FieldFault::Name),
-            ("value:chat", text(&long), FieldFault::Length),
-            ("value:chat", text("{}"), FieldFault::Text),
-            ("value:chat", text(&other_kind), FieldFault::Text),
-            ("value:chat", b"1 2 3 {}".to_vec(), FieldFault::Text),
-            ("value:chat", b"-1 2".to_vec(), FieldFault::Text),
-            ("value:chat", b"\xff".to_vec(), FieldFault::Text),
-            ("value:chat", text(&nothing), FieldFault::Range),
-            ("value:chat", text(&too_much), FieldFault::Range),
-            (&key, text(&too_much), FieldFault::Range),
-            (&key, text(&no_burst), FieldFault::Range),
-        ] {
-            assert_eq!(fault(field, &text), Some(expected), "{field}");
-        }
-        assert_eq!(Override::read(b"\xff", b"").err(), Some(FieldFault::Name));
-    }
-
-    #[test]
-    fn an_override_is_one_flat_object() {
-        let json = Override::json(Setting::Mode(Mode::Shadow), "ada", "");
-        let read = Override::read(b"mode:chat", &text(&json)).unwrap();
-        let expected = serde_json::json!({
-            "limit": "chat", "setting": "mode", "to": "shadow", "author": "ada", "reason": "",
-            "since_ms": 1, "until_ms": 2, "token": TOKEN,
-        });
-        let value = serde_json::to_value(&read).unwrap();
-        assert_eq!(value, expected);
-        assert_eq!(serde_json::from_value::<Override>(value).unwrap(), read);
-    }
-
-    /// A reader that knows of no burst has the value, and one that does reads a value without.
-    #[test]
-    fn a_burst_is_beside_the_value() {
-        let value = LimitValue::new(100).burst(20);
-        let json = Override::json(Setting::Value(value), "ada", "");
-        let expected = r#"{"setting":"value","to":100,"burst":20,"author":"ada","reason":""}"#;
-        assert_eq!(json, expected);
-        let read = Override::read(b"value:chat", &text(&json)).unwrap();
-        assert_eq!(read.setting, Setting::Value(value));
-        let plain = Override::json(Setting::Value(100.into()), "ada", "");
-        assert_eq!(plain, expected.replace(r#""burst":20,"#, ""));
-    }
-
-    proptest! {
-        #[test]
-        fn hostile_fields_are_read_or_have_a_fault(field: Vec<u8>, text: Vec<u8>) {
-            let _ = Override::read(&field, &text);
-            let _ = Override::read(b"value:chat", &text);
-            let text = [&b"1 2 0123456789abcdef0123456789abcdef "[..], &text].concat();
-            let _ = Override::read(b"value:chat", &text);
-        }
-
-        #[test]
-        fn any_name_key_and_texts_come_back(
-            limit in "(?s).{1,32}",
-            key: Option<Vec<u8>>,
-            max in 1..=MAX_LIMIT,
-            burst in prop::option::of(1..=MAX_LIMIT),
-            author in "(?s).{1,16}",
-            reason in "(?s).{0,64}",
-        ) {
-            let target = match key {
-                Some(key) => Target::key(&limit, key),
-                None => Target::limit(&limit),
-            };
-            let setting = Setting::Value(LimitValue { max, burst });
-            let field = target.field(setting).unwrap();
-            let json = Override::json(setting, &author, &reason);
-            let read = Override::read(field.as_bytes(), &text(&json)).unwrap();
-            prop_assert_eq!(read.target, target);
-            prop_assert_eq!(read.setting, setting);
-            prop_assert_eq!((read.author, read.reason), (author, reason));
-        }
-    }
+fn yes() -> bool {
+    true
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use redis::{Connection, cmd};
 
-use super::{change::*, memory::MemoryRecord, record::*, script, setting::*};
+use super::{change::*, entry::*, memory::MemoryRecord, record::*, script, setting::*};
 use crate::redis_server::RedisServer;
 
 const KEYS: [&str; 2] = ["turnstile:control", "{turnstile:control}:log"];
@@ -34,18 +34,24 @@ impl Twins {
     }
 
     fn run(&mut self, change: &Change) -> Changed {
+        self.run_timed(change).0
+    }
+
+    /// With the time at which it was made, if it was.
+    fn run_timed(&mut self, change: &Change) -> (Changed, Option<u64>) {
         let mut eval = cmd("EVAL");
         eval.arg(script::RECORD_LUA).arg(2).arg(&KEYS);
         eval.arg(script::arguments(change, CHANNEL, "again"));
         let words: Vec<String> = eval.query(&mut self.redis).unwrap();
-        script::reply(&words).unwrap()
+        let at_ms = words.get(1).and_then(|word| word.parse().ok());
+        (script::reply(&words).unwrap(), at_ms)
     }
 
     fn read(&mut self) -> Record {
         let fields: BTreeMap<Vec<u8>, Vec<u8>> =
             cmd("HGETALL").arg(KEYS[0]).query(&mut self.redis).unwrap();
         let now_ms = self.now_ms();
-        Record::read(&fields, now_ms).unwrap().unwrap_or_default()
+        Record::read(&fields, now_ms).unwrap()
     }
 
     fn log(&mut self) -> Vec<Logged> {
@@ -59,9 +65,9 @@ impl Twins {
     /// Both make the change, and agree on what comes of it, on what they have then, and on the log.
     fn change(&mut self, make: impl Fn(&Record) -> Change) -> Changed {
         let change = make(&self.read());
-        let changed = self.run(&change);
+        let (changed, at_ms) = self.run_timed(&change);
         let now_ms = self.now_ms();
-        let here = self.memory.change(&change, now_ms);
+        let here = self.memory.change(&change, at_ms.unwrap_or(now_ms));
         assert_eq!(kind(&changed), kind(&here), "{change:?}");
         assert_eq!(shown(&self.read()), shown(&self.memory.read(now_ms)));
         let edits = |logged: &Logged| {
@@ -86,7 +92,22 @@ impl Twins {
 
     fn undo(&mut self) -> Changed {
         let last = self.log().swap_remove(0);
-        self.change(|_| Change::undo(&last, signed(What::Undo)))
+        self.change(|seen| Change::undo(seen, &last, signed(What::Undo)))
+    }
+
+    /// Both lose everything, but for the logs.
+    fn lose(&mut self) {
+        self.server.cli(&["DEL", KEYS[0]]);
+        self.memory.lose();
+    }
+
+    /// A replica that knows this writes it back.
+    fn restore(&mut self, known: &Record) -> Changed {
+        self.change(|there| {
+            let mut there = there.clone();
+            there.take_newer(known);
+            Change::restore(&there, signed(What::Restored))
+        })
     }
 }
 
@@ -97,20 +118,12 @@ fn kind(changed: &Changed) -> String {
     }
 }
 
-type Shown<'a> = (
-    Option<&'a Token>,
-    Vec<(&'a Target, Setting, &'a Token)>,
-    usize,
-);
+type Shown<'a> = (Option<&'a Token>, Vec<(Target, Setting, Token)>, usize);
 
 fn shown(record: &Record) -> Shown<'_> {
-    let overrides = record.overrides.iter();
-    let overrides = overrides.map(|one| (&one.target, one.setting, &one.token));
-    (
-        record.token.as_ref(),
-        overrides.collect(),
-        record.faults.len(),
-    )
+    let overrides = record.overrides();
+    let overrides = overrides.map(|one| (one.target, one.setting, one.token));
+    (record.token(), overrides.collect(), record.faults.len())
 }
 
 fn signed(what: What) -> (Token, ChangeNote) {
@@ -119,6 +132,7 @@ fn signed(what: What) -> (Token, ChangeNote) {
         author,
         reason,
         what,
+        revoked: None,
     };
     (Token::random().unwrap(), note)
 }
@@ -140,11 +154,24 @@ fn changes_at_random_agree() {
         Target::limit("chat:key"),
         Target::key("chat", &[0xff, 0][..]),
     ];
-    let mut done = 0;
-    for _ in 0..300 {
+    let (mut done, mut restored, mut known) = (0, 0, Record::default());
+    for _ in 0..600 {
         let target = rng.choice(&targets).unwrap();
         let has_key = target.key_digest().is_some();
-        let changed = match rng.u8(..8) {
+        let changed = match rng.u8(..11) {
+            8 => {
+                known = twins.read();
+                continue;
+            }
+            9 => {
+                twins.lose();
+                continue;
+            }
+            10 => {
+                let changed = twins.restore(&known);
+                restored += usize::from(changed == Changed::Done);
+                changed
+            }
             0 => twins.unset(target),
             1 if done > 0 => twins.undo(),
             2 if !has_key => twins.set(target, Setting::Pause),
@@ -157,7 +184,7 @@ fn changes_at_random_agree() {
         };
         done += usize::from(changed == Changed::Done);
     }
-    assert!(done > 100);
+    assert!(done > 100 && restored > 5, "{done} {restored}");
     assert_eq!(twins.log().len(), MAX_LOGGED);
 }
 
@@ -182,7 +209,7 @@ fn the_second_of_two_operators_is_told_and_changes_nothing() {
     );
     let pause = twins.change(|_| set(&seen, &chat, Setting::Pause, HOUR_MS));
     assert_eq!(pause, Changed::Done);
-    assert_eq!(twins.read().overrides.len(), 3);
+    assert_eq!(twins.read().overrides().count(), 3);
 }
 
 #[test]
@@ -193,18 +220,19 @@ fn an_undo_puts_back_what_was_there_and_is_undone() {
     let first = twins.read();
     twins.set(&chat, value(9));
     assert_eq!(twins.undo(), Changed::Done);
-    assert_eq!(twins.read().overrides, first.overrides);
+    let overrides = |record: &Record| record.overrides().collect::<Vec<_>>();
+    assert_eq!(overrides(&twins.read()), overrides(&first));
     assert_eq!(twins.undo(), Changed::Done);
-    assert_eq!(twins.read().overrides[0].setting, value(9));
+    assert_eq!(overrides(&twins.read())[0].setting, value(9));
     twins.set(&chat, Setting::Pause);
     assert_eq!(twins.unset(&chat), Changed::Done);
     assert_eq!(twins.unset(&chat), Changed::Same);
     assert_eq!(twins.undo(), Changed::Done);
-    assert_eq!(twins.read().overrides.len(), 2);
+    assert_eq!(twins.read().overrides().count(), 2);
     // One that was changed since is left alone.
     let last = twins.log().swap_remove(0);
     twins.set(&chat, value(10));
-    let changed = twins.change(|_| Change::undo(&last, signed(What::Undo)));
+    let changed = twins.change(|seen| Change::undo(seen, &last, signed(What::Undo)));
     assert!(matches!(changed, Changed::Meanwhile { .. }), "{changed:?}");
 }
 
@@ -228,7 +256,117 @@ fn a_thousand_overrides_and_no_more() {
     assert_eq!(twins.unset(&Target::limit("limit-1")), Changed::Done);
     assert_eq!(twins.set(&one_more, value(8)), Changed::Done);
     let length: usize = cmd("HLEN").arg(KEYS[0]).query(&mut twins.redis).unwrap();
-    assert_eq!(length, MAX_OVERRIDES + 1);
+    // The one that was removed is known.
+    assert_eq!(length, MAX_OVERRIDES + 2);
+}
+
+/// What was removed is known until its end, but no more than a thousand of it: the latest.
+#[test]
+fn a_thousand_that_were_removed_are_known() {
+    let mut twins = Twins::new(RedisServer::start());
+    let target = |number: usize| Target::limit(format!("limit-{number}"));
+    for number in 0..MAX_OVERRIDES + 5 {
+        for change in [
+            |seen: &Record, target: &Target| set(seen, target, value(8), HOUR_MS),
+            |seen: &Record, target: &Target| Change::unset(seen, target, signed(What::Unset)),
+        ] {
+            let now_ms = twins.now_ms();
+            let change = change(&twins.memory.read(now_ms), &target(number));
+            assert_eq!(twins.run(&change), Changed::Done);
+            twins.memory.change(&change, now_ms);
+        }
+    }
+    let now_ms = twins.now_ms();
+    let known = |record: &Record| -> Vec<String> { record.fields().cloned().collect() };
+    let there = known(&twins.read());
+    assert_eq!(there.len(), MAX_OVERRIDES);
+    assert_eq!(there, known(&twins.memory.read(now_ms)));
+    assert!(!there.contains(&"value:limit-4".to_owned()));
+    assert!(there.contains(&"value:limit-5".to_owned()));
+}
+
+/// Replicas that know more or less write back what the store has lost: the newer counts, whoever is first.
+#[test]
+fn the_newest_is_written_back_and_nothing_that_was_removed() {
+    for newer_is_first in [true, false] {
+        let mut twins = Twins::new(RedisServer::start());
+        let (chat, gone, other) = (
+            Target::limit("chat"),
+            Target::limit("gone"),
+            Target::limit("other"),
+        );
+        twins.set(&chat, value(5));
+        twins.set(&gone, Setting::Pause);
+        let older = twins.read();
+        twins.set(&chat, value(4));
+        twins.unset(&gone);
+        let newer = twins.read();
+        twins.lose();
+        // An operator who has seen nothing of all that.
+        twins.change(|_| set(&Record::default(), &other, value(7), HOUR_MS));
+        let token = twins.read().token().cloned();
+        let order = match newer_is_first {
+            true => [&newer, &older],
+            false => [&older, &newer],
+        };
+        assert_eq!(twins.restore(order[0]), Changed::Done);
+        let second = twins.restore(order[1]);
+        assert_eq!(second == Changed::Same, newer_is_first);
+        let now = twins.read();
+        let settings: Vec<_> = now.overrides().map(|one| one.setting).collect();
+        assert_eq!(settings, [value(4), value(7)]);
+        assert_eq!(now.token(), token.as_ref(), "the change is newer");
+        assert_eq!(twins.restore(&newer), Changed::Same);
+        // It is as if it had never been lost.
+        assert_eq!(twins.unset(&chat), Changed::Done);
+        assert_eq!(twins.restore(&newer), Changed::Same);
+        assert_eq!(twins.read().overrides().count(), 1);
+    }
+}
+
+/// A replica may not write: an operator who has seen what is in force there writes it back with each change.
+#[test]
+fn what_replicas_have_in_force_is_changed_by_operators_who_have_seen_it() {
+    let mut twins = Twins::new(RedisServer::start());
+    let (chat, other) = (Target::limit("chat"), Target::limit("other"));
+    twins.set(&chat, Setting::Pause);
+    twins.set(&other, value(8));
+    let known = twins.read();
+    for is_removed in [true, false] {
+        twins.lose();
+        let mut seen = twins.read();
+        seen.take_newer(&known);
+        assert!(seen.overrides().all(|one| !one.recorded));
+        let changed = twins.change(|_| match is_removed {
+            true => Change::unset(&seen, &chat, signed(What::Unset)),
+            false => set(&seen, &chat, Setting::Pause, HOUR_MS),
+        });
+        assert_eq!(changed, Changed::Done);
+        // The other is written back.
+        let left = if is_removed { 1 } else { 2 };
+        assert_eq!(twins.read().overrides().count(), left);
+        let before = &twins.log()[0].edits[0][1];
+        assert!(before.contains("pause"), "{before}");
+    }
+}
+
+/// A short one in place of a long one: a replica that was cut off still has the long one in force when the short one ends.
+#[test]
+fn what_was_replaced_is_not_written_back_after_its_successor_has_ended() {
+    let mut twins = Twins::new(RedisServer::start());
+    let chat = Target::limit("chat");
+    twins.set(&chat, Setting::Pause);
+    let older = twins.read();
+    let change = set(&older, &chat, Setting::Pause, 1);
+    assert_eq!(twins.run(&change), Changed::Done);
+    while twins.read().overrides().next().is_some() {
+        std::thread::yield_now();
+    }
+    let mut there = twins.read();
+    there.take_newer(&older);
+    assert_eq!(there.overrides().count(), 0);
+    let restored = twins.run(&Change::restore(&there, signed(What::Restored)));
+    assert_eq!(restored, Changed::Same);
 }
 
 /// G7: an override that was removed is seen to be, until the moment at which it would have ended.
@@ -249,9 +387,12 @@ fn the_record_expires_with_the_last_end_that_it_had() {
     twins.run(&set(&seen, &chat, value(8), 60_000));
     near(ttl(&mut twins), HOUR_MS);
     let seen = twins.read();
+    twins.run(&set(&seen, &Target::limit("other"), value(8), 60_000));
+    near(ttl(&mut twins), HOUR_MS);
+    let seen = twins.read();
     twins.run(&Change::unset(&seen, &chat, signed(What::Unset)));
     near(ttl(&mut twins), HOUR_MS);
-    assert!(twins.read().token.is_some());
+    assert!(twins.read().latest.is_some());
     let seen = twins.read();
     twins.run(&set(&seen, &chat, value(8), 2 * HOUR_MS));
     near(ttl(&mut twins), 2 * HOUR_MS);
@@ -268,10 +409,10 @@ fn what_has_ended_and_what_cannot_be_read_is_removed() {
     let now_ms = twins.now_ms();
     let token = "0123456789abcdef0123456789abcdef";
     for (field, text) in [
-        ("value:ended", format!("1 {now_ms} {token} {{}}")),
+        ("value:ended", format!("1 {now_ms} {now_ms} 1 {token} {{}}")),
         (
             "value:far",
-            format!("1 {} {token} {{}}", now_ms + 2 * MAX_LENGTH_MS),
+            format!("1 {0} {0} 1 {token} {{}}", now_ms + 2 * MAX_LENGTH_MS),
         ),
         ("junk", "\0".to_owned()),
     ] {
@@ -296,22 +437,23 @@ fn an_end_counts_up_to_a_day_further_away_than_it_was_set() {
     let now_ms = twins.now_ms();
     let longest = set(&Record::default(), &ahead, value(8), MAX_LENGTH_MS);
     twins.memory.change(&longest, now_ms + 23 * HOUR_MS);
-    let there = twins.memory.read(now_ms).overrides.remove(0);
+    let there = twins.memory.read(now_ms).overrides().next().unwrap();
     let text = format!(
-        "{now_ms} {} {} {}",
+        "{now_ms} {0} {0} {now_ms} {1} {2}",
         there.until_ms,
         longest.token.as_str(),
         Override::json(value(8), &there.author, &there.reason)
     );
     let mut hset = cmd("HSET");
     hset.arg(KEYS[0]).arg("value:ahead").arg(text);
-    hset.arg("token").arg(longest.token.as_str());
+    hset.arg("token")
+        .arg(format!("{now_ms} {}", longest.token.as_str()));
     let _: () = hset.query(&mut twins.redis).unwrap();
     let second = set(&Record::default(), &chat, value(9), HOUR_MS);
     assert_eq!(twins.run(&second), Changed::Done);
     assert_eq!(twins.memory.change(&second, now_ms), Changed::Done);
     let (there, here) = (twins.read(), twins.memory.read(now_ms));
-    assert_eq!(there.overrides.len(), 2, "{there:?}");
+    assert_eq!(there.overrides().count(), 2, "{there:?}");
     assert_eq!(shown(&there), shown(&here));
 }
 

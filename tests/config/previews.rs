@@ -65,7 +65,7 @@ fn shown(limit: &LimitPreview) -> String {
         ..
     } = limit;
     let name = limit.limit.name();
-    format!("{name} {caller} {value} {weight} {cost} {refusal}")
+    format!("{name} {caller} {} {weight} {cost} {refusal}", value.max)
         .trim_end()
         .to_owned()
 }

@@ -493,6 +493,7 @@ async fn output_that_nobody_reads_changes_no_exit_code() {
 #[tokio::test]
 async fn each_table_ends_with_its_line() {
     let server = RedisServer::start();
+    let (_limiters, _operator) = replicas(&server, 1).await;
     for command in ["limits", "replicas", "overrides", "log", "status", "doctor"] {
         for arguments in [&[command][..], &["--json", command]] {
             let shown = says(&server, arguments).await;
@@ -502,4 +503,78 @@ async fn each_table_ends_with_its_line() {
             );
         }
     }
+}
+
+/// A wrong namespace is not said to be a service without limits.
+#[tokio::test]
+async fn a_namespace_without_a_replica_is_named_with_those_that_there_are() {
+    let server = RedisServer::start();
+    let says = async |namespace: &str, command: &str| {
+        let output = turnstile(&server.url(), &["--namespace", namespace, command]).await;
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, none) = says("shop", "status").await;
+    assert_eq!(code, Some(4), "nobody has answered");
+    assert!(none.contains("0 of 0 replicas answered"), "{none}");
+    assert!(
+        none.contains("no namespace is in use in this database"),
+        "{none}"
+    );
+    let (_limiters, _operator) = replicas(&server, 1).await;
+    for command in ["status", "limits", "replicas"] {
+        let (code, other) = says("shop", command).await;
+        assert_eq!(code, Some(4));
+        assert!(
+            other.contains("no operable replica is in namespace `shop`"),
+            "{other}"
+        );
+        assert!(
+            other.contains("in use in this database: turnstile"),
+            "{other}"
+        );
+    }
+    assert_eq!(says("turnstile", "status").await.0, Some(0));
+    let doctor = turnstile(&server.url(), &["--namespace", "shop", "doctor"]).await;
+    let found = text(&doctor.stdout);
+    assert!(
+        found.contains("namespaces in use in this database: turnstile"),
+        "{found}"
+    );
+}
+
+#[tokio::test]
+async fn what_was_revoked_is_in_the_log_and_is_not_taken_back() {
+    let server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 1).await;
+    let acme = limiters[0].semaphore(CHAT, "acme");
+    let held = [acme.acquire().await.unwrap(), acme.acquire().await.unwrap()];
+    let by = ["--author", "ada", "--reason", "runaway"];
+    let run = async |arguments: &[&str]| {
+        let arguments = [arguments, &by].concat();
+        let output = turnstile(&server.url(), &arguments).await;
+        (output.status.code(), text(&output.stderr))
+    };
+    assert_eq!(run(&["set", "chat", "12", "--for", "1h"]).await.0, Some(0));
+    let id = held[0].id().unwrap().to_string();
+    assert_eq!(run(&["revoke", &id]).await.0, Some(4), "they run on");
+    let of_acme = ["revoke", "--limit", "chat", "--key", "acme"];
+    assert_eq!(run(&of_acme).await.0, Some(4));
+    let log = rows(&server, &["log"]).await;
+    let key = KeyDigest::of("chat", "acme");
+    let texts: Vec<_> = log.iter().map(|row| row["revoked"].as_str()).collect();
+    let expected = [
+        Some(format!("2 permits of key {key} of limit `chat`")),
+        Some(format!("permit {id}")),
+        None,
+    ];
+    assert_eq!(texts, expected.each_ref().map(Option::as_deref));
+    assert_eq!(log[0]["what"], "revoked");
+    assert_eq!(
+        (&log[0]["author"], &log[0]["reason"]),
+        (&"ada".into(), &"runaway".into())
+    );
+    let shown = says(&server, &["log"]).await;
+    assert!(shown.contains(&format!("revoked permit {id}")), "{shown}");
+    assert_eq!(run(&["undo"]).await.0, Some(0));
+    assert_eq!(acme.usage().await.unwrap().max, 10);
 }

@@ -17,6 +17,7 @@ mod hostile;
 mod ids;
 mod labels;
 mod lasting;
+mod lost_data;
 mod memory;
 mod questions;
 #[cfg(feature = "cli")]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::RedisResult;
-use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target};
+use tower_turnstile::operate::{By, KeyDigest, Operator, Outcome, Target, What};
 
 use crate::{
     scene::{CHAT, await_replicas, builder},
@@ -75,9 +75,12 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     for (user, forbidden) in [
         ("turnstile", vec!["PUBLISH", "turnstile:control:0", "x"]),
         ("turnstile", vec!["SUBSCRIBE", "turnstile:answer:x"]),
-        ("turnstile", vec!["HGETALL", "turnstile:control"]),
+        ("turnstile", vec!["DEL", "turnstile:control"]),
         ("turnstile", vec!["ZADD", "turnstile:control", "1", "x"]),
-        ("turnstile", vec!["HSET", "turnstile:control", "x", "1"]),
+        (
+            "turnstile",
+            vec!["LRANGE", "{turnstile:control}:log", "0", "0"],
+        ),
         ("operator", vec!["HSET", "turnstile:control", "x", "1"]),
         ("operator", vec!["ZREM", &ledger, "x"]),
         ("operator", vec!["DEL", &ledger]),
@@ -108,7 +111,58 @@ async fn the_documented_rights_are_enough_and_services_cannot_ask() {
     let log = asking.log().await.unwrap();
     let outcome = asking.undo(&log[0], &ada).await.unwrap();
     assert_eq!(outcome, Outcome::Done { replicas: 1 });
+
+    // The replica writes back what the store has lost.
+    let seen = asking.overrides().await.unwrap();
+    asking.set(&seen, &chat, 11, hour, &ada).await.unwrap();
+    server.cli(&["FLUSHALL"]);
+    let now = asking.overrides().await.unwrap();
+    assert!(now.all().len() == 1 && now.all()[0].recorded, "{now:?}");
+    assert_eq!(asking.log().await.unwrap()[0].what, What::Restored);
+    assert_eq!(asking.namespaces().await.unwrap(), ["turnstile"]);
     drop(held);
+}
+
+/// Of a service that may only read the record.
+#[tokio::test]
+async fn what_a_replica_may_not_write_back_is_shown_and_ended() {
+    let server = RedisServer::start();
+    if !has_selectors(&server) {
+        return;
+    }
+    let service = "SETUSER reads on >password ~turnstile:{* %R~turnstile:control &* +@all";
+    acl(
+        &server,
+        &service.split(' ').map(str::to_owned).collect::<Vec<_>>(),
+    );
+    let url = server.url().replace("://", "://reads:password@");
+    let limiter = builder("web").connect(&url).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let (hour, ada) = (
+        Duration::from_secs(3_600),
+        By::new("ada", "launch").unwrap(),
+    );
+    let (chat, other) = (Target::limit("chat"), Target::limit("other"));
+    let semaphore = limiter.semaphore(CHAT, "acme");
+    let max = async || semaphore.usage().await.unwrap().max;
+    let recorded = async || -> Vec<_> {
+        let now = operator.overrides().await.unwrap();
+        now.all().iter().map(|one| one.recorded).collect()
+    };
+    for target in [&chat, &other] {
+        let seen = operator.overrides().await.unwrap();
+        operator.set(&seen, target, 3, hour, &ada).await.unwrap();
+    }
+    server.cli(&["FLUSHALL"]);
+    assert_eq!(recorded().await, [false, false]);
+    assert_eq!(max().await, 3);
+    let seen = operator.overrides().await.unwrap();
+    let outcome = operator.unset(&seen, &chat, &ada).await.unwrap();
+    assert_eq!(outcome, Outcome::Done { replicas: 1 });
+    assert_eq!(max().await, 10);
+    // The change has written back what it was not about.
+    assert_eq!(recorded().await, [true]);
 }
 
 /// With the channels and nothing else beside the list for a service, on any version.

@@ -49,7 +49,8 @@ pub(crate) async fn await_replicas(operator: &Operator, count: usize) -> Vec<Rep
     let all = async {
         loop {
             let replicas = operator.replicas().await.expect("it is up");
-            if replicas.answered == count && replicas.is_complete() {
+            if (replicas.answered, replicas.replicas) == (count, count) && replicas.busy.is_empty()
+            {
                 return replicas.rows;
             }
             // No more often than replicas answer.

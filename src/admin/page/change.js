@@ -79,7 +79,8 @@ function willSet({ target, limit, max }, form) {
   const { burst } = burstOf(form);
   const atOnce = burst === undefined ? "" : `, ${burst.toLocaleString("en")} of them at once`;
   const unit = isRate(limit) ? `start ${count(value, "request")} in ${duration(limit.period_ms)}${atOnce}` : `hold ${count(value, "slot")}`;
-  const who = target.key ? "this key" : "each key without an override of its own";
+  const all = limit?.shared ? "all callers together" : "each key without an override of its own";
+  const who = target.key ? "this key" : all;
   const parts = [`For ${time} ${who} may ${unit}.`];
   if (value === 0) parts.push("It is blocked: it admits nobody.");
   else if (value > max) parts.push("Requests that wait are admitted at once.");

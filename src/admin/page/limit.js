@@ -162,9 +162,11 @@ function showDetails(limit) {
   const own = details?.keys.rows.find(({ key }) => key === route.key);
   put(byId("limit-key-name"), route.key ? `Only key ${caller(ownKey())}.` : "");
   const all = route.key ? own : limit;
-  showKeys(details?.keys.rows ?? [], details ? moreText(details.keys, route.key ? null : limit?.keys) : "");
-  showHolders(holders, details ? moreText({ rows: holders, left_out: 0 }, all?.held ?? null) : "");
-  showWaiters(waiters, details ? moreText({ rows: waiters, left_out: 0 }, all?.waiting ?? null) : "");
+  showKeys(details?.keys.rows ?? [], details ? moreText(details.keys) : "");
+  // A heavy permit holds several slots.
+  const held = holders.reduce((sum, { weight = 1 }) => sum + weight, 0);
+  showHolders(holders, details ? restText(details.permits, held, all?.held ?? held) : "");
+  showWaiters(waiters, details ? restText(details.permits, waiters.length, all?.waiting ?? waiters.length) : "");
   showRefusals(details?.refusals.rows ?? [], details ? moreText(details.refusals) : "");
   byId("more").hidden = !details || route.count > 100 || details.permits.left_out + details.keys.left_out === 0;
 }

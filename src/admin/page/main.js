@@ -120,13 +120,14 @@ const STORE = {
 function showState() {
   const { status } = known;
   const problem = known.problem ?? known.detailsProblem;
-  put(byId("trouble"), problem ? `No new answers: ${problem}.${status ? " What is shown is from before." : ""}` : "");
+  const silence = status ? silenceText(status) : "";
+  put(byId("trouble"), problem ? `No new answers: ${problem}.${status ? " What is shown is from before." : ""}` : silence);
   if (!status) return;
   const [store, name] = known.problem && status.store === "up" ? ["not known", "warn"] : STORE[status.store];
   put(byId("store"), store);
   putClass(byId("store"), name);
   const answers = status.limits;
-  const isGood = !known.problem && answers.answered === answers.replicas && answers.busy.length === 0;
+  const isGood = !known.problem && answers.answered > 0 && answers.answered === answers.replicas && answers.busy.length === 0;
   put(byId("answered"), answeredText(answers) + (known.problem ? " before" : ""));
   putClass(byId("answered"), isGood ? "good" : "warn");
   put(byId("you"), mayChange() ? status.author : "read-only");

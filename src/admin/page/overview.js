@@ -38,7 +38,7 @@ const showLimits = makeTable(
 );
 
 const overrideColumns = [
-  { title: "What", text: (row) => settingText(row, limitOf(row.limit)) },
+  { title: "What", text: (row) => settingText(row, limitOf(row.limit)) + (row.recorded ? "" : ", not recorded: the store has lost it") },
   { title: "Ends in", name: "number", text: (row) => duration(endsIn(row)) },
   { title: "By", text: (row) => row.author },
   { title: "Reason", text: (row) => row.reason },
@@ -94,24 +94,29 @@ const showLog = makeTable(
   "Last changes, the latest first",
   [
     { title: "When", text: (row) => new Date(row.at_ms).toLocaleString() },
-    { title: "What", text: (row) => targetText(row.edited) },
-    { title: "Before", text: (row) => loggedText(row.edited.before) },
-    { title: "After", text: (row) => loggedText(row.edited.after) },
+    { title: "What", text: loggedTarget },
+    { title: "Before", text: (row) => (row.edited ? loggedText(row.edited.before) : "") },
+    { title: "After", text: (row) => (row.edited ? loggedText(row.edited.after) : "revoked") },
     { title: "By", text: (row) => row.author },
     { title: "Reason", text: (row) => row.reason },
-    buttonColumn((row) => targetText(row.edited), [["Undo", undo, (row) => row.first && mayChange()]]),
+    buttonColumn(loggedTarget, [["Undo", undo, (row) => row.first && mayChange()]]),
   ],
   (row) => `${row.id} ${row.at}`,
   "None in the last 30 days."
 );
 
-// A row for each override that a change was about.
+function loggedTarget(row) {
+  return row.edited ? targetText(row.edited) : row.revoked;
+}
+
+// A row for each override that a change was about, and for each order to revoke permits, which cannot be taken back.
 function logRows(entries) {
-  return entries.flatMap((entry) =>
-    entry.edits
+  return entries.flatMap((entry) => {
+    if (entry.revoked) return [{ ...entry, edited: null, at: 0, first: false }];
+    return entry.edits
       .filter(({ before, after }) => before !== null || after !== null)
-      .map((edited, at) => ({ ...entry, edited, at, first: at === 0 }))
-  );
+      .map((edited, at) => ({ ...entry, edited, at, first: at === 0 }));
+  });
 }
 
 function undo(row) {

@@ -25,9 +25,16 @@ function isRate(limit) {
   return Boolean(limit) && limit.period_ms !== null;
 }
 
+// For whom a value is, as far as replicas know: a limit that is not in use may be shared by all callers.
+function forWhom(limit) {
+  if (limit.shared) return " for all callers together";
+  return limit.keys > 0 ? " per key" : "";
+}
+
 function valueText(value, limit) {
   if (!limit) return String(value);
-  return limit.period_ms === null ? `${value} per key` : `${value} ${limit.unit ?? "requests"} in ${duration(limit.period_ms)} per key`;
+  const rate = limit.period_ms === null ? "" : ` ${limit.unit ?? "requests"} in ${duration(limit.period_ms)}`;
+  return `${value}${rate}${forWhom(limit)}`;
 }
 
 function settingText(one, limit) {
@@ -66,9 +73,23 @@ function problemText(problem) {
 }
 
 // The number of rows that a list leaves out.
-function moreText(list, all = null) {
-  const left = all === null ? list.left_out : Math.max(0, all - list.rows.length);
+function moreText(list) {
+  return list.left_out > 0 ? `and ${list.left_out.toLocaleString("en")} more` : "";
+}
+
+// The same of holders or waiters, of whom the list of permits has both: what all have, but for what is shown.
+function restText(permits, shown, all) {
+  const left = permits.left_out > 0 ? all - shown : 0;
   return left > 0 ? `and ${left.toLocaleString("en")} more` : "";
+}
+
+// A wrong namespace looks like a service of which no replica is there.
+function silenceText(status) {
+  if (status.replicas.replicas > 0) return "";
+  const { namespaces } = status;
+  if (!namespaces) return "No operable replica is there.";
+  if (namespaces.length === 0) return "No operable replica is there, and no namespace is in use in this database.";
+  return `No operable replica is in this namespace. In use in this database: ${namespaces.join(", ")}.`;
 }
 
 // What a key has left of a rate. Empty for slots.
@@ -103,7 +124,7 @@ function explanationText(why) {
 function revokedText({ ended, running, permits }) {
   const parts = [`${count(ended, "permit")} ended.`];
   if (running > 0) parts.push(`${count(running, "job")} still running: told, and holding on to slots until the end.`);
-  if (permits.answered < permits.replicas || permits.busy.length > 0) parts.push(`${answeredText(permits)}.`);
+  if (permits.answered === 0 || permits.answered < permits.replicas || permits.busy.length > 0) parts.push(`${answeredText(permits)}.`);
   return parts.join(" ");
 }
 

@@ -18,7 +18,7 @@ use crate::{change::length, check::CheckArgs, code, run::CommandError};
 /// commands under them.
 ///
 /// Exit codes: 0 done; 1 refused, or not found, and nothing changed; 2 wrong call; 3 the store did not answer; 4 not all
-/// replicas have answered, or confirmed a change; 5 the output could not be written. `run` has its own.
+/// replicas have answered, or confirmed a change, or none is there; 5 the output could not be written. `run` has its own.
 #[derive(Debug, Parser)]
 #[command(name = "turnstile", version)]
 pub(crate) struct Args {

@@ -7,7 +7,7 @@ use tower_turnstile::{
     LimitValue,
     operate::{
         Answers, By, Edited, LimitRow, LogEntry, Operator, Outcome, Override, Overrides, PermitRow,
-        PermitState, Setting, Target,
+        PermitState, Setting, Target, What,
     },
 };
 
@@ -79,7 +79,9 @@ pub(crate) async fn run(
         }
         ChangeCommand::Undo { signature } => {
             let (by, log) = (by(signature)?, operator.log().await?);
-            let Some(last) = log.first() else {
+            // What was revoked is over.
+            let can_be_undone = |entry: &&LogEntry| entry.what != What::Revoked;
+            let Some(last) = log.iter().find(can_be_undone) else {
                 let message = "there is no change to take back".to_owned();
                 return Err(CommandError::new(code::REFUSED, message));
             };
@@ -174,8 +176,13 @@ fn report(args: &Args, outcome: &Outcome) -> ExitCode {
             missing,
         } => {
             let missing: Vec<_> = missing.iter().map(|label| escaped(label)).collect();
-            let missing = missing.join(", ");
-            note!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
+            match &missing[..] {
+                [] => note!("recorded, {confirmed} of {of} have confirmed it"),
+                _ => {
+                    let missing = missing.join(", ");
+                    note!("recorded, {confirmed} of {of} have confirmed it; not yet: {missing}");
+                }
+            }
             ExitCode::from(code::PARTIAL)
         }
         _ => ExitCode::from(code::PARTIAL),
@@ -186,7 +193,7 @@ struct OverrideRow<'a>(&'a Override, u64);
 
 impl Row for OverrideRow<'_> {
     const COLUMNS: &'static [&'static str] =
-        &["LIMIT", "KEY", "SETTING", "ENDS IN", "AUTHOR", "REASON"];
+        &["LIMIT", "KEY", "SETTING", "ENDS IN", "AUTHOR", "REASON", ""];
 
     fn cells(&self) -> Vec<String> {
         let Self(one, now_ms) = self;
@@ -197,9 +204,13 @@ impl Row for OverrideRow<'_> {
             duration(one.until_ms.saturating_sub(*now_ms)),
             one.author.clone(),
             one.reason.clone(),
+            if one.recorded { "" } else { NOT_RECORDED }.to_owned(),
         ]
     }
 }
+
+/// The store has lost it, and replicas may not write it back.
+const NOT_RECORDED: &str = "in force, not recorded";
 
 fn show(args: &Args, overrides: &Overrides) {
     if args.json {
@@ -212,7 +223,8 @@ fn show(args: &Args, overrides: &Overrides) {
     }
 }
 
-struct LogRow<'a>(&'a LogEntry, &'a Edited, u64);
+/// `None`: of permits that were revoked.
+struct LogRow<'a>(&'a LogEntry, Option<&'a Edited>, u64);
 
 impl Row for LogRow<'_> {
     const COLUMNS: &'static [&'static str] = &["AGO", "AUTHOR", "CHANGE", "REASON"];
@@ -222,17 +234,22 @@ impl Row for LogRow<'_> {
         vec![
             duration(now_ms.saturating_sub(entry.at_ms)),
             entry.author.clone(),
-            edit_text(edited),
+            match edited {
+                Some(edited) => edit_text(edited),
+                None => revoked_text(entry),
+            },
             entry.reason.clone(),
         ]
     }
 }
 
-/// One object for each override that was changed.
+/// One object for each override that was changed, and for each order to revoke permits.
 fn show_log(args: &Args, log: &[LogEntry]) {
-    let edits = log
-        .iter()
-        .flat_map(|entry| entry.edits.iter().map(move |edited| (entry, edited)));
+    let edits = log.iter().flat_map(|entry| {
+        let revoked = entry.revoked.iter().map(move |_| (entry, None));
+        let edits = entry.edits.iter().map(move |edited| (entry, Some(edited)));
+        revoked.chain(edits)
+    });
     if args.json {
         let flat: Vec<Value> = edits.map(|(entry, edited)| flat(entry, edited)).collect();
         return output::json(&flat);
@@ -245,18 +262,23 @@ fn show_log(args: &Args, log: &[LogEntry]) {
     output::table(&rows);
 }
 
-fn flat(entry: &LogEntry, edited: &Edited) -> Value {
+fn flat(entry: &LogEntry, edited: Option<&Edited>) -> Value {
     let text = |setting: Option<Setting>| setting.map(|setting| setting.to_string());
     json!({
         "at_ms": entry.at_ms,
         "what": entry.what,
-        "limit": edited.target.limit_name(),
-        "key": edited.target.key_digest(),
-        "before": text(edited.before),
-        "after": text(edited.after),
+        "limit": edited.map(|edited| edited.target.limit_name()),
+        "key": edited.and_then(|edited| edited.target.key_digest()),
+        "before": edited.and_then(|edited| text(edited.before)),
+        "after": edited.and_then(|edited| text(edited.after)),
+        "revoked": entry.revoked,
         "author": entry.author,
         "reason": entry.reason,
     })
+}
+
+fn revoked_text(entry: &LogEntry) -> String {
+    format!("revoked {}", entry.revoked.as_deref().unwrap_or_default())
 }
 
 fn edit_text(edited: &Edited) -> String {

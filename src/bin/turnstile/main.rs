@@ -34,7 +34,7 @@ mod code {
     pub(super) const WRONG_CALL: u8 = 2;
     /// The store did not answer.
     pub(super) const NO_STORE: u8 = 3;
-    /// Not all replicas have answered, or confirmed a change.
+    /// Not all replicas have answered, or confirmed a change; or there is none that could.
     pub(super) const PARTIAL: u8 = 4;
     /// The output could not be written, such as to a full disk. A change is made all the same.
     pub(super) const NO_OUTPUT: u8 = 5;

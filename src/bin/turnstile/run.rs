@@ -15,6 +15,7 @@ use crate::{
     args::{Args, Command},
     change, check, code,
     output::{self, Row},
+    text::escaped,
 };
 
 /// Why a command fails.
@@ -79,14 +80,16 @@ async fn ask(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError>
     Ok(match &args.command {
         Command::Change(made) => return change::run(args, operator, made).await,
         Command::Status => return status(args, operator).await,
-        Command::Limits => show(args, &operator.limits().await?),
-        Command::Replicas => show(args, &operator.replicas().await?),
+        Command::Limits => told(args, operator, &operator.limits().await?).await,
+        Command::Replicas => told(args, operator, &operator.replicas().await?).await,
         Command::Permits { limit, caller } => {
-            show(args, &operator.permits(limit, caller.digest(limit)).await?)
+            let permits = operator.permits(limit, caller.digest(limit)).await?;
+            told(args, operator, &permits).await
         }
-        Command::Keys { limit } => show(args, &operator.keys(limit, None).await?),
+        Command::Keys { limit } => told(args, operator, &operator.keys(limit, None).await?).await,
         Command::Refusals { limit, caller } => {
-            show(args, &operator.refusals(limit, caller.digest(limit)).await?)
+            let refusals = operator.refusals(limit, caller.digest(limit)).await?;
+            told(args, operator, &refusals).await
         }
         Command::Explain { limit, caller } => {
             let why = operator.explain(limit, caller.digest(limit)).await?;
@@ -118,13 +121,43 @@ fn diagnosed(args: &Args, findings: &[Finding]) -> ExitCode {
 async fn status(args: &Args, operator: &Operator) -> Result<ExitCode, CommandError> {
     let (replicas, limits) = (operator.replicas().await?, operator.limits().await?);
     if args.json {
-        return Ok(show(args, &limits));
+        return Ok(told(args, operator, &limits).await);
     }
     output::table(&replicas.rows);
     output::blank();
     output::table(&limits.rows);
     output::answered(&limits);
+    explain_silence(args, operator, &limits).await;
     Ok(exit_code(&limits))
+}
+
+/// The answers, and why there are none.
+async fn told<T: Row + Serialize>(
+    args: &Args,
+    operator: &Operator,
+    answers: &Answers<T>,
+) -> ExitCode {
+    let code = show(args, answers);
+    explain_silence(args, operator, answers).await;
+    code
+}
+
+/// A wrong namespace looks like a service of which no replica is there.
+async fn explain_silence<T>(args: &Args, operator: &Operator, answers: &Answers<T>) {
+    if answers.replicas > 0 {
+        return;
+    }
+    let namespace = &args.namespace;
+    note!("no operable replica is in namespace `{namespace}`");
+    // A user who may not scan is not told which there are.
+    let Ok(namespaces) = operator.namespaces().await else {
+        return;
+    };
+    let namespaces: Vec<_> = namespaces.iter().map(|name| escaped(name)).collect();
+    match &namespaces[..] {
+        [] => note!("no namespace is in use in this database"),
+        _ => note!("in use in this database: {}", namespaces.join(", ")),
+    }
 }
 
 pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> ExitCode {
@@ -139,7 +172,8 @@ pub(crate) fn show<T: Row + Serialize>(args: &Args, answers: &Answers<T>) -> Exi
 }
 
 fn exit_code<T>(answers: &Answers<T>) -> ExitCode {
-    match answers.answered == answers.replicas && answers.busy.is_empty() {
+    let is_whole = answers.answered > 0 && answers.answered == answers.replicas;
+    match is_whole && answers.busy.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(code::PARTIAL),
     }

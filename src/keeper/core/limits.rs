@@ -277,10 +277,6 @@ impl Core {
         self.advance_claims();
     }
 
-    pub fn is_steered(&self) -> bool {
-        !self.ctx.overrides.is_empty()
-    }
-
     /// Where an override has ended, what is declared holds again.
     pub(super) fn end_overrides(&mut self) {
         if !self.ctx.overrides.is_empty()

@@ -37,7 +37,7 @@ mod window;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fmt,
+    fmt, mem,
     sync::Arc,
 };
 
@@ -301,6 +301,12 @@ impl Core {
     /// The effects, to be run once the lock is free.
     pub fn take_effects(&mut self) -> Effects {
         self.ctx.effects.take()
+    }
+
+    /// Whether the store was found to have lost its data since this was last called.
+    #[inline]
+    pub fn take_data_lost(&mut self) -> bool {
+        mem::take(&mut self.ctx.is_data_lost)
     }
 
     /// Whether there is a subscriber for the history.

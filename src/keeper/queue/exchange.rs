@@ -272,6 +272,7 @@ impl Queue {
                 _ => {}
             }
         }
+        ctx.is_data_lost |= lost > 0;
         for (why, count) in [(Adopted::Lost, lost), (Adopted::Fallback, by_fallback)] {
             if count > 0 {
                 ctx.measure(self.limit_id, Measure::Adopted(why, count));

@@ -58,7 +58,15 @@ pub(super) fn without_operator(error: &ConfigError) -> Finding {
 pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
     let mut findings = Vec::new();
     match operator.replicas().await {
-        Ok(answers) => findings.push(of_replicas(&answers)),
+        Ok(answers) => {
+            let mut finding = of_replicas(&answers);
+            if answers.replicas == 0
+                && let Ok(namespaces) = operator.namespaces().await
+            {
+                finding.text += &in_use(&namespaces);
+            }
+            findings.push(finding);
+        }
         Err(error) => {
             let text = format!("cannot be asked: {error}");
             findings.push(Finding::new(Check::Replicas, Health::Note, text));
@@ -69,6 +77,17 @@ pub(super) async fn replicas(operator: &Operator) -> Vec<Finding> {
         findings.extend(of_limits(&answers));
     }
     findings
+}
+
+/// A wrong namespace looks like a service of which no replica is there.
+fn in_use(namespaces: &[String]) -> String {
+    match namespaces {
+        [] => "; no namespace is in use in this database".to_owned(),
+        _ => format!(
+            "; namespaces in use in this database: {}",
+            namespaces.join(", ")
+        ),
+    }
 }
 
 fn of_replicas(answers: &Answers<ReplicaRow>) -> Finding {

@@ -1,0 +1,263 @@
+//! A field of the record: an override, or what is still known of one that has ended or was removed.
+//!
+//! Tests: below.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::setting::{MAX_AUTHOR, MAX_REASON, Override, Setting, Target, Token};
+
+/// Longest time of an override, in ms: seven days.
+pub(crate) const MAX_LENGTH_MS: u64 = 7 * 24 * 3_600_000;
+/// Furthest end that counts, in ms from now. A day more: after a failover, or a step of its clock, the server that reads
+/// an end may be behind the one that wrote it.
+pub(super) const MAX_REST_MS: u64 = MAX_LENGTH_MS + 24 * 3_600_000;
+/// Most bytes of a field's text in the store. JSON may need six for one.
+const MAX_TEXT: usize = 6 * (MAX_AUTHOR + MAX_REASON) + 256;
+
+/// Entries by the names of their fields.
+pub(crate) type Entries = BTreeMap<String, Entry>;
+
+/// A field of the record. `record.lua` describes its text.
+///
+/// It outlives its override: as long as a replica that was cut off may have that in force, the record knows that it was
+/// removed or replaced. So what is not in the record was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// As it is in the store.
+    pub(crate) text: String,
+    pub(crate) version: u64,
+    /// Until when it is kept: the last end that an override there has had.
+    pub(crate) known_ms: u64,
+    /// Once its end has passed it is in force nowhere. That of one that was removed is 0.
+    pub(crate) one: Override,
+}
+
+/// Why a field of the record is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FieldFault {
+    /// Its name is none of ours.
+    Name,
+    /// Its text is too long.
+    Length,
+    /// Its text cannot be read.
+    Text,
+    /// Its value is out of range.
+    Range,
+}
+
+/// The JSON in a text.
+#[derive(Serialize, Deserialize)]
+struct Signed {
+    #[serde(flatten)]
+    setting: Setting,
+    author: String,
+    reason: String,
+}
+
+impl Entry {
+    /// Reads a field of the record.
+    pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
+        if text.len() > MAX_TEXT {
+            return Err(FieldFault::Length);
+        }
+        let field = str::from_utf8(field).map_err(|_| FieldFault::Name)?;
+        let target = Target::of_field(field).ok_or(FieldFault::Name)?;
+        let text = str::from_utf8(text).map_err(|_| FieldFault::Text)?;
+        let entry = parse(target, text).ok_or(FieldFault::Text)?;
+        let Override {
+            target, setting, ..
+        } = &entry.one;
+        // The name of the field is what changes go by.
+        if target.field(*setting).as_deref() != Some(field) {
+            return Err(FieldFault::Text);
+        }
+        match *setting {
+            Setting::Value(value) if !target.may_have(value) => Err(FieldFault::Range),
+            _ => Ok(entry),
+        }
+    }
+
+    /// Whether it counts at this time of the store: nothing in it is further away than what we write.
+    pub(super) fn is_plausible(&self, now_ms: u64) -> bool {
+        let furthest_ms = now_ms.saturating_add(MAX_REST_MS);
+        self.one.until_ms <= self.known_ms
+            && self.known_ms <= furthest_ms
+            && self.version <= furthest_ms
+    }
+
+    pub(super) fn is_known(&self, now_ms: u64) -> bool {
+        self.known_ms > now_ms && self.is_plausible(now_ms)
+    }
+
+    pub(super) fn is_in_force(&self, now_ms: u64) -> bool {
+        self.one.until_ms > now_ms
+    }
+
+    /// The text from behind the token on.
+    pub(super) fn json(&self) -> &str {
+        self.text.splitn(6, ' ').nth(5).unwrap_or_default()
+    }
+}
+
+impl Override {
+    /// Reads an override in a field of the record, whether it has ended or not.
+    pub(crate) fn read(field: &[u8], text: &[u8]) -> Result<Self, FieldFault> {
+        Entry::read(field, text).map(|entry| entry.one)
+    }
+
+    /// The text from behind the token on.
+    pub(crate) fn json(setting: Setting, author: &str, reason: &str) -> String {
+        let (author, reason) = (author.to_owned(), reason.to_owned());
+        let signed = Signed {
+            setting,
+            author,
+            reason,
+        };
+        serde_json::to_string(&signed).expect("texts and numbers")
+    }
+}
+
+/// The token in a text.
+pub(crate) fn token_in(text: &str) -> Option<Token> {
+    Token::try_from(text.split(' ').nth(4)?.to_owned()).ok()
+}
+
+fn parse(target: Target, text: &str) -> Option<Entry> {
+    let mut parts = text.splitn(6, ' ');
+    let mut number = || parts.next()?.parse().ok();
+    let (since_ms, until_ms, known_ms, version) = (number()?, number()?, number()?, number()?);
+    let token = Token::try_from(parts.next()?.to_owned()).ok()?;
+    let Signed {
+        setting,
+        author,
+        reason,
+    } = serde_json::from_str(parts.next()?).ok()?;
+    Some(Entry {
+        text: text.to_owned(),
+        version,
+        known_ms,
+        one: Override {
+            target,
+            setting,
+            author,
+            reason,
+            since_ms,
+            until_ms,
+            recorded: true,
+            token,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::limit::{LimitValue, MAX_LIMIT, Mode};
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+    fn text(json: &str) -> Vec<u8> {
+        format!("1 2 3 4 {TOKEN} {json}").into_bytes()
+    }
+
+    fn fault(field: &str, text: &[u8]) -> Option<FieldFault> {
+        Override::read(field.as_bytes(), text).err()
+    }
+
+    #[test]
+    fn what_cannot_be_read_has_a_fault() {
+        let good = Override::json(Setting::Value(8.into()), "ada", "");
+        assert_eq!(fault("value:chat", &text(&good)), None);
+        let other_kind = Override::json(Setting::Pause, "ada", "");
+        let key = format!("key:{TOKEN}:chat");
+        let nothing = Override::json(Setting::Value(0.into()), "ada", "");
+        assert_eq!(fault(&key, &text(&nothing)), None);
+        let too_much = Override::json(Setting::Value((MAX_LIMIT + 1).into()), "ada", "");
+        let no_burst = Override::json(Setting::Value(LimitValue::new(8).burst(0)), "ada", "");
+        let long_name = format!("value:{}", "x".repeat(129));
+        let long = Override::json(Setting::Value(8.into()), &"x".repeat(MAX_TEXT), "");
+        for (field, text, expected) in [
+            ("chat", text(&good), FieldFault::Name),
+            ("value:", text(&good), FieldFault::Name),
+            ("key:chat", text(&good), FieldFault::Name),
+            ("key:0:chat", text(&good), FieldFault::Name),
+            ("other:chat", text(&good), FieldFault::Name),
+            (&long_name, text(&good), FieldFault::Name),
+            ("value:chat", text(&long), FieldFault::Length),
+            ("value:chat", text("{}"), FieldFault::Text),
+            ("value:chat", text(&other_kind), FieldFault::Text),
+            ("value:chat", b"1 2 3 4 5 {}".to_vec(), FieldFault::Text),
+            ("value:chat", b"1 2 -3 4".to_vec(), FieldFault::Text),
+            ("value:chat", b"\xff".to_vec(), FieldFault::Text),
+            ("value:chat", text(&nothing), FieldFault::Range),
+            ("value:chat", text(&too_much), FieldFault::Range),
+            (&key, text(&too_much), FieldFault::Range),
+            (&key, text(&no_burst), FieldFault::Range),
+        ] {
+            assert_eq!(fault(field, &text), Some(expected), "{field}");
+        }
+        assert_eq!(Override::read(b"\xff", b"").err(), Some(FieldFault::Name));
+    }
+
+    #[test]
+    fn an_override_is_one_flat_object() {
+        let json = Override::json(Setting::Mode(Mode::Shadow), "ada", "");
+        let read = Override::read(b"mode:chat", &text(&json)).unwrap();
+        let expected = serde_json::json!({
+            "limit": "chat", "setting": "mode", "to": "shadow", "author": "ada", "reason": "",
+            "since_ms": 1, "until_ms": 2, "recorded": true, "token": TOKEN,
+        });
+        let value = serde_json::to_value(&read).unwrap();
+        assert_eq!(value, expected);
+        assert_eq!(serde_json::from_value::<Override>(value).unwrap(), read);
+    }
+
+    /// A reader that knows of no burst has the value, and one that does reads a value without.
+    #[test]
+    fn a_burst_is_beside_the_value() {
+        let value = LimitValue::new(100).burst(20);
+        let json = Override::json(Setting::Value(value), "ada", "");
+        let expected = r#"{"setting":"value","to":100,"burst":20,"author":"ada","reason":""}"#;
+        assert_eq!(json, expected);
+        let read = Override::read(b"value:chat", &text(&json)).unwrap();
+        assert_eq!(read.setting, Setting::Value(value));
+        let plain = Override::json(Setting::Value(100.into()), "ada", "");
+        assert_eq!(plain, expected.replace(r#""burst":20,"#, ""));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_fields_are_read_or_have_a_fault(field: Vec<u8>, text: Vec<u8>) {
+            let _ = Override::read(&field, &text);
+            let _ = Override::read(b"value:chat", &text);
+            let text = [&b"1 2 3 4 0123456789abcdef0123456789abcdef "[..], &text].concat();
+            let _ = Override::read(b"value:chat", &text);
+        }
+
+        #[test]
+        fn any_name_key_and_texts_come_back(
+            limit in "(?s).{1,32}",
+            key: Option<Vec<u8>>,
+            max in 1..=MAX_LIMIT,
+            burst in prop::option::of(1..=MAX_LIMIT),
+            author in "(?s).{1,16}",
+            reason in "(?s).{0,64}",
+        ) {
+            let target = match key {
+                Some(key) => Target::key(&limit, key),
+                None => Target::limit(&limit),
+            };
+            let setting = Setting::Value(LimitValue { max, burst });
+            let field = target.field(setting).unwrap();
+            let json = Override::json(setting, &author, &reason);
+            let read = Override::read(field.as_bytes(), &text(&json)).unwrap();
+            prop_assert_eq!(read.target, target);
+            prop_assert_eq!(read.setting, setting);
+            prop_assert_eq!((read.author, read.reason), (author, reason));
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The store loses its data: what is in force in replicas is shown, can be ended, and is written back; replicas are on the
+//! roster again, and who holds slots is not forgotten.
+
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tower_turnstile::{
+    AcquireErrorKind, Limit, Limiter, Semaphore,
+    operate::{
+        OperateErrorKind, Operator, Outcome, Overrides, PermitState, Revocation, Setting, Target,
+    },
+};
+
+use crate::{
+    scene::{
+        CHAT, HOUR, JOBS, SOON, acme, ada, await_replicas, builder, jobs, replica, replicas, seen,
+        set,
+    },
+    support::{fault_proxy::FaultProxy, redis_server::RedisServer},
+};
+
+async fn pause(operator: &Operator, replicas: usize) {
+    let now = seen(operator).await;
+    let outcome = operator.pause(&now, "jobs", HOUR, &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas });
+}
+
+async fn is_paused(semaphore: &Semaphore) -> bool {
+    let error = semaphore.try_acquire().await.err();
+    error.is_some_and(|error| error.kind() == AcquireErrorKind::Paused)
+}
+
+/// All of the data at once, with no sign of it.
+fn lose(server: &RedisServer) {
+    server.cli(&["FLUSHALL"]);
+}
+
+async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let all = async {
+        while !is_so().await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(SOON, all)
+        .await
+        .unwrap_or_else(|_| panic!("{what}"));
+}
+
+async fn until_max_if_up(semaphore: &Semaphore, max: u32) {
+    until("the value", async || {
+        let usage = semaphore.usage().await;
+        usage.is_ok_and(|usage| usage.max == max)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pause_whose_record_was_lost_is_shown_and_ended() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    pause(&operator, 2).await;
+    lose(&server);
+    assert!(is_paused(&acme(&limiters[0])).await);
+    let now = seen(&operator).await;
+    let settings: Vec<_> = now.of(&jobs()).map(|one| one.setting).collect();
+    assert_eq!(settings, [Setting::Pause]);
+    let outcome = operator.unset(&now, &jobs(), &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas: 2 });
+    for limiter in &limiters {
+        drop(acme(limiter).try_acquire().await.unwrap());
+    }
+}
+
+/// The log is lost too: what is written back is in the new one, and can be taken back.
+#[tokio::test]
+async fn a_pause_whose_record_was_lost_is_taken_back() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    pause(&operator, 2).await;
+    lose(&server);
+    assert_eq!(seen(&operator).await.all().len(), 1);
+    let log = operator.log().await.unwrap();
+    let outcome = operator.undo(&log[0], &ada()).await;
+    assert_eq!(outcome.unwrap(), Outcome::Done { replicas: 2 });
+    drop(acme(&limiters[0]).try_acquire().await.unwrap());
+}
+
+/// Of an operator who has looked before, or has not looked at all.
+#[tokio::test]
+async fn a_change_of_another_limit_does_not_end_a_pause_that_was_lost() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    pause(&operator, 2).await;
+    lose(&server);
+    let (other, nothing) = (Target::limit("other"), Overrides::default());
+    operator
+        .set(&nothing, &other, 5, HOUR, &ada())
+        .await
+        .unwrap();
+    assert_eq!(seen(&operator).await.all().len(), 2);
+    for limiter in &limiters {
+        assert!(is_paused(&acme(limiter)).await);
+    }
+    let late = replica(&server, "late").await;
+    assert!(is_paused(&acme(&late)).await);
+}
+
+/// Nobody looks: the replicas write it back, and newcomers have it.
+#[tokio::test]
+async fn what_the_store_has_lost_is_written_back() {
+    let mut server = RedisServer::start();
+    let (limiters, _operator) = replicas(&server, 2).await;
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    pause(&operator, 2).await;
+    server.restart();
+    until("the record", async || {
+        server.cli(&["EXISTS", "turnstile:control"]) == "1"
+    })
+    .await;
+    let late = replica(&server, "late").await;
+    assert!(is_paused(&acme(&late)).await);
+    assert!(is_paused(&acme(&limiters[0])).await);
+    // Which is not more than there was.
+    assert_eq!(server.cli(&["HLEN", "turnstile:control"]), "2");
+    let ttl_ms: u64 = server.cli(&["PTTL", "turnstile:control"]).parse().unwrap();
+    assert!((3_500_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
+}
+
+/// A replica that was cut off knows an older value, and is the first to write it back, which the other one hears of.
+#[tokio::test]
+async fn of_what_is_written_back_the_newest_wins() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let behind = builder("behind").connect(&proxy.url()).await.unwrap();
+    let (limiters, operator) = (
+        vec![replica(&server, "web").await],
+        Operator::connect(&server.url()).await.unwrap(),
+    );
+    await_replicas(&operator, 2).await;
+    set(&operator, 5, HOUR, 2).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    let now = seen(&operator).await;
+    let outcome = operator.set(&now, &jobs(), 4, HOUR, &ada()).await.unwrap();
+    assert!(
+        matches!(outcome, Outcome::Recorded { confirmed: 1, .. }),
+        "{outcome:?}"
+    );
+    lose(&server);
+    proxy.refuse(false);
+    until_max_if_up(&acme(&behind), 4).await;
+    assert_eq!(acme(&limiters[0]).usage().await.unwrap().max, 4);
+    let now = seen(&operator).await;
+    assert_eq!(now.all()[0].setting, Setting::Value(4.into()));
+}
+
+/// What was removed while a replica was cut off does not come back with it.
+#[tokio::test]
+async fn what_was_removed_is_not_written_back() {
+    let server = RedisServer::start();
+    let proxy = FaultProxy::start(server.port());
+    let behind = builder("behind").connect(&proxy.url()).await.unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    set(&operator, 5, HOUR, 1).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    let now = seen(&operator).await;
+    operator.unset(&now, &jobs(), &ada()).await.unwrap();
+    proxy.refuse(false);
+    until_max_if_up(&acme(&behind), 2).await;
+    assert!(seen(&operator).await.all().is_empty());
+}
+
+#[tokio::test]
+async fn a_limit_is_not_drained_while_a_replica_off_the_roster_holds_a_slot() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let held = acme(&limiters[0]).acquire().await.unwrap();
+    lose(&server);
+    let drained = timeout(Duration::from_millis(1_500), operator.drained("jobs")).await;
+    assert!(drained.is_err(), "a permit is held");
+    held.release().await.unwrap();
+    let drained = timeout(SOON, operator.drained("jobs")).await;
+    drained.expect("in time").unwrap();
+}
+
+/// Its first question brings them back.
+#[tokio::test]
+async fn replicas_are_on_the_roster_again_once_one_is_asked() {
+    let server = RedisServer::start();
+    let (_limiters, operator) = replicas(&server, 3).await;
+    lose(&server);
+    let limits = operator.limits().await.unwrap();
+    assert_eq!(limits.answered, 3);
+    await_replicas(&operator, 3).await;
+    assert_eq!(
+        server.cli(&["ZCARD", "turnstile:{turnstile:control}:roster"]),
+        "3"
+    );
+}
+
+/// A permit is held, and the data of the store is lost: the holder notices by itself, and nobody asks.
+#[tokio::test]
+async fn a_replica_that_finds_the_data_lost_is_on_the_roster_at_once() {
+    let server = RedisServer::start();
+    let limiter = builder("web")
+        .lease(Duration::from_secs(2))
+        .connect(&server.url())
+        .await
+        .unwrap();
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    await_replicas(&operator, 1).await;
+    let held = acme(&limiter).acquire().await.unwrap();
+    lose(&server);
+    let roster = "turnstile:{turnstile:control}:roster";
+    until("the roster", async || server.cli(&["ZCARD", roster]) == "1").await;
+    assert!(!held.is_lost());
+}
+
+#[tokio::test]
+async fn a_permit_is_revoked_after_the_roster_was_lost() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 2).await;
+    let held = acme(&limiters[1]).acquire().await.unwrap();
+    lose(&server);
+    let whose = Revocation::Permit(held.id().unwrap());
+    let answers = operator.revoke(&whose, &ada()).await.unwrap();
+    assert_eq!(answers.rows.len(), 1);
+    assert_eq!(answers.rows[0].state, PermitState::Held);
+    assert!(held.is_lost());
+}
+
+/// Nobody can be asked, and somebody holds slots.
+#[tokio::test]
+async fn what_a_replica_holds_that_is_not_operable_is_not_forgotten() {
+    let server = RedisServer::start();
+    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    let semaphore = limiter.semaphore(&JOBS, "acme");
+    let held = [
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire().await.unwrap(),
+    ];
+    let operator = Operator::connect(&server.url()).await.unwrap();
+    let mut shown = Vec::new();
+    let drained = operator.drained_with("jobs", |held, answers| {
+        shown.push((held, answers.answered, answers.replicas));
+    });
+    let drained = timeout(Duration::from_millis(1_800), drained).await;
+    assert!(drained.is_err(), "permits are held");
+    assert_eq!(shown[0], (2, 0, 1));
+    let whose = Revocation::Permit(held[0].id().unwrap());
+    let answers = operator.revoke(&whose, &ada()).await.unwrap();
+    assert!(!answers.is_complete());
+    assert_eq!((answers.answered, answers.replicas), (0, 1));
+    drop((held, semaphore));
+    limiter.shutdown(SOON).await;
+    // Nobody holds anything, and nobody can be asked.
+    let error = operator.revoke(&whose, &ada()).await;
+    assert!(!error.unwrap().is_complete());
+}
+
+/// Beside one that can be asked.
+#[tokio::test]
+async fn a_permit_of_a_replica_that_is_not_operable_is_not_said_to_be_unknown() {
+    let server = RedisServer::start();
+    let (_limiters, operator) = replicas(&server, 1).await;
+    let limiter = Limiter::connect(&server.url()).await.unwrap();
+    let held = limiter.semaphore(CHAT, "acme").acquire().await.unwrap();
+    let whose = Revocation::Permit(held.id().unwrap());
+    let answers = operator.revoke(&whose, &ada()).await.unwrap();
+    assert_eq!((answers.answered, answers.replicas), (1, 2));
+    held.release().await.unwrap();
+    let error = operator.revoke(&whose, &ada()).await.unwrap_err();
+    assert_eq!(error.kind(), OperateErrorKind::NotFound);
+}
+
+/// All replicas use the same key, which is one.
+#[tokio::test]
+async fn a_key_that_several_replicas_use_counts_once_if_it_is_the_only_one() {
+    let server = RedisServer::start();
+    let (limiters, operator) = replicas(&server, 3).await;
+    let all = Limit::concurrent("all", 9);
+    let mut held = Vec::new();
+    for limiter in &limiters {
+        held.push(limiter.semaphore(&all, "").acquire().await.unwrap());
+    }
+    let limits = operator.limits().await.unwrap();
+    assert_eq!((limits.rows[0].held, limits.rows[0].keys), (3, 1));
+}
