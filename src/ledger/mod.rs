@@ -52,9 +52,11 @@ pub(crate) mod script;
 #[cfg(test)]
 mod tests;
 
+#[cfg(all(feature = "operate", feature = "redis"))]
+pub(crate) use id::REPLICA_CHARS;
 pub(crate) use id::{ID_CHARS, MemberId, ReplicaId, Seq, number_of, weighing, weight_of};
 #[cfg(feature = "redis")]
-pub(crate) use id::{REPLICA_CHARS, SEQ_CHARS, more_members, parse_seq, seq_text};
+pub(crate) use id::{SEQ_CHARS, more_members, parse_seq, seq_text};
 #[cfg(any(test, feature = "test-util"))]
 pub(crate) use ledgers::{Audience, Ledgers};
 #[cfg(test)]

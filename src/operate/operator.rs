@@ -66,6 +66,11 @@ impl Operator {
         Self(Access::Store(Box::new(remote)))
     }
 
+    /// Whether it asks its own process only.
+    pub(super) fn is_here(&self) -> bool {
+        matches!(self.0, Access::Here(_))
+    }
+
     pub(super) fn access(&self) -> &Access {
         &self.0
     }
@@ -225,7 +230,7 @@ impl Operator {
 
     /// Counts replicas as missing that were not on the roster when they were asked: the store may have lost it.
     async fn miss_late(&self, collected: &mut Collected) -> Result<(), OperateError> {
-        if let Access::Here(_) = self.access() {
+        if self.is_here() {
             return Ok(());
         }
         sleep(ROSTER_PAUSE).await;

@@ -49,7 +49,7 @@ impl Operator {
     pub async fn overrides(&self) -> Result<Overrides, OperateError> {
         let record = self.record().await?;
         let token = record.token().cloned().map(String::from);
-        if let Access::Here(_) = self.access() {
+        if self.is_here() {
             return Ok(record.into());
         }
         let question = Question::Overrides(Seen {

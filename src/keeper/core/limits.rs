@@ -7,6 +7,8 @@ use std::{cmp::Reverse, mem, slice, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::Core;
+#[cfg(feature = "config")]
+use crate::limit::LimitValue;
 use crate::{
     error::{AcquireError, ConfigError, ConfigErrorKind},
     keeper::{
@@ -16,7 +18,7 @@ use crate::{
     key::Key,
     leases::Lease,
     ledger::ReplicaId,
-    limit::{Limit, LimitId, LimitValue, Mode},
+    limit::{Limit, LimitId, Mode},
     overrides::InForce,
     part::Part,
     telemetry::{LimitMeter, Measure},

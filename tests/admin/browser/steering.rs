@@ -6,7 +6,7 @@ use axum::{Router, response::Html, routing::get};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower_turnstile::{
-    Limiter,
+    Limit, Limiter,
     operate::{By, Target},
 };
 
@@ -32,6 +32,9 @@ fn a_limit_is_raised_and_the_change_taken_back() {
             .until_text("#dialog-title", "Set the value of chat")
             .await;
         browser.until_text("#dialog-now", "2 per key").await;
+        browser
+            .until("document.querySelector('#field-burst').hidden")
+            .await;
         browser.fill("#change [name=value]", "5").await;
         browser.until_text("#will", "For 1 hour each key without an override of its own may hold 5 slots. Requests that wait are admitted at once. Then 2 per key holds again.").await;
         browser.until_text("#confirm", "Set to 5 for 1 hour").await;
@@ -76,6 +79,36 @@ fn a_limit_is_raised_and_the_change_taken_back() {
             .until_text("#overrides", "None: what is declared holds.")
             .await;
         assert_eq!(scene.max("acme").await, 2);
+        assert_eq!(browser.errors().await, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs chromium; run by .ci/browser"]
+fn a_rate_gets_another_burst() {
+    alone(async {
+        let scene = in_memory();
+        let tokens = Limit::rate("tokens", 100, Duration::from_secs(60));
+        let permit = scene.limiters[0].semaphore(tokens, "acme").acquire().await;
+        drop(permit.unwrap());
+        let (_server, browser) = open(&scene.admin).await;
+        open_limit(&browser, "tokens").await;
+        open_dialog(&browser, 1).await;
+        browser.fill("#change [name=value]", "200").await;
+        browser.fill("#change [name=burst]", "50").await;
+        browser
+            .until_text("#will", "start 200 requests in 1 min, 50 of them at once")
+            .await;
+        browser.fill("#change [name=reason]", "launch").await;
+        browser.click("#confirm").await;
+        browser
+            .until_text("#limit-overrides tbody", "per key, burst 50")
+            .await;
+        // It is offered again.
+        open_dialog(&browser, 1).await;
+        browser
+            .until("document.querySelector('#change [name=burst]').value === '50'")
+            .await;
         assert_eq!(browser.errors().await, [""; 0]);
     });
 }
