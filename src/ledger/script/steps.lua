@@ -41,7 +41,7 @@ local function run(ledger, size, first, renews, adopts, acquires, waits)
         standing = math.floor(standing)
         places = places or {}
         if score and #places < MAX_PLACES then
-          places[#places + 1] = call('ZCOUNT', key, '-inf', string.format('(%.0f', standing)) + 1
+          places[#places + 1] = call('ZCOUNT', key, '-inf', string.format('%.1f', score))
         end
       end
       reply[LEDGER_REPLY + i] = standing
