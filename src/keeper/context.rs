@@ -223,7 +223,7 @@ impl Context {
 
     /// The number of this keeper among those of its limiter.
     pub fn keeper(&self) -> KeeperId {
-        KeeperId(self.settings.part.map_or(0, Part::number) as u32)
+        KeeperId::of(self.settings.part.unwrap_or_default())
     }
 
     /// This process's own clock, for rates without a store.

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     error::{AcquireErrorKind, ConfigError, ReleaseError},
     key::Key,
-    leases::{Account, Bounds, Fee, Lease, Leases, Pool, QueueId, Tenure},
+    leases::{Account, Bounds, Fee, KeeperId, Lease, Leases, Pool, QueueId, Tenure},
     ledger::{MemberId, ReplicaId},
     limit::{Limit, LimitId, LimitValue, Mode},
     overrides::InForce,
@@ -46,6 +46,45 @@ pub(crate) struct Keepers {
     /// The overrides of operators, if there is no store for them.
     #[cfg(feature = "operate")]
     record: Option<LocalRecord>,
+}
+
+/// The cores of all keepers, for requests that take steps of several of them, one after the other. A simulation has cores
+/// without keepers.
+pub(super) trait Cores {
+    fn moment(&self) -> Instant;
+
+    /// Takes a step of one core.
+    fn with_core<R>(&mut self, of: KeeperId, step: impl FnOnce(&mut Core, Instant) -> R) -> R;
+
+    /// Releases slots as if they had not been acquired.
+    fn untake(&mut self, leases: &Leases) {
+        let of_one = |one: &Arc<Lease>, other: &Arc<Lease>| one.keeper == other.keeper;
+        for leases in leases.all().chunk_by(of_one) {
+            self.with_core(leases[0].keeper, |core, now| {
+                leases.iter().for_each(|lease| core.untake(lease, now));
+            });
+        }
+    }
+
+    /// The same with charges. Returns how the rates stand then.
+    fn give_back(&mut self, taken: Taken) -> Vec<Quota> {
+        self.untake(&taken.leases);
+        // From the last to the first, so that reserved times can be taken back.
+        let fees = taken.notes.map(|notes| notes.fees);
+        let fees = fees.into_iter().flatten().rev();
+        fees.filter_map(|fee| self.with_core(fee.keeper, |core, now| core.refund_at(&fee, now)))
+            .collect()
+    }
+}
+
+impl Cores for &Keepers {
+    fn moment(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn with_core<R>(&mut self, of: KeeperId, step: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        self.all[of.index()].with(step)
+    }
 }
 
 /// A permit to be.
@@ -208,21 +247,9 @@ impl Keepers {
         Some(PermitId::new(MemberId { replica, seq }, tenure))
     }
 
-    /// Releases slots as if they had not been acquired.
-    pub(super) fn untake(&self, leases: &Leases) {
-        self.each_lease(leases, Core::untake);
-    }
-
     /// As if it had not been acquired. Returns how its rates stand then.
     pub fn give_back(&self, taken: Taken) -> Vec<Quota> {
-        self.untake(&taken.leases);
-        // From the last to the first, so that reserved times can be taken back.
-        let fees = taken.notes.map(|notes| notes.fees);
-        let fees = fees.into_iter().flatten().rev();
-        fees.filter_map(|fee| {
-            self.all[fee.keeper.index()].with(|core, now| core.refund_at(&fee, now))
-        })
-        .collect()
+        Cores::give_back(&mut &*self, taken)
     }
 
     /// Sees to it that the leases are renewed.
@@ -506,11 +533,5 @@ impl Drop for BoundPool {
     fn drop(&mut self) {
         self.keeper
             .with(|core, _| core.unbind(self.queue, &self.pool));
-    }
-}
-
-impl Keepers {
-    pub(super) fn of_lease(&self, lease: &Lease) -> &Arc<Keeper> {
-        &self.all[lease.keeper.index()]
     }
 }

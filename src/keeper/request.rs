@@ -10,59 +10,41 @@ use std::{
 use super::{
     core::Core,
     demand::{Demand, Leg, Submission, Taken},
-    keepers::{Granted, Keepers},
+    keepers::{Cores, Granted, Keepers},
     lock::Keeper,
 };
 use crate::{
     error::AcquireError,
-    leases::{Label, Lease},
+    leases::{KeeperId, Label},
     limit::LimitId,
     part::Part,
     status::InLine,
     sync::StoredWaker,
 };
 
-/// A request for a permit; what the public future is made of.
-///
-/// A single keeper is asked for everything at once. In a cluster each limit has a keeper of its own, and they are asked
-/// one after the other, always in the same order. Slots of the first ones are kept while the next one makes it
-/// wait, and given back if that one refuses. If a slot is lost meanwhile, all slots are acquired anew.
+/// A request for a permit; what the public future is made of. A single keeper is asked for everything at once.
 pub(crate) struct Request {
     keepers: Arc<Keepers>,
     current: KeeperRequest,
-    /// In a cluster: all that it wants, from the last to the first.
-    legs: Vec<(Part, Leg)>,
-    /// How many of them are still to be asked for after this one: the next is `legs[left - 1]`.
-    left: usize,
-    /// The results of those before it.
-    taken: Option<Box<Taken>>,
-    /// How long it has waited for slots since it asked for the first of them.
-    waited_for_slots: Duration,
+    /// In a cluster.
+    legs: Option<Legs>,
     /// Whether its result includes how its limits stand.
     wants_quotas: bool,
 }
 
 impl Request {
     pub fn new(keepers: Arc<Keepers>, demand: Demand) -> Self {
-        let (first, legs) = match keepers.only() {
-            Some(keeper) => (KeeperRequest::new(keeper.clone(), demand), Vec::new()),
+        let (current, legs) = match keepers.only() {
+            Some(keeper) => (KeeperRequest::new(keeper.clone(), demand), None),
             None => {
-                let legs = match demand {
-                    Demand::One(leg) => vec![leg],
-                    Demand::All(legs) => legs,
-                };
-                let legs = keepers.first().peek(|core| core.in_acquisition_order(legs));
-                let first = legs.last().expect("a demand has a leg");
-                (KeeperRequest::of_leg(&keepers, first), legs)
+                let legs = keepers.first().peek(|core| Legs::new(core, demand));
+                (KeeperRequest::of_leg(&keepers, legs.current()), Some(legs))
             }
         };
         Self {
             keepers,
-            current: first,
-            left: legs.len().saturating_sub(1),
+            current,
             legs,
-            taken: None,
-            waited_for_slots: Duration::ZERO,
             wants_quotas: false,
         }
     }
@@ -85,86 +67,154 @@ impl Request {
 
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
-        if self.legs.is_empty() {
-            let taken = self.current.poll(self.wants_quotas, cx);
-            return taken.map_ok(|taken| self.granted(taken));
-        }
-        self.poll_legs(cx)
+        let answer = match &mut self.legs {
+            None => ready!(self.current.poll(self.wants_quotas, cx)),
+            Some(_) => ready!(self.poll_legs(cx)),
+        };
+        let keepers = &self.keepers;
+        Poll::Ready(answer.map(|taken| Granted {
+            keepers: keepers.clone(),
+            taken,
+        }))
     }
 
-    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Result<Granted, AcquireError>> {
+    fn poll_legs(&mut self, cx: &mut Context<'_>) -> Poll<Result<Taken, AcquireError>> {
         loop {
-            let outcome = ready!(self.current.poll(self.wants_quotas, cx));
-            let before = mem::take(&mut self.taken).map(|before| *before);
-            if let Ok(now) = &outcome
-                && !now.leases.all().is_empty()
-            {
-                self.waited_for_slots += now.waited;
-            }
-            let taken = match (outcome, before) {
-                (Ok(now), None) => now,
-                (Ok(now), Some(before)) if before.leases.is_lost() => {
-                    self.ask_for_slots_again(before.and(now))
-                }
-                (Ok(now), Some(before)) => before.and(now),
-                (Err(error), before) => return Poll::Ready(Err(self.refused(error, before))),
+            let answer = ready!(self.current.poll(self.wants_quotas, cx));
+            let Some(legs) = &mut self.legs else {
+                return Poll::Ready(answer);
             };
-            if self.left == 0 && self.admit(&taken) {
-                return Poll::Ready(Ok(self.granted(taken)));
+            if let Some(answer) = legs.on_answer(&mut &*self.keepers, answer) {
+                return Poll::Ready(answer);
             }
-            let (taken, left) = match self.left.checked_sub(1) {
-                Some(left) => (taken, left),
-                // It was lost at this very moment.
-                None => {
-                    let taken = self.ask_for_slots_again(taken);
-                    (taken, self.left.saturating_sub(1))
-                }
-            };
             let label = mem::take(&mut self.current.label);
-            self.current = KeeperRequest::of_leg(&self.keepers, &self.legs[left]);
+            self.current = KeeperRequest::of_leg(&self.keepers, legs.current());
             self.current.label = label;
-            self.left = left;
-            self.taken = Some(Box::new(taken));
         }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let Some(legs) = &mut self.legs {
+            legs.give_back(&mut &*self.keepers);
+        }
+    }
+}
+
+/// A demand in a cluster. Each limit has a keeper of its own, and they are asked one after the other, always in the same order.
+/// Slots of the first ones are kept while the next one makes it wait, and given back if that one refuses. If a slot is lost
+/// meanwhile, all slots are acquired anew.
+pub(super) struct Legs {
+    /// All that it wants, from the last to the first.
+    all: Vec<(Part, Leg)>,
+    /// How many of them are still to be asked for after this one, which is `all[left]`.
+    left: usize,
+    /// The results of those before it.
+    taken: Option<Box<Taken>>,
+    /// How long it has waited for slots since it asked for the first of them.
+    waited_for_slots: Duration,
+}
+
+impl Legs {
+    /// Any of the cores knows the order.
+    pub fn new(core: &Core, demand: Demand) -> Self {
+        let legs = match demand {
+            Demand::One(leg) => vec![leg],
+            Demand::All(legs) => legs,
+        };
+        let all = core.in_acquisition_order(legs);
+        Self {
+            left: all.len().checked_sub(1).expect("a demand has a leg"),
+            all,
+            taken: None,
+            waited_for_slots: Duration::ZERO,
+        }
+    }
+
+    /// The one that is asked for now.
+    pub fn current(&self) -> &(Part, Leg) {
+        &self.all[self.left]
+    }
+
+    /// The slots and charges that it has so far.
+    #[cfg(test)]
+    pub fn taken(&self) -> Option<&Taken> {
+        self.taken.as_deref()
+    }
+
+    /// The answer to the one that was asked for: that of the whole demand, or `None` if the [current](Self::current) one is to
+    /// be asked for next.
+    pub fn on_answer(
+        &mut self,
+        cores: &mut impl Cores,
+        answer: Result<Taken, AcquireError>,
+    ) -> Option<Result<Taken, AcquireError>> {
+        let before = self.taken.take().map(|before| *before);
+        let now = match answer {
+            Ok(now) => now,
+            Err(error) => return Some(Err(refused(cores, error, before))),
+        };
+        if !now.leases.all().is_empty() {
+            self.waited_for_slots += now.waited;
+        }
+        let taken = match before {
+            None => now,
+            Some(before) if before.leases.is_lost_by(cores.moment()) => {
+                self.ask_for_slots_again(cores, before.and(now))
+            }
+            Some(before) => before.and(now),
+        };
+        if self.left == 0 && self.admit(cores, &taken) {
+            return Some(Ok(taken));
+        }
+        let taken = match self.left {
+            // It was lost at this very moment.
+            0 => self.ask_for_slots_again(cores, taken),
+            _ => taken,
+        };
+        self.left = self.left.saturating_sub(1);
+        self.taken = Some(Box::new(taken));
+        None
     }
 
     /// Makes a permit of slots that were acquired limit by limit, and counts it: as one that is held, and under each limit as
     /// admitted. Returns whether it still has all of them.
-    fn admit(&self, taken: &Taken) -> bool {
-        let admit = |(number, lease): (usize, &Arc<Lease>)| {
-            let keeper = self.keepers.of_lease(lease);
-            keeper.with(|core, now| core.admit_leg(lease, number > 0, taken.waited, now))
-        };
-        if !taken.leases.all().iter().enumerate().all(admit) {
-            return false;
+    fn admit(&self, cores: &mut impl Cores, taken: &Taken) -> bool {
+        for (number, lease) in taken.leases.all().iter().enumerate() {
+            let admit = |core: &mut Core, now| core.admit_leg(lease, number > 0, taken.waited, now);
+            if !cores.with_core(lease.keeper, admit) {
+                return false;
+            }
         }
         if let Some(notes) = &taken.notes
             && !notes.fees.is_empty()
         {
-            let first = self.keepers.first();
-            first.with(|core, _| core.note_charged_legs(&self.legs, taken));
+            let note = |core: &mut Core, _| core.note_charged_legs(&self.all, taken);
+            cores.with_core(self.any_keeper(), note);
         }
         true
     }
 
-    fn granted(&self, taken: Taken) -> Granted {
-        let keepers = self.keepers.clone();
-        Granted { keepers, taken }
+    /// For what all know.
+    fn any_keeper(&self) -> KeeperId {
+        KeeperId::of(self.current().0)
     }
 
     /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand
     /// could end in a deadlock. Charges at rates are kept; their waits are over.
-    fn ask_for_slots_again(&mut self, mut taken: Taken) -> Taken {
-        self.keepers.untake(&mem::take(&mut taken.leases));
+    fn ask_for_slots_again(&mut self, cores: &mut impl Cores, mut taken: Taken) -> Taken {
+        cores.untake(&mem::take(&mut taken.leases));
         if let Some(notes) = &mut taken.notes {
             notes.bypassed.retain(|(limit, _)| limit.period().is_some());
             notes.quotas.retain(|quota| quota.period.is_some());
         }
         let waited = mem::take(&mut self.waited_for_slots);
         // The legs are in reverse: rates, which are asked first, stand last, and only the slots before them are left.
+        let any_keeper = self.any_keeper();
         self.left = 0;
-        for (_, leg) in &mut self.legs {
-            if !self.keepers.first().peek(|core| core.is_rate(leg.limit)) {
+        for (_, leg) in &mut self.all {
+            if !cores.with_core(any_keeper, |core, _| core.is_rate(leg.limit)) {
                 // One that has waited for all of its time has timed out; one without any never waits.
                 let least = leg.wait.min(Duration::from_nanos(1));
                 leg.wait = leg.wait.saturating_sub(waited).max(least);
@@ -174,31 +224,30 @@ impl Request {
         taken
     }
 
-    /// Gives back what was taken before.
-    fn refused(&self, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
-        if let Some(mut taken) = before {
-            error.details.waited += taken.waited;
-            let quotas = taken
-                .notes
-                .as_mut()
-                .map(|notes| mem::take(&mut notes.quotas));
-            let slots = quotas
-                .into_iter()
-                .flatten()
-                .filter(|quota| quota.period.is_none());
-            error.details.quotas.extend(slots);
-            error.details.quotas.extend(self.keepers.give_back(taken));
+    /// It is not wanted any more: what it has so far goes back. The one that was asked for is cancelled by its own request.
+    pub fn give_back(&mut self, cores: &mut impl Cores) {
+        if let Some(before) = self.taken.take() {
+            drop(cores.give_back(*before));
         }
-        error
     }
 }
 
-impl Drop for Request {
-    fn drop(&mut self) {
-        if let Some(before) = self.taken.take() {
-            drop(self.keepers.give_back(*before));
-        }
+/// Gives back what was taken before.
+fn refused(cores: &mut impl Cores, mut error: AcquireError, before: Option<Taken>) -> AcquireError {
+    if let Some(mut taken) = before {
+        error.details.waited += taken.waited;
+        let quotas = taken
+            .notes
+            .as_mut()
+            .map(|notes| mem::take(&mut notes.quotas));
+        let slots = quotas
+            .into_iter()
+            .flatten()
+            .filter(|quota| quota.period.is_none());
+        error.details.quotas.extend(slots);
+        error.details.quotas.extend(cores.give_back(taken));
     }
+    error
 }
 
 /// A demand on one keeper, from the asking to the answer. Dropped before that, it is cancelled.
@@ -384,26 +433,26 @@ mod tests {
     /// up its time still waits, in vain.
     #[test]
     fn a_wait_is_deducted_once() {
-        let mut request = request(Duration::from_secs(10));
+        let (keepers, mut legs) = legs(Duration::from_secs(10));
         for (waited, left) in [
             (3, Duration::from_secs(7)),
             (2, Duration::from_secs(5)),
             (0, Duration::from_secs(5)),
             (6, Duration::from_nanos(1)),
         ] {
-            request.waited_for_slots += Duration::from_secs(waited);
-            assert_eq!(wait_after_a_loss(&mut request), left);
+            legs.waited_for_slots += Duration::from_secs(waited);
+            assert_eq!(wait_after_a_loss(&keepers, &mut legs), left);
         }
     }
 
     #[test]
     fn a_request_that_does_not_wait_never_does() {
-        let mut request = request(Duration::ZERO);
-        request.waited_for_slots = Duration::from_millis(1);
-        assert_eq!(wait_after_a_loss(&mut request), Duration::ZERO);
+        let (keepers, mut legs) = legs(Duration::ZERO);
+        legs.waited_for_slots = Duration::from_millis(1);
+        assert_eq!(wait_after_a_loss(&keepers, &mut legs), Duration::ZERO);
     }
 
-    fn wait_after_a_loss(request: &mut Request) -> Duration {
+    fn wait_after_a_loss(mut keepers: &Keepers, legs: &mut Legs) -> Duration {
         let taken = Taken {
             leases: Leases::many(Vec::new()),
             // Waits at rates are over, and are not deducted.
@@ -411,11 +460,11 @@ mod tests {
             place: 0,
             notes: None,
         };
-        drop(request.ask_for_slots_again(taken));
-        request.legs[0].1.wait
+        drop(legs.ask_for_slots_again(&mut keepers, taken));
+        legs.all[0].1.wait
     }
 
-    fn request(wait: Duration) -> Request {
+    fn legs(wait: Duration) -> (Arc<Keepers>, Legs) {
         let settings = Settings {
             replica: ReplicaId::from_bits(1),
             namespace: "test".to_owned(),
@@ -439,8 +488,12 @@ mod tests {
             cost: 1,
             clamps: false,
         };
-        let mut request = Request::new(keepers, Demand::One(leg.clone()));
-        request.legs = vec![(Part::of(0), leg)];
-        request
+        let legs = Legs {
+            all: vec![(Part::of(0), leg)],
+            left: 0,
+            taken: None,
+            waited_for_slots: Duration::ZERO,
+        };
+        (keepers, legs)
     }
 }

@@ -1,6 +1,7 @@
-//! The shutdown of a keeper: how long it waits for permits, and for the store to confirm their releases.
+//! The shutdown of a keeper: how long it waits for permits, and for the store to confirm their releases. What it waits for is
+//! decided without IO, so that a simulation can take its steps.
 
-use std::{collections::HashSet, mem, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,51 +12,88 @@ use crate::{ledger::Seq, limit::MAX_WAIT, status::ShutdownReport};
 /// until an exchange that has no answer can no longer run, and one for the next.
 const STALL_TIMEOUTS: u32 = 2;
 
-impl Keeper {
-    /// Shuts it down. Permits have until the deadline; then, or as soon as all are released, the store has to confirm the
-    /// releases. It has [`STALL_TIMEOUTS`] for each step of progress, and one `store_timeout` after the deadline for all.
-    pub async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
-        let (refused, mut released) =
-            self.with(|core, now| (core.close(now), core.held_by_permits()));
-        let deadline = Instant::now() + deadline.min(MAX_WAIT);
-        wait_until(self, |core| match core.holds_nothing() {
-            true => None,
-            false => Some(deadline),
-        })
-        .await;
-        let lost = self.with(|core, now| {
-            let held = core.held_by_permits();
-            released.retain(|name| !held.contains(name));
-            core.lose_all(now)
-        });
-        let store_timeout = self.peek(|core| core.settings().store_timeout);
-        let (mut progress, mut stalls_at) = (None, deadline);
-        wait_until(self, |core| {
-            if core.is_quiet() {
-                return None;
-            }
-            let now_done = Some(core.confirmed());
-            if mem::replace(&mut progress, now_done) != now_done {
-                stalls_at = Instant::now() + STALL_TIMEOUTS * store_timeout;
-            }
-            Some(stalls_at.min(deadline + store_timeout))
-        })
-        .await;
-        let unconfirmed: HashSet<Seq> = self.peek(|core| core.unconfirmed().collect());
-        released.retain(|name| !unconfirmed.contains(name));
+/// A shutdown, as the core sees it: first permits have their time, then the store.
+pub(super) struct Shutdown {
+    deadline: Instant,
+    refused: usize,
+    lost: usize,
+    /// Names of the slots that permits had when it began, and gave back in time.
+    released: HashSet<Seq>,
+    /// What the store had confirmed at the last look, and until when it has to confirm more.
+    progress: Option<((u64, usize, usize), Instant)>,
+}
+
+impl Shutdown {
+    /// Permits have so long.
+    pub fn begin(core: &mut Core, time: Duration, now: Instant) -> Self {
+        Self {
+            refused: core.close(now),
+            released: core.held_by_permits(),
+            lost: 0,
+            deadline: now + time.min(MAX_WAIT),
+            progress: None,
+        }
+    }
+
+    /// Until when permits may still be given back; `None`: none is left.
+    pub fn permits_have_until(&self, core: &Core) -> Option<Instant> {
+        (!core.holds_nothing()).then_some(self.deadline)
+    }
+
+    /// Permits have had their time.
+    pub fn lose_all(&mut self, core: &mut Core, now: Instant) {
+        let held = core.held_by_permits();
+        self.released.retain(|name| !held.contains(name));
+        self.lost = core.lose_all(now);
+    }
+
+    /// Until when the store may still confirm releases; `None`: nothing is left to be confirmed.
+    pub fn store_has_until(&mut self, core: &Core, now: Instant) -> Option<Instant> {
+        if core.is_quiet() {
+            return None;
+        }
+        let store_timeout = core.settings().store_timeout;
+        let confirmed = core.confirmed();
+        let stalls_at = match self.progress {
+            Some((before, stalls_at)) if before == confirmed => stalls_at,
+            _ => now + STALL_TIMEOUTS * store_timeout,
+        };
+        self.progress = Some((confirmed, stalls_at));
+        Some(stalls_at.min(self.deadline + store_timeout))
+    }
+
+    /// What has become of the permits, once the store has had its time too.
+    pub fn report(mut self, core: &Core) -> ShutdownReport {
+        let unconfirmed: HashSet<Seq> = core.unconfirmed().collect();
+        self.released.retain(|name| !unconfirmed.contains(name));
         ShutdownReport {
-            refused,
-            released: released.len(),
-            lost,
+            refused: self.refused,
+            released: self.released.len(),
+            lost: self.lost,
             unconfirmed: unconfirmed.len(),
         }
     }
 }
 
+impl Keeper {
+    /// Shuts it down. Permits have until the deadline; then, or as soon as all are released, the store has to confirm the
+    /// releases. It has [`STALL_TIMEOUTS`] for each step of progress, and one `store_timeout` after the deadline for all.
+    pub async fn shutdown(self: &Arc<Self>, deadline: Duration) -> ShutdownReport {
+        let mut shutdown = self.with(|core, now| Shutdown::begin(core, deadline, now));
+        wait_until(self, |core, _| shutdown.permits_have_until(core)).await;
+        self.with(|core, now| shutdown.lose_all(core, now));
+        wait_until(self, |core, now| shutdown.store_has_until(core, now)).await;
+        self.peek(|core| shutdown.report(core))
+    }
+}
+
 /// Waits until a moment that may move, or until there is none. By the driver's timer, since the caller's runtime may have
 /// none. Without a driver nothing can be waited for: then leases have to end by themselves.
-async fn wait_until(keeper: &Arc<Keeper>, mut until: impl FnMut(&Core) -> Option<Instant>) {
-    let Some(first) = keeper.peek(&mut until) else {
+async fn wait_until(
+    keeper: &Arc<Keeper>,
+    mut until: impl FnMut(&Core, Instant) -> Option<Instant>,
+) {
+    let Some(first) = keeper.peek(|core| until(core, Instant::now())) else {
         return;
     };
     let mut alarm = first;
@@ -66,7 +104,7 @@ async fn wait_until(keeper: &Arc<Keeper>, mut until: impl FnMut(&Core) -> Option
         let changed = keeper.changed.notified();
         let now = Instant::now();
         let Some(until) = keeper
-            .peek(&mut until)
+            .peek(|core| until(core, now))
             .filter(|until| is_driven && now < *until)
         else {
             break;

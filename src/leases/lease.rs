@@ -18,6 +18,7 @@ use super::{
 use crate::{
     error::LostErrorKind,
     ledger::Seq,
+    part::Part,
     sync::{AtomicBool, AtomicU64, Notify, Ordering, assert_unlocked},
 };
 
@@ -30,6 +31,11 @@ pub(crate) struct KeeperId(pub u32);
 pub(crate) struct QueueId(pub u32);
 
 impl KeeperId {
+    /// The keeper of a part of a cluster.
+    pub(crate) fn of(part: Part) -> Self {
+        Self(part.number() as u32)
+    }
+
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

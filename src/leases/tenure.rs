@@ -179,7 +179,11 @@ impl Leases {
 
     /// Whether one of them is lost: it may be another permit's.
     pub(crate) fn is_lost(&self) -> bool {
-        self.all().iter().any(|lease| lease.is_lost()) && self.are_current()
+        self.is_lost_by(Instant::now())
+    }
+
+    pub(crate) fn is_lost_by(&self, now: Instant) -> bool {
+        self.all().iter().any(|lease| lease.is_over(now)) && self.are_current()
     }
 
     /// Whether one of them is over for a reason that `counts`.

@@ -12,15 +12,15 @@ use super::{Asker, ClaimStage, Core, ExchangeId};
 use crate::{
     error::AcquireError,
     keeper::{
-        demand::{ClaimId, Demand, Submission},
+        demand::{ClaimId, Demand, Leg, Submission},
         queue::{
             LegState, Queue, Release,
             audit::{Books, ensure},
         },
     },
-    leases::{AccountId, Label, Lease, Paid, Pool, QueueId},
-    ledger::{MemberId, ReplicaId, Seq},
-    limit::LimitId,
+    leases::{AccountId, Fee, Label, Lease, Paid, Pool, QueueId},
+    ledger::{Ledger, MemberId, ReplicaId, Seq},
+    limit::{LimitId, Mode},
     store::Failure,
 };
 
@@ -31,6 +31,26 @@ pub(in crate::keeper) enum Payer {
     Request(Seq),
     /// The permit that this request has got, for what it has spent.
     Permit(Seq),
+}
+
+/// A ledger in this process.
+pub(in crate::keeper) struct LedgerHere {
+    pub name: String,
+    /// How many slots it has.
+    pub limit: u32,
+    /// Slots that nobody has, and that are kept.
+    pub idle: Vec<Seq>,
+}
+
+/// The name of a queue's ledger; without a store one that no other has.
+fn label_of(queue: &Queue) -> String {
+    match queue.ledger_name().is_empty() {
+        false => queue.ledger_name().to_string(),
+        true => {
+            let limit = queue.limit().name();
+            format!("{limit} {:x}", queue.key().digest(limit))
+        }
+    }
 }
 
 /// A claim that waits for a slot.
@@ -294,20 +314,25 @@ impl Core {
         self.queues[lease.queue].pool().cloned()
     }
 
-    /// Whether a name is anywhere in here.
-    pub fn knows(&self, seq: Seq) -> bool {
-        self.expects(seq) || self.release_of(seq).is_some()
+    /// Whether a name of this ledger is anywhere in here.
+    pub fn knows(&self, ledger: &str, seq: Seq) -> bool {
+        self.expects(ledger, seq) || self.release_of(ledger, seq).is_some()
     }
 
-    /// Whether there is an entry of a name that may be in the store.
-    pub fn expects(&self, seq: Seq) -> bool {
-        self.queues.iter().any(|queue| queue.expects(seq))
+    /// Whether there is an entry of a name that may be in this ledger.
+    pub fn expects(&self, ledger: &str, seq: Seq) -> bool {
+        let queue = self.queue_of(ledger);
+        queue.is_some_and(|queue| queue.expects(seq))
+    }
+
+    fn queue_of(&self, ledger: &str) -> Option<&Queue> {
+        self.queues.get(self.queues.of_ledger(ledger)?)
     }
 
     /// A release that has not been acknowledged.
-    pub fn release_of(&self, seq: Seq) -> Option<Release> {
-        let mut queues = self.queues.iter();
-        let waiting = queues.find_map(|queue| queue.release_of(seq));
+    pub fn release_of(&self, ledger: &str, seq: Seq) -> Option<Release> {
+        let queue = self.queue_of(ledger);
+        let waiting = queue.and_then(|queue| queue.release_of(seq));
         let pending = self.in_flight.iter().flat_map(|sent| &sent.pending);
         waiting.or_else(|| { pending }.find_map(|pending| pending.release_of(seq)))
     }
@@ -325,7 +350,7 @@ impl Core {
             }
             waits.map(|queue| WaitingClaim {
                 id: id.0,
-                waits_for: queue.ledger_name().to_string(),
+                waits_for: label_of(queue),
                 limit: queue.max_of_key(),
                 holds,
             })
@@ -333,8 +358,32 @@ impl Core {
     }
 
     /// The ledger of a permit.
-    pub fn ledger_of(&self, lease: &Lease) -> &str {
-        self.queues[lease.queue].ledger_name()
+    pub fn ledger_of(&self, lease: &Lease) -> String {
+        label_of(&self.queues[lease.queue])
+    }
+
+    /// The ledger in which a request waits, and how many slots it has for this keeper.
+    pub fn waits_for(&self, lease: &Lease) -> Option<(String, u32)> {
+        let queue = self.queues.get(lease.queue)?;
+        let waits = queue.waits_in_store(lease.seq());
+        waits.then(|| (label_of(queue), queue.max_of_key()))
+    }
+
+    /// The ledgers in this process.
+    pub fn ledgers_here(&self, now: Instant) -> impl Iterator<Item = (LedgerHere, &Ledger)> {
+        let here = move |queue: &'_ Queue| LedgerHere {
+            name: label_of(queue),
+            limit: queue.max_here(&self.ctx),
+            idle: queue.idle_seqs(now).unwrap_or_default(),
+        };
+        let queues = self.queues.iter();
+        queues.filter_map(move |queue| Some((here(queue), queue.audited_ledger()?)))
+    }
+
+    /// The fee of a leg, if its limit is a rate that is not off.
+    pub fn fee_of(&self, leg: &Leg) -> Option<Fee> {
+        let is_off = self.ctx.limits[leg.limit.0].current_mode() == Mode::Off;
+        self.fee(ClaimId(0), leg, false).filter(|_| !is_off)
     }
 
     /// Idle slots that are not over, by ledger.

@@ -66,7 +66,11 @@ use crate::{
 };
 
 #[cfg(test)]
-pub(super) use self::{audit::Payer, exchange::MAX_REFUNDS, queues::MAX_CACHED};
+pub(super) use self::{
+    audit::{LedgerHere, Payer, WaitingClaim},
+    exchange::MAX_REFUNDS,
+    queues::MAX_CACHED,
+};
 
 /// The state machine.
 pub(super) struct Core {

@@ -17,7 +17,7 @@ use crate::{
         demand::ClaimId,
     },
     leases::QueueId,
-    ledger::Seq,
+    ledger::{Ledger, Seq},
 };
 
 pub(in crate::keeper) const FORGET_AFTER: u32 = super::FORGET_AFTER;
@@ -258,8 +258,10 @@ impl Queue {
         releases.find(|release| release.seq == seq).copied()
     }
 
+    /// Or in this process.
     pub fn waits_in_store(&self, seq: Seq) -> bool {
-        let waits = |entry: &Entry| matches!(entry.state(), State::Waiting { .. });
+        let waits =
+            |entry: &Entry| matches!(entry.state(), State::Waiting { .. } | State::WaitingHere);
         self.entries.get(&seq).is_some_and(waits)
     }
 
@@ -288,6 +290,15 @@ impl Queue {
         let entry = self.entries.get(&seq)?;
         let is_wanted = !matches!(entry.state(), State::Leaving);
         entry.claim().filter(|_| is_wanted)
+    }
+
+    /// The ledger in this process, and how many slots it has.
+    pub fn audited_ledger(&self) -> Option<&Ledger> {
+        self.ledger_here.as_deref()
+    }
+
+    pub fn max_here(&self, ctx: &Context) -> u32 {
+        self.local_max(ctx)
     }
 
     pub fn max_of_key(&self) -> u32 {

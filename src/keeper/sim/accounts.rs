@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{agenda::Sent, world::World};
+use super::{agenda::Sent, kinds::Kind, world::World};
 use crate::{
     keeper::core::{ExchangeId, Payer},
     leases::{Fee, Paid},
@@ -97,6 +97,13 @@ impl Accounts {
             ..Permit::default()
         });
         state.in_doubt |= matches!(fee.paid, Paid::Here(..));
+    }
+
+    /// It was charged for a request that gets no permit after all.
+    pub fn let_go(&mut self, replica: ReplicaId, fee: &Fee) {
+        if let Some(state) = self.all.get_mut(&(replica, fee.id.0)) {
+            state.permit = None;
+        }
     }
 
     /// It was charged once more.
@@ -316,7 +323,8 @@ impl World {
     pub fn check_accounts(&mut self, replica: usize) {
         let id = self.replicas[replica].id;
         let open = self.accounts.of(id);
-        if !self.replicas[replica].core.store_is_up() {
+        // Without a store nobody else knows what was charged.
+        if self.kind == Kind::Memory || !self.replicas[replica].core.store_is_up() {
             open.iter()
                 .for_each(|account| self.accounts.doubt(*account));
         }

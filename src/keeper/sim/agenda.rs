@@ -1,6 +1,6 @@
 //! The events to come, in the order of time.
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cmp::Reverse, collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use super::world::World;
 use crate::{
@@ -29,6 +29,13 @@ pub(super) enum Happening {
     },
     Mishap(usize),
     FailsOver,
+    /// The store has come to an exchange that has arrived.
+    Runs(Sent),
+    Burst(usize),
+    CrowdLeaves(Range<usize>),
+    CrowdSpends(Range<usize>),
+    CutOff(usize),
+    ShutsDown(usize),
 }
 
 #[derive(Clone)]
@@ -117,6 +124,12 @@ impl World {
             Happening::ClientSpends { client, life } => self.client_spends(client, life),
             Happening::Mishap(replica) => self.mishap(replica),
             Happening::FailsOver => self.fails_over(),
+            Happening::Runs(sent) => self.runs_now(sent),
+            Happening::Burst(replica) => self.burst(replica),
+            Happening::CrowdLeaves(group) => self.crowd_leaves(group),
+            Happening::CrowdSpends(group) => self.crowd_spends(group),
+            Happening::CutOff(replica) => self.cut_off(replica),
+            Happening::ShutsDown(replica) => self.shuts_down(replica),
         }
         true
     }

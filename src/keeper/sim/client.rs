@@ -5,16 +5,19 @@ use std::time::Duration;
 use super::{
     LONGEST_HOLD, LONGEST_WAIT, PATIENCE,
     agenda::{Event, Happening},
+    crowd::{Expected, is_let_in_here},
     spending::Charging,
     world::World,
 };
 use crate::{
+    error::AcquireErrorKind,
     keeper::{
         Demand, Leg,
         demand::{Submission, Taken},
+        request::Legs,
     },
     key::Key,
-    leases::Leases,
+    leases::{Fee, Leases},
     limit::{LimitId, LimitValue},
 };
 
@@ -25,14 +28,22 @@ pub(super) struct Client {
     pub holds: Option<Leases>,
     /// Its permit was seen to be over.
     pub over: bool,
+    pub asked_at: Duration,
     /// It has not come for its answer until then.
     pub looks_at: Duration,
     /// When it must have one.
-    until: Duration,
+    pub until: Duration,
     /// The weight that its permit must have, if it asked for a single slot.
     weight: Option<u32>,
     /// Its permit is to be charged once more.
     pub charging: Option<Charging>,
+    /// It is one of a crowd, and asks once.
+    pub in_crowd: bool,
+    /// What is expected of its answer, until it has one.
+    pub expected: Option<Expected>,
+    /// In a cluster: what it has so far, and wants; and the charges among that.
+    pub legs: Option<Legs>,
+    pub charged: Vec<Fee>,
 }
 
 impl Client {
@@ -43,10 +54,15 @@ impl Client {
             asked: None,
             holds: None,
             over: false,
+            asked_at: Duration::ZERO,
             looks_at: Duration::ZERO,
             until: Duration::ZERO,
             weight: None,
             charging: None,
+            in_crowd: false,
+            expected: None,
+            legs: None,
+            charged: Vec::new(),
         }
     }
 }
@@ -63,7 +79,7 @@ impl World {
             return self.at(stalled_until, Happening::ClientAsks(client));
         }
         let asks = &self.clients[client];
-        if self.calm || asks.asked.is_some() || asks.charging.is_some() {
+        if self.calm || asks.asked.is_some() || asks.charging.is_some() || asks.in_crowd {
             return;
         }
         let demand = self.draw_demand();
@@ -78,21 +94,14 @@ impl World {
             _ => self.now,
         };
         let gives_up = (self.rng.u8(0..5) == 0).then(|| self.millis(0..400));
-        let now = self.local();
-        let asked = self.replicas[replica].core.submit_unlabelled(&demand, now);
-        if let Ok(Submission::Slot(lease)) = &asked
-            && lease.is_reused()
-        {
-            self.totals.reused += 1;
-            self.check_reuse(replica, lease);
-        }
         let life = self.replicas[replica].life;
         self.clients[client] = Client {
             replica,
             life,
-            asked: asked.ok(),
+            asked: None,
             holds: None,
             over: false,
+            asked_at: self.now,
             looks_at,
             // One that was granted and lost before it came begins anew.
             until: looks_at + waits,
@@ -101,7 +110,14 @@ impl World {
                 Demand::All(_) => None,
             },
             charging: None,
+            in_crowd: false,
+            expected: None,
+            legs: None,
+            charged: Vec::new(),
         };
+        self.note_rates(replica, &demand);
+        self.submits(client, demand);
+        let replica = self.clients[client].replica;
         if looks_at > self.now {
             self.deliver(replica, looks_at - self.now, Event::Looks);
         }
@@ -186,18 +202,27 @@ impl World {
         }
         let now = self.local();
         let core = &mut self.replicas[replica].core;
-        match core.collect(&asked, false, now) {
-            Some(Ok(taken)) => self.client_takes(client, life, taken),
+        let answer = core.collect(&asked, false, now);
+        let is_open = answer.is_none();
+        let answer = answer.and_then(|answer| self.leg_answered(client, answer));
+        match answer {
+            Some(Ok(taken)) => {
+                self.check_served(client, is_let_in_here(&taken));
+                self.client_takes(client, life, taken);
+            }
             Some(Err(error)) => {
+                self.check_served(client, error.kind() == AcquireErrorKind::Unavailable);
                 self.note(|| format!("client {client} is refused: {:?}", error.kind()));
                 self.clients[client].asked = None;
                 let pause = self.millis(1..300);
                 self.after(pause, Happening::ClientAsks(client));
             }
+            // It asks for the next limit.
+            None if !is_open => {}
             None if self.now > until + Duration::from_secs(3) && self.faults.stall == 0.0 => {
                 self.fail(&format!("G7: client {client} waits for too long"))
             }
-            None => {}
+            None => self.check_has_time(client),
         }
     }
 
@@ -212,13 +237,19 @@ impl World {
             self.fail(&format!("client {client} asked for {weight} units"));
         }
         let fees = taken.notes.map(|notes| notes.fees).unwrap_or_default();
-        let id = self.replica_of(client);
-        fees.iter().for_each(|fee| self.accounts.begin(id, fee));
+        for fee in &fees {
+            let id = self.replicas[self.payee(client, fee)].id;
+            self.accounts.begin(id, fee);
+            self.check_charged_here(fee, self.clients[client].asked_at);
+        }
         let spends = self.spends && !fees.is_empty();
         let mut leases = taken.leases;
         leases.set_fees(fees, Vec::new());
         self.clients[client].holds = Some(leases);
         self.totals.permits += 1;
+        if self.clients[client].in_crowd {
+            return;
+        }
         if spends {
             let soon = self.millis(0..200);
             self.after(soon, Happening::ClientSpends { client, life });
@@ -238,25 +269,40 @@ impl World {
         if stalled_until > self.now {
             return self.at(stalled_until, Happening::ClientEnds { client, life });
         }
+        if self.ends(client, life) {
+            let pause = self.millis(0..100);
+            self.after(pause, Happening::ClientAsks(client));
+            self.pump(replica);
+        }
+    }
+
+    /// Returns whether it had asked.
+    pub fn ends(&mut self, client: usize, life: u32) -> bool {
+        let replica = self.clients[client].replica;
         if self.clients[client].life != life || self.replicas[replica].life != life {
-            return;
+            return false;
         }
         let Some(asked) = self.clients[client].asked.take() else {
-            return;
+            return false;
         };
         self.note(|| format!("client {client} ends"));
         self.ends_spending(client);
         let now = self.local();
-        let core = &mut self.replicas[replica].core;
         match self.clients[client].holds.take() {
             Some(leases) => {
-                let leases = leases.all().iter();
-                leases.for_each(|lease| core.release(lease, now));
+                let is_alone = matches!(leases, Leases::One(_));
+                for lease in leases.all() {
+                    let keeper = self.sibling(replica, lease.keeper);
+                    self.touched.insert(keeper);
+                    let core = &mut self.replicas[keeper].core;
+                    match is_alone {
+                        true => core.release(lease, now),
+                        false => core.release_one_of_several(lease, now),
+                    }
+                }
             }
-            None => core.cancel(&asked, now),
+            None => self.gives_up(client, &asked),
         }
-        let pause = self.millis(0..100);
-        self.after(pause, Happening::ClientAsks(client));
-        self.pump(replica);
+        true
     }
 }

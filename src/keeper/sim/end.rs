@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, time::Duration};
 
-use super::{LONGEST_HOLD, LONGEST_STALL, LONGEST_WAIT, WAITER_TTL, world::World};
+use super::{LONGEST_HOLD, LONGEST_STALL, LONGEST_WAIT, WAITER_TTL, kinds::Kind, world::World};
 
 impl World {
     /// Nothing goes wrong any more and nobody new comes: everything has to end well.
@@ -26,6 +26,9 @@ impl World {
             self.step();
         }
         self.now = end;
+        if self.kind == Kind::Memory {
+            self.limiters_are_dropped();
+        }
         self.check_ledgers_are_empty();
         self.check_keepers_are_empty();
         self.check_accounts_are_closed();
@@ -33,6 +36,14 @@ impl World {
             |client: &super::client::Client| client.asked.is_some() || client.charging.is_some();
         if let Some(waiting) = self.clients.iter().position(asks) {
             self.fail(&format!("G4: client {waiting} has no answer"));
+        }
+    }
+
+    /// Without a store idle slots and queues are kept for as long as the limiter is there.
+    fn limiters_are_dropped(&mut self) {
+        for replica in 0..self.replicas.len() {
+            self.replicas[replica].core.orphan();
+            self.check_here(replica);
         }
     }
 

@@ -140,7 +140,9 @@ impl World {
             let names = ledger.holders.keys().chain(waiters);
             // A release that was heard before is not repeated.
             let gone = |id: &MemberId| before.is_none_or(|before| !before.has(*id));
-            let revived = names.filter(|id| gone(id) || !self.is_known(**id)).copied();
+            let revived = names
+                .filter(|id| gone(id) || !self.is_known(key, **id))
+                .copied();
             let revived: Vec<_> = revived.collect();
             self.excuses.revived.extend(revived);
         }
@@ -150,19 +152,18 @@ impl World {
     /// Its keeper has been without the store for so long that it has given up releases.
     pub fn excuse_names_of(&mut self, replica: usize) {
         let of = self.replicas[replica].id;
-        let snapshots = self.picture.values();
-        let names = snapshots.flat_map(|ledger| {
+        let mut unknown: Vec<MemberId> = Vec::new();
+        for (key, ledger) in &self.picture {
             let waiters = ledger.waiters.values().map(|(id, _)| id);
-            ledger.holders.keys().chain(waiters)
-        });
-        let unknown = names.filter(|id| id.replica == of && !self.is_known(**id));
-        let unknown: Vec<_> = unknown.copied().collect();
+            let names = ledger.holders.keys().chain(waiters);
+            unknown.extend(names.filter(|id| id.replica == of && !self.is_known(key, **id)));
+        }
         self.excuses.revived.extend(unknown);
     }
 
-    /// Whether its keeper knows of a name.
-    pub fn is_known(&self, id: MemberId) -> bool {
+    /// Whether its keeper knows of a name of this ledger.
+    pub fn is_known(&self, ledger: &str, id: MemberId) -> bool {
         let of = |id: ReplicaId| self.replicas.iter().find(|replica| replica.id == id);
-        of(id.replica).is_some_and(|replica| replica.core.knows(id.seq as Seq))
+        of(id.replica).is_some_and(|replica| replica.core.knows(ledger, id.seq as Seq))
     }
 }

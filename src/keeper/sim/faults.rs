@@ -72,7 +72,26 @@ pub(super) const CLEAN: Faults = Faults {
     disagree: false,
 };
 
-/// A world has the mix of its seed, modulo their number.
+/// What can go wrong without a store.
+pub(super) const MIXES_OF_MEMORY: &[(&str, Faults)] = &[
+    ("memory", CLEAN),
+    (
+        "memory and changes",
+        Faults {
+            change: 0.5,
+            ..CLEAN
+        },
+    ),
+    (
+        "memory and processes",
+        Faults {
+            crash: 0.1,
+            stall: 0.3,
+            ..CLEAN
+        },
+    ),
+];
+
 pub(super) const MIXES: &[(&str, Faults)] = &[
     ("clean", CLEAN),
     (

@@ -1,6 +1,6 @@
 //! Accidents of a process, or of the store.
 
-use super::{agenda::Happening, world::World};
+use super::{agenda::Happening, replica::Replica, world::World};
 use crate::key::Key;
 
 impl World {
@@ -20,22 +20,37 @@ impl World {
         if self.chance(self.faults.crash) {
             self.note(|| format!("r{replica} crashes"));
             if self.rng.bool() {
-                self.disconnects(replica);
-            }
-            let life = self.replicas[replica].life + 1;
-            self.replicas[replica] = self.new_replica(life);
-            for client in 0..self.clients.len() {
-                if self.clients[client].replica == replica {
-                    (self.clients[client].asked, self.clients[client].holds) = (None, None);
-                    self.clients[client].charging = None;
-                    let pause = self.millis(0..2_000);
-                    self.after(pause, Happening::ClientAsks(client));
+                for keeper in self.siblings(replica) {
+                    self.disconnects(keeper);
                 }
             }
+            self.begins_anew(replica);
         } else if self.chance(self.faults.stall) {
             let length = self.millis(10..6_500);
             self.note(|| format!("r{replica} stands still for {length:?}"));
-            self.replicas[replica].stalled_until = self.now + length;
+            for keeper in self.siblings(replica) {
+                self.replicas[keeper].stalled_until = self.now + length;
+            }
+        }
+    }
+
+    /// Another process takes the place of one.
+    pub fn begins_anew(&mut self, replica: usize) {
+        let life = self.replicas[replica].life + 1;
+        let all = self.siblings(replica);
+        for keeper in &all {
+            let Replica { process, core, .. } = &self.replicas[*keeper];
+            let (process, part) = (*process, core.settings().part);
+            self.replicas[*keeper] = self.new_replica(life, process, part);
+        }
+        for client in 0..self.clients.len() {
+            if all.contains(&self.clients[client].replica) {
+                (self.clients[client].asked, self.clients[client].holds) = (None, None);
+                self.clients[client].charging = None;
+                (self.clients[client].legs, self.clients[client].charged) = (None, Vec::new());
+                let pause = self.millis(0..2_000);
+                self.after(pause, Happening::ClientAsks(client));
+            }
         }
     }
 
@@ -59,11 +74,10 @@ impl World {
         if self.chance(self.faults.poison) {
             let length = self.millis(10..2_000);
             let key = Key::from(self.rng.u64(0..self.keys));
-            let settings = self.replicas[0].core.settings();
             let key = match self.rng.u8(0..3) {
-                0 => settings.ledger_name(&key, "sim"),
-                1 => settings.ledger_name(&Key::SHARED, "wide"),
-                _ => settings.ledger_name(&key, "rate") + ":rate",
+                0 => self.ledger_name(&key, "sim"),
+                1 => self.ledger_name(&Key::SHARED, "wide"),
+                _ => self.ledger_name(&key, "rate") + ":rate",
             };
             self.note(|| format!("{key} is broken for {length:?}"));
             self.poisoned = Some((key, self.now + length));

@@ -18,6 +18,10 @@
 //! | --- | --- |
 //! | `faults` | what can go wrong, and in which mixes |
 //! | `world`, `agenda` | what is drawn from the seed and what is going on; what happens when |
+//! | `kinds` | kinds of worlds: an ordinary one, a crowd, memory, a cluster |
+//! | `memory` | ledgers and rates without a store |
+//! | `processes` | keepers of one process; requests that acquire limit by limit |
+//! | `crowd` | many clients, at a store that is far away or slow |
 //! | `replica`, `client` | a real keeper and what its driver would do; those who want permits |
 //! | `spending` | those with a permit at a rate: they spend, and settle |
 //! | `network`, `store`, `mishaps` | what is lost, late, repeated; the real ledgers; crashes, stalls, outages |
@@ -38,13 +42,17 @@ mod accounts;
 mod agenda;
 mod checks;
 mod client;
+mod crowd;
 mod end;
 mod excuses;
 mod faults;
 mod holders;
+mod kinds;
+mod memory;
 mod mishaps;
 mod names;
 mod network;
+mod processes;
 mod rates;
 mod replica;
 mod runs;

@@ -11,7 +11,7 @@ impl World {
         let (now_ms, now) = (self.now_ms(), self.local());
         let (mut strangers, mut ungreeted) = (BTreeMap::new(), BTreeMap::new());
         let (mut given_up_at, mut given_up) = (BTreeMap::new(), Vec::new());
-        for ledger in self.picture.values() {
+        for (key, ledger) in &self.picture {
             let holding = ledger.holding(now_ms).map(|id| (id, true));
             let waiters = ledger.waiters.values().map(|(id, _)| (*id, false));
             for (id, holds) in holding.chain(waiters) {
@@ -24,8 +24,8 @@ impl World {
                 if stalls || self.has_given_up_releases(number) {
                     continue;
                 }
-                let expected = replica.core.expects(id.seq);
-                if !expected && let Some(release) = replica.core.release_of(id.seq) {
+                let expected = replica.core.expects(key, id.seq);
+                if !expected && let Some(release) = replica.core.release_of(key, id.seq) {
                     given_up_at.insert(id, release.forget_at());
                 } else if !expected {
                     if self.given_up_at.get(&id).is_some_and(|at| *at <= now) {
@@ -84,7 +84,11 @@ impl World {
         }
         // An answer from before the grant, or so soon after the waiter was last seen that it is not asked for yet, puts off
         // the poll; the poll; what it makes the keeper ask.
-        let round_trips = Duration::from_millis(25) + 3 * self.faults.slow;
+        let way = self
+            .crowd
+            .as_ref()
+            .map_or(Duration::ZERO, |crowd| crowd.way);
+        let round_trips = Duration::from_millis(25) + 3 * (self.faults.slow + way);
         // A ticket of a later time than the head's looks as if it were still in the queue: only a roll call tells.
         let asked = match self.excuses.stepped_back.is_zero() {
             true => POLL + POLL / 10,

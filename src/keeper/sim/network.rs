@@ -47,7 +47,9 @@ impl World {
             false if sent.exchange.is_hello() => self.connects(sent),
             false => {
                 let failed = Event::Fails(id, Failure::Cut);
-                return self.deliver(replica, Duration::ZERO, failed);
+                // In an instant; but all that is sent at one moment was sent before the first of it fails.
+                let delay = Duration::from_micros(self.crowd.is_some().into());
+                return self.deliver(replica, delay, failed);
             }
         };
         if self.chance(self.faults.cut) {
@@ -66,7 +68,8 @@ impl World {
             let delay = self.millis(100..LATEST.as_millis() as u64);
             return self.after(delay, Happening::Arrives(sent));
         }
-        let mut at = self.now + self.millis(0..3);
+        let way = self.one_way().unwrap_or_else(|| self.millis(0..3));
+        let mut at = self.now + way;
         if !self.chance(self.faults.unordered) {
             at = at.max(self.replicas[replica].last_sent);
             self.replicas[replica].last_sent = at;
@@ -97,7 +100,9 @@ impl World {
         if self.replicas[replica].life != to.life || self.chance(self.faults.lost_reply) {
             return;
         }
-        let mut at = self.now + self.faults.slow.mul_f64(self.rng.f64());
+        let way = self.one_way();
+        let way = way.unwrap_or_else(|| self.faults.slow.mul_f64(self.rng.f64()));
+        let mut at = self.now + way;
         if !self.chance(self.faults.unordered) {
             at = at.max(self.replicas[replica].last_reply);
             self.replicas[replica].last_reply = at;

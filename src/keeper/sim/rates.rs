@@ -59,7 +59,7 @@ impl Charges {
         charges.for_each(|charges| charges.retain(|charge| charge.at < since));
     }
 
-    fn ask(&mut self, charge: &Charge, now_us: u64) {
+    pub fn ask(&mut self, charge: &Charge, now_us: u64) {
         let time = time_of(charge.rate);
         let asked = self.asked.entry(charge.key.to_string()).or_default();
         asked.insert(time, now_us);
@@ -67,7 +67,7 @@ impl Charges {
     }
 
     /// Returns by how much the promises are broken by this charge, in microseconds.
-    fn add(
+    pub fn add(
         &mut self,
         charge: &Charge,
         tat: Tat,

@@ -7,6 +7,8 @@ use tokio::time::Instant;
 use super::{
     POLL, STORE_TIMEOUT, WAITER_TTL,
     agenda::Event,
+    crowd::Closing,
+    kinds::Kind,
     world::{Values, World},
 };
 use crate::{
@@ -17,6 +19,7 @@ use crate::{
     },
     ledger::{MemberId, ReplicaId},
     limit::{Limit, Mode},
+    part::Part,
     store::{Event as StoreEvent, ExchangeError, Failure},
 };
 
@@ -24,6 +27,8 @@ pub(super) struct Replica {
     pub core: Core,
     pub id: ReplicaId,
     pub values: Values,
+    /// Whose keeper it is. In a cluster a process has several.
+    pub process: usize,
     /// Which life of this replica it is: what was sent in an earlier one does not arrive.
     pub life: u32,
     pub stalled_until: Duration,
@@ -38,6 +43,7 @@ pub(super) struct Replica {
     /// Within a connection exchanges arrive in the order in which they were sent, and so do replies.
     pub last_sent: Duration,
     pub last_reply: Duration,
+    pub closing: Option<Closing>,
 }
 
 impl Replica {
@@ -53,16 +59,20 @@ impl Replica {
 }
 
 impl World {
-    pub fn new_replica(&mut self, life: u32) -> Replica {
+    pub fn new_replica(&mut self, life: u32, process: usize, part: Option<Part>) -> Replica {
         let id = ReplicaId::from_bits(self.rng.u128(..));
-        let values = match self.faults.disagree {
-            true => Values::draw(&mut self.rng, true).times(self.scale()),
-            false => self.values,
+        let mut others = self.replicas.iter();
+        let same = others.find(|other| other.process == process && other.life == life);
+        let values = match (self.faults.disagree, same.map(|same| same.values)) {
+            (false, _) => self.values,
+            // The keepers of a process know the same.
+            (true, Some(values)) => values,
+            (true, None) => Values::draw(&mut self.rng, true).times(self.scale()),
         };
         let settings = Settings {
             replica: id,
             namespace: "sim".to_owned(),
-            part: self.part,
+            part,
             lease: values.lease,
             store_timeout: STORE_TIMEOUT,
             poll_interval: POLL,
@@ -70,7 +80,7 @@ impl World {
             seed: self.rng.u64(..),
             news: Default::default(),
         };
-        let mut core = Core::new(settings, true, self.local());
+        let mut core = Core::new(settings, self.kind != Kind::Memory, self.local());
         for number in 0..3 {
             let limit = self.limit_of(number, &values, None);
             core.add(&limit).expect("valid");
@@ -79,6 +89,7 @@ impl World {
             core,
             id,
             values,
+            process,
             life,
             stalled_until: Duration::ZERO,
             connected: false,
@@ -88,6 +99,7 @@ impl World {
             ticks_at: None,
             last_sent: self.now,
             last_reply: self.now,
+            closing: None,
         }
     }
 
@@ -119,8 +131,11 @@ impl World {
         }
         self.note(|| format!("r{replica} changes {limit:?}"));
         let now = self.local();
-        let updated = self.replicas[replica].core.revise(&[&limit], now);
-        updated.expect("valid");
+        for keeper in self.siblings(replica) {
+            let updated = self.replicas[keeper].core.revise(&[&limit], now);
+            updated.expect("valid");
+            self.touched.insert(keeper);
+        }
         self.pump(replica);
     }
 
@@ -190,6 +205,8 @@ impl World {
                 }
             }
             Event::Connects => core.on_event(&StoreEvent::Connected, now),
+            // Of many keys one is always due a moment sooner: only the next tick counts.
+            Event::Ticks if self.crowd.is_some() && self.ticks_later(replica) => return,
             Event::Ticks => self.replicas[replica].ticks_at = None,
             Event::Looks => {}
         }
@@ -209,8 +226,10 @@ impl World {
     /// Sends what a keeper has to send, sets its timer, and lets its clients see what came of it.
     pub fn pump(&mut self, replica: usize) {
         let now = self.local();
+        self.totals.steps += 1;
         loop {
             self.replicas[replica].core.on_time(now);
+            while self.goes_on_closing(replica) {}
             while let Some(outgoing) = self.replicas[replica].core.next_exchange(now) {
                 self.send(replica, outgoing);
             }
@@ -224,14 +243,20 @@ impl World {
             if told < lost {
                 self.note(|| format!("r{replica} has lost {lost}"));
             }
-            if let Err(why) = self.replicas[replica].core.audit() {
+            if self.looks_closely(self.totals.steps, 256)
+                && let Err(why) = self.replicas[replica].core.audit()
+            {
                 self.fail(&format!("r{replica}'s books: {why}"));
             }
+            self.check_store_is_up(replica);
             for client in 0..self.clients.len() {
                 if self.clients[client].replica == replica {
                     self.client_looks(client);
-                    self.looks_at_charge(client);
                 }
+                self.looks_at_charge(client, replica);
+            }
+            if self.kind == Kind::Memory {
+                self.check_here(replica);
             }
             // A reply may be a reason to send.
             if !self.replicas[replica].core.may_send(now) {
@@ -240,6 +265,15 @@ impl World {
         }
         self.check_accounts(replica);
         self.set_timer(replica);
+        self.touched.remove(&replica);
+        while let Some(other) = self.touched.pop_first() {
+            self.pump(other);
+        }
+    }
+
+    fn ticks_later(&self, replica: usize) -> bool {
+        let at = self.replicas[replica].ticks_at;
+        at.is_some_and(|at| at > self.now)
     }
 
     fn set_timer(&mut self, replica: usize) {

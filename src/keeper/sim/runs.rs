@@ -14,8 +14,7 @@ use std::{
 };
 
 use super::{
-    TROUBLE,
-    faults::MIXES,
+    kinds::Kind,
     world::{Totals, World},
 };
 
@@ -31,21 +30,40 @@ const FOUND: [u64; 2] = [
 
 #[test]
 fn guarantees_hold_in_every_world() {
+    hold_in_every(Kind::Ordinary, &FOUND);
+}
+
+#[test]
+fn guarantees_hold_in_every_crowd() {
+    hold_in_every(Kind::Crowd, &[]);
+}
+
+#[test]
+fn guarantees_hold_in_every_memory() {
+    hold_in_every(Kind::Memory, &[]);
+}
+
+#[test]
+fn guarantees_hold_in_every_cluster() {
+    hold_in_every(Kind::Cluster, &[]);
+}
+
+fn hold_in_every(kind: Kind, found: &[u64]) {
     if let Ok(seed) = env::var("TURNSTILE_SIM_SEED") {
         let seed = seed.parse().expect("TURNSTILE_SIM_SEED is a number");
-        println!("{:?}", run(seed, true));
+        println!("{:?}", run(kind, seed, true));
         return;
     }
-    for seed in FOUND {
-        run(seed, false);
+    for seed in found {
+        run(kind, *seed, false);
     }
-    if let Ok(seeds) = env::var("TURNSTILE_SIM_SEEDS") {
-        run_all(
-            parse(&seeds).expect("TURNSTILE_SIM_SEEDS is a number, or a range such as 0..2000"),
-        );
-    } else {
-        run_all(SEEDS);
-    }
+    let seeds = match env::var("TURNSTILE_SIM_SEEDS") {
+        Ok(seeds) => {
+            parse(&seeds).expect("TURNSTILE_SIM_SEEDS is a number, or a range such as 0..2000")
+        }
+        Err(_) => SEEDS,
+    };
+    run_all(kind, &seeds);
 }
 
 /// A range, or so many seeds that nobody has seen.
@@ -60,18 +78,18 @@ fn parse(seeds: &str) -> Option<Range<u64>> {
     (first < end).then_some(first..end)
 }
 
-fn run(seed: u64, logs: bool) -> Totals {
-    let mut world = World::new(seed, logs);
-    while world.now < TROUBLE && world.step() {}
+fn run(kind: Kind, seed: u64, logs: bool) -> Totals {
+    let mut world = World::new(kind, seed, logs);
+    while world.now < kind.trouble() && world.step() {}
     world.settle_down();
     world.totals
 }
 
 /// On all cores. One that fails does not stop the others.
-fn run_all(seeds: Range<u64>) {
+fn run_all(kind: Kind, seeds: &Range<u64>) {
     let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
     let (all, failed) = (Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
-    println!("seeds {seeds:?}");
+    println!("{kind:?}: one in {} of the seeds {seeds:?}", kind.rarity());
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
@@ -80,7 +98,10 @@ fn run_all(seeds: Range<u64>) {
                     if !seeds.contains(&seed) {
                         break;
                     }
-                    match panic::catch_unwind(|| run(seed, false)) {
+                    if !seed.is_multiple_of(kind.rarity()) {
+                        continue;
+                    }
+                    match panic::catch_unwind(|| run(kind, seed, false)) {
                         Ok(totals) => drop(all.lock().expect("sound").insert(seed, totals)),
                         Err(_) => failed.lock().expect("sound").push(seed),
                     }
@@ -91,7 +112,7 @@ fn run_all(seeds: Range<u64>) {
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     let failed = failed.into_inner().expect("sound");
     assert!(failed.is_empty(), "{} failed: {failed:?}", failed.len());
-    report(&all.into_inner().expect("sound"));
+    report(kind, &all.into_inner().expect("sound"));
     println!(
         "{:.0} seeds a minute",
         (seeds.end - seeds.start) as f64 / minutes
@@ -99,9 +120,10 @@ fn run_all(seeds: Range<u64>) {
 }
 
 /// Prints what happened, and how far limits were overshot by what excuses it, for each mix of faults.
-fn report(all: &BTreeMap<u64, Totals>) {
-    for (number, (mix, _)) in MIXES.iter().enumerate() {
-        let is_of_mix = |seed: &u64| *seed % MIXES.len() as u64 == number as u64;
+fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
+    for number in 0..kind.mixes() {
+        let (mix, _) = kind.mix(number);
+        let is_of_mix = |seed: &u64| seed % kind.mixes() == number;
         let of_mix = all.iter().filter(|(seed, _)| is_of_mix(seed));
         let mut sum = Totals::default();
         let mut worlds = 0;
@@ -109,6 +131,7 @@ fn report(all: &BTreeMap<u64, Totals>) {
             worlds += 1;
             sum.permits += totals.permits;
             sum.reused += totals.reused;
+            sum.steps += totals.steps;
             sum.exchanges += totals.exchanges;
             sum.charges += totals.charges;
             sum.accounts += totals.accounts;

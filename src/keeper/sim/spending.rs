@@ -14,6 +14,8 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Charging {
     submission: Submission,
+    /// The keeper of the rate.
+    replica: usize,
     /// The charge of the permit at its admission.
     fee: Fee,
 }
@@ -52,13 +54,13 @@ impl World {
         leases.fees().first().cloned()
     }
 
-    fn spends(&mut self, client: usize, fee: &Fee) {
+    pub fn spends(&mut self, client: usize, fee: &Fee) {
         let cost = match self.rng.u8(0..20) {
             0 => self.rng.u32(10..40),
             _ => self.rng.u32(0..4),
         };
         self.note(|| format!("client {client} spends {cost}"));
-        let id = self.replica_of(client);
+        let id = self.id_of(client, fee);
         self.accounts.spend(id, fee, cost);
         self.change_account(client, fee, |account| {
             account.spend(cost);
@@ -67,7 +69,7 @@ impl World {
 
     /// Up or down, or to nothing.
     fn settles(&mut self, client: usize, fee: &Fee) {
-        let id = self.replica_of(client);
+        let id = self.id_of(client, fee);
         let owed = self.accounts.owed(id, fee);
         let actual = match self.rng.u8(0..4) {
             0 => 0,
@@ -96,19 +98,28 @@ impl World {
         };
         self.note(|| format!("client {client} is to be charged {}", leg.cost));
         let now = self.local();
-        let core = &mut self.replicas[self.clients[client].replica].core;
+        let replica = self.payee(client, fee);
+        self.touched.insert(replica);
+        let core = &mut self.replicas[replica].core;
         let submission = core.submit_unlabelled(&Demand::One(leg), now).ok();
         let fee = fee.clone();
-        self.clients[client].charging = submission.map(|submission| Charging { submission, fee });
+        self.clients[client].charging = submission.map(|submission| Charging {
+            submission,
+            replica,
+            fee,
+        });
     }
 
     /// A client looks whether it was charged.
-    pub fn looks_at_charge(&mut self, client: usize) {
-        let Some(Charging { submission, fee }) = self.clients[client].charging.clone() else {
+    pub fn looks_at_charge(&mut self, client: usize, replica: usize) {
+        let charging = self.clients[client].charging.as_ref();
+        let Some(charging) = charging.filter(|charging| charging.replica == replica) else {
             return;
         };
+        let Charging {
+            submission, fee, ..
+        } = charging.clone();
         let now = self.local();
-        let replica = self.clients[client].replica;
         let answer = self.replicas[replica].core.collect(&submission, false, now);
         let Some(answer) = answer else { return };
         self.clients[client].charging = None;
@@ -133,7 +144,7 @@ impl World {
     fn was_charged(&mut self, client: usize, fee: &Fee, taken: Taken) {
         let charges = taken.notes.map(|notes| notes.fees).unwrap_or_default();
         self.note(|| format!("client {client} was charged"));
-        let id = self.replica_of(client);
+        let id = self.id_of(client, fee);
         for charge in charges {
             self.accounts.add(id, fee, &charge);
             self.change_account(client, fee, |account| {
@@ -154,7 +165,7 @@ impl World {
         if self.clients[client].charging.is_some() && self.rng.bool() {
             self.drops_charge(client);
         }
-        let id = self.replica_of(client);
+        let id = self.id_of(client, &fee);
         self.accounts.end(id, &fee);
         let leases = self.clients[client].holds.as_ref();
         let open = leases.is_some_and(|leases| !leases.open_accounts().is_empty());
@@ -164,10 +175,11 @@ impl World {
     }
 
     fn drops_charge(&mut self, client: usize) {
-        if let Some(Charging { submission, .. }) = self.clients[client].charging.take() {
+        if let Some(charging) = self.clients[client].charging.take() {
             let now = self.local();
-            let core = &mut self.replicas[self.clients[client].replica].core;
-            core.cancel(&submission, now);
+            self.touched.insert(charging.replica);
+            let core = &mut self.replicas[charging.replica].core;
+            core.cancel(&charging.submission, now);
         }
     }
 
@@ -177,14 +189,16 @@ impl World {
             return;
         };
         leases.note_account();
-        let core = &mut self.replicas[self.clients[client].replica].core;
+        let keeper = self.payee(client, fee);
+        self.touched.insert(keeper);
+        let core = &mut self.replicas[keeper].core;
         core.change_account(fee, now, |account| {
             change(account);
             None
         });
     }
 
-    pub fn replica_of(&self, client: usize) -> ReplicaId {
-        self.replicas[self.clients[client].replica].id
+    fn id_of(&self, client: usize, fee: &Fee) -> ReplicaId {
+        self.replicas[self.payee(client, fee)].id
     }
 }

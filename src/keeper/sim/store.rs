@@ -15,11 +15,18 @@ impl World {
         now_us.saturating_add_signed(self.stepped_us)
     }
 
-    /// The store runs an exchange.
+    /// The store gets an exchange, and runs it.
     pub fn arrives(&mut self, sent: Sent) {
         if self.frozen_until > self.now {
             return self.at(self.frozen_until, Happening::Arrives(sent));
         }
+        match self.runs_at() {
+            Some(at) => self.at(at, Happening::Runs(sent)),
+            None => self.runs_now(sent),
+        }
+    }
+
+    pub fn runs_now(&mut self, sent: Sent) {
         let ahead_us = sent.exchange.not_after_us.saturating_sub(self.store_us());
         if ahead_us > STORE_TIMEOUT.as_micros() as u64 {
             // The clock was stepped back since it was sent: its end is too late by as much.

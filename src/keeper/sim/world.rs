@@ -15,8 +15,10 @@ use super::{
     agenda::Happening,
     checks::Picture,
     client::Client,
+    crowd::Crowd,
     excuses::{Excuses, Overshoot},
-    faults::{Faults, MIXES},
+    faults::Faults,
+    kinds::Kind,
     rates::Charges,
     replica::Replica,
 };
@@ -27,6 +29,7 @@ use crate::{
 };
 
 pub(super) struct World {
+    pub kind: Kind,
     pub seed: u64,
     pub mix: &'static str,
     pub faults: Faults,
@@ -46,6 +49,7 @@ pub(super) struct World {
     pub weights: bool,
     /// Clients with a permit at a rate spend, and settle.
     pub spends: bool,
+    pub crowd: Option<Crowd>,
     // Time, by this machine's clock; and what the store's has been stepped by.
     pub start: Instant,
     pub now: Duration,
@@ -56,6 +60,8 @@ pub(super) struct World {
     // Processes and the store.
     pub ledgers: Ledgers,
     pub replicas: Vec<Replica>,
+    /// Those that have taken a step, after which their drivers are to do what is to be done.
+    pub touched: BTreeSet<usize>,
     pub clients: Vec<Client>,
     // Faults.
     pub down_until: Duration,
@@ -108,6 +114,8 @@ pub(super) struct Totals {
     /// Of these, on slots that were kept.
     pub reused: u64,
     pub exchanges: u64,
+    /// After each of which a keeper's driver has done all that was to be done.
+    pub steps: u64,
     pub charges: u64,
     /// Accounts that were closed, and of these those that were compared to the unit.
     pub accounts: u64,
@@ -149,9 +157,9 @@ fn scale(weights: bool) -> u32 {
 }
 
 impl World {
-    pub fn new(seed: u64, logs: bool) -> Self {
+    pub fn new(kind: Kind, seed: u64, logs: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mix, faults) = MIXES[(seed % MIXES.len() as u64) as usize];
+        let (mix, faults) = kind.mix(seed);
         // Not drawn with the rest, so that worlds without these are what they were before there were any.
         let mut later = fastrand::Rng::with_seed(!seed);
         let (weights, spends) = (later.u8(0..3) == 0, later.u8(0..3) == 0);
@@ -172,6 +180,7 @@ impl World {
             _ => Ledgers::default(),
         };
         let mut world = Self {
+            kind,
             seed,
             mix,
             faults,
@@ -183,6 +192,7 @@ impl World {
             own: rng.u8(0..4) == 0,
             weights,
             spends,
+            crowd: None,
             start: Instant::now(),
             now: Duration::ZERO,
             stepped_us: 0,
@@ -191,6 +201,7 @@ impl World {
             last_event: 0,
             ledgers,
             replicas: Vec::new(),
+            touched: BTreeSet::new(),
             clients: Vec::new(),
             down_until: Duration::ZERO,
             hangs: false,
@@ -214,15 +225,53 @@ impl World {
             log: logs.then(Vec::new),
             rng,
         };
-        world.note(|| format!("{mix}: {values:?}, {policies:?}"));
+        match kind {
+            Kind::Ordinary => {}
+            Kind::Crowd => world.crowd(&mut later),
+            Kind::Memory | Kind::Cluster => {
+                world.part = None;
+                world.claims = [0.3, 1.0][later.usize(0..2)];
+            }
+        }
+        world.note_nature();
         world.populate();
+        world.gather();
         world
     }
 
+    /// A crowd comes, beside a few others.
+    fn crowd(&mut self, rng: &mut fastrand::Rng) {
+        let crowd = Crowd::draw(self.seed, rng);
+        self.ledgers = Ledgers::default();
+        (self.weights, self.own, self.spends) = (false, false, crowd.has_streams());
+        self.part = crowd.is_in_parts().then(Part::default);
+        self.values.limit = crowd.limit();
+        // Idle slots of hundreds of keys are looked for with each exchange.
+        self.values.reuse &= !crowd.is_in_parts();
+        self.policies = std::array::from_fn(|_| crowd.policy(rng));
+        self.crowd = Some(crowd);
+    }
+
+    fn note_nature(&mut self) {
+        let Self {
+            mix,
+            values,
+            policies,
+            crowd,
+            ..
+        } = self;
+        let nature = format!("{mix}: {values:?}, {policies:?}, {crowd:?}");
+        self.note(|| nature);
+    }
+
     fn populate(&mut self) {
-        for replica in 0..self.rng.usize(1..=3) {
-            let fresh = self.new_replica(0);
-            self.replicas.push(fresh);
+        let most = if self.kind == Kind::Memory { 1 } else { 3 };
+        for process in 0..self.rng.usize(1..=most) {
+            let replica = self.replicas.len();
+            for part in self.parts() {
+                let fresh = self.new_replica(0, process, part);
+                self.replicas.push(fresh);
+            }
             for _ in 0..self.rng.usize(2..=8) {
                 let soon = self.millis(0..500);
                 self.after(soon, Happening::ClientAsks(self.clients.len()));

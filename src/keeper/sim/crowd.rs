@@ -1,0 +1,532 @@
+//! Crowds: bursts of many keys, and streams that spend, at a store that is near or far, fast or slow, and never late by itself.
+//!
+//! Beside what is true of all worlds:
+//!
+//! - **G8** the store counts as up: it answers in time whatever a keeper sends, unless the keeper sends too much at once;
+//! - **G8** a request has its answer, from the store or by its fallback, within `store_timeout`;
+//! - **G4, G8** a burst that the way to the store can carry is decided on by the store, whatever else there is to be sent: renewals,
+//!   introductions after a cut, reports, releases;
+//! - **G5** a shutdown leaves nothing in the store that it reports as released, and if its permits are given back, nothing at all.
+
+use std::{ops::Range, time::Duration};
+
+use super::{
+    STORE_TIMEOUT,
+    agenda::{Event, Happening},
+    client::Client,
+    faults::{CLEAN, Faults},
+    world::World,
+};
+use crate::{
+    keeper::{Demand, Leg, demand::Taken, shutdown::Shutdown},
+    key::Key,
+    leases::{Fee, Paid},
+    limit::{Fallback, LimitId},
+};
+
+/// A store and its connections without faults. How long they take is drawn.
+pub(super) const CROWDED: Faults = Faults {
+    slow: Duration::ZERO,
+    ..CLEAN
+};
+
+/// What crowds of one kind have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub name: &'static str,
+    /// The longest way to the store and back.
+    longest_way: Duration,
+    /// The longest time that the store needs for an exchange: it runs one after the other.
+    longest_run: Duration,
+    /// Each exchange is about one key.
+    in_parts: bool,
+    /// The units of a permit.
+    weight: u32,
+    /// All permits are of one key.
+    hot: bool,
+    /// Permits at a rate spend all the time.
+    streams: bool,
+    /// Some bursts are more than the way to the store can carry.
+    floods: bool,
+    /// How many requests there are in all, at most.
+    most: usize,
+}
+
+const FAR: Shape = Shape {
+    name: "far",
+    longest_way: Duration::from_millis(90),
+    longest_run: Duration::ZERO,
+    in_parts: false,
+    weight: 1,
+    hot: false,
+    streams: false,
+    floods: false,
+    most: 2_000,
+};
+const PARTS: Shape = Shape {
+    name: "parts",
+    longest_way: Duration::from_millis(50),
+    longest_run: Duration::from_millis(2),
+    in_parts: true,
+    floods: true,
+    most: 900,
+    ..FAR
+};
+const HEAVY: Shape = Shape {
+    name: "heavy",
+    weight: 64,
+    most: 1_000,
+    ..FAR
+};
+
+/// A crowd has the shape of its seed, modulo their number.
+pub(super) const SHAPES: &[Shape] = &[
+    FAR,
+    PARTS,
+    HEAVY,
+    Shape {
+        name: "streams",
+        streams: true,
+        ..PARTS
+    },
+    Shape {
+        name: "hot key",
+        hot: true,
+        floods: true,
+        most: 1_500,
+        ..HEAVY
+    },
+    Shape {
+        name: "floods",
+        longest_run: Duration::from_millis(4),
+        longest_way: Duration::from_millis(8),
+        floods: true,
+        most: 1_500,
+        ..HEAVY
+    },
+];
+
+/// A world with a crowd.
+#[derive(Debug)]
+pub(super) struct Crowd {
+    shape: Shape,
+    /// The way to the store and back, and the store's time for an exchange.
+    pub way: Duration,
+    run: Duration,
+    /// When the store has run all that it was sent.
+    busy_until: Duration,
+    /// How many requests may still come.
+    left: usize,
+    /// The next key that nobody has had.
+    next_key: u64,
+    /// Until then a burst may find the way taken, by a flood or after a cut.
+    taken_until: Duration,
+}
+
+/// The expectations of one of a crowd.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Expected {
+    /// When it must have its answer.
+    by: Duration,
+    /// The store must decide on it.
+    served: bool,
+}
+
+impl Crowd {
+    pub fn draw(seed: u64, rng: &mut fastrand::Rng) -> Self {
+        let shape = SHAPES[(seed % SHAPES.len() as u64) as usize];
+        // As many are near as far: from a tenth of a millisecond on.
+        let least = Duration::from_micros(100);
+        let times = shape.longest_way.as_secs_f64() / least.as_secs_f64();
+        let far = rng.f64().sqrt();
+        Self {
+            way: least.mul_f64(times.powf(far)),
+            run: shape.longest_run.mul_f64(0.5 + rng.f64() / 2.0),
+            shape,
+            busy_until: Duration::ZERO,
+            left: shape.most,
+            next_key: 1_000,
+            taken_until: Duration::ZERO,
+        }
+    }
+
+    pub fn has_streams(&self) -> bool {
+        self.shape.streams
+    }
+
+    pub fn is_in_parts(&self) -> bool {
+        self.shape.in_parts
+    }
+
+    /// The limit of a key: each permit of a crowd fits, but for those of others.
+    pub fn limit(&self) -> u32 {
+        match self.shape.hot {
+            true => self.shape.weight * 2_000,
+            false => self.shape.weight.max(2),
+        }
+    }
+
+    pub fn policy(&self, rng: &mut fastrand::Rng) -> Fallback {
+        match rng.u8(0..3) {
+            0 => Fallback::Reject,
+            1 => Fallback::Allow,
+            _ => Fallback::Local(self.limit()),
+        }
+    }
+
+    /// How many newcomers the store decides on in time, if they ask together and as much else is to be sent.
+    fn carries(&self) -> usize {
+        let ms = Duration::from_millis;
+        let (apart, least) = match self.shape.in_parts {
+            true => (Duration::from_micros(100), 8),
+            false => (Duration::from_micros(250), 2),
+        };
+        let fits = (self.way.as_micros() / apart.as_micros()) as usize;
+        let most = fits.clamp(least, 64);
+        let trip = self.way + self.run + ms(1);
+        let time = STORE_TIMEOUT - ms(15);
+        // What was sent before them has to be answered first.
+        let trips = (time.as_micros() / trip.as_micros()) as usize - 1;
+        let (mut exchanges, mut window) = (0, most.min(16));
+        for _ in 0..trips {
+            exchanges += window;
+            window = (2 * window).min(most);
+        }
+        let exchanges = exchanges.min(self.runs_in(time.saturating_sub(2 * trip)) / 2);
+        match self.shape.in_parts {
+            // Each of the other kinds of work has its turn.
+            true => exchanges / 4,
+            false => exchanges * self.newcomers() / 2,
+        }
+    }
+
+    /// How many of them there are in an exchange at most.
+    fn newcomers(&self) -> usize {
+        match self.shape.in_parts {
+            true => 1,
+            false => (750 / self.shape.weight as usize).min(48),
+        }
+    }
+
+    /// How many exchanges the store runs in this time.
+    fn runs_in(&self, time: Duration) -> usize {
+        let run = self.run.max(Duration::from_micros(10));
+        (time.as_micros() / run.as_micros()) as usize
+    }
+
+    /// More than the store decides on in time.
+    fn flood(&self) -> usize {
+        match self.run.is_zero() {
+            true => 8 * self.carries(),
+            false => 2 * self.runs_in(STORE_TIMEOUT) * self.newcomers(),
+        }
+    }
+}
+
+/// What happens to a crowd.
+impl World {
+    pub fn gather(&mut self) {
+        if self.crowd.is_none() {
+            return;
+        }
+        for replica in 0..self.replicas.len() {
+            let soon = self.millis(200..500);
+            self.after(soon, Happening::Burst(replica));
+            if self.rng.bool() {
+                let cut = self.millis(1_500..4_500);
+                self.after(cut, Happening::CutOff(replica));
+            }
+            if self.rng.bool() {
+                let end = self.millis(2_000..4_900);
+                self.after(end, Happening::ShutsDown(replica));
+            }
+        }
+    }
+
+    /// Many ask at once.
+    pub fn burst(&mut self, replica: usize) {
+        let Some(crowd) = &self.crowd else { return };
+        let (shape, carries, flood) = (crowd.shape, crowd.carries().max(1), crowd.flood());
+        let is_free = crowd.taken_until <= self.now;
+        let is_flood = shape.floods && self.rng.u8(0..3) == 0;
+        let count = match is_flood {
+            true => (flood as f64 * (0.5 + self.rng.f64())) as usize,
+            false => (carries as f64 * self.rng.f64().sqrt()) as usize + 1,
+        };
+        // The ways of other replicas lead to the same store.
+        let served = is_free && !is_flood && self.replicas.len() == 1;
+        let expected = Expected {
+            by: self.now + STORE_TIMEOUT + Duration::from_millis(5),
+            served,
+        };
+        self.note(|| format!("r{replica}: {count} of {carries} ask at once, {expected:?}"));
+        let demands = self.draw_crowd(count);
+        let first = self.clients.len();
+        for demand in demands {
+            self.joins(replica, &demand, expected);
+        }
+        let all = first..self.clients.len();
+        if shape.streams && !all.is_empty() {
+            self.after(
+                Duration::from_millis(50),
+                Happening::CrowdSpends(all.clone()),
+            );
+        }
+        self.leaves(all);
+        let pause = self.millis(250..900);
+        if let Some(crowd) = &mut self.crowd {
+            if is_flood {
+                crowd.taken_until = self.now + 2 * STORE_TIMEOUT;
+            }
+            if crowd.left > 0 && !self.calm {
+                self.after(pause, Happening::Burst(replica));
+            }
+        }
+        self.pump(replica);
+    }
+
+    /// A burst goes in a few groups.
+    fn leaves(&mut self, mut all: Range<usize>) {
+        while !all.is_empty() {
+            let group = all.start..(all.start + self.rng.usize(1..=all.len())).min(all.end);
+            all.start = group.end;
+            let length = match self.rng.u8(0..2) {
+                0 => self.millis(0..400),
+                _ => self.millis(1_000..5_000),
+            };
+            self.after(length, Happening::CrowdLeaves(group));
+        }
+    }
+
+    /// Demands on keys that nobody else has, or on one that has slots enough.
+    fn draw_crowd(&mut self, count: usize) -> Vec<Demand> {
+        let wait = match self.rng.bool() {
+            true => Duration::ZERO,
+            false => self.millis(1_000..10_000),
+        };
+        let with_rate = self.rng.u8(0..4) == 0;
+        let Some(crowd) = &mut self.crowd else {
+            return Vec::new();
+        };
+        let count = count.min(crowd.left);
+        crowd.left -= count;
+        let keys = crowd.next_key..crowd.next_key + count as u64;
+        crowd.next_key = keys.end;
+        let shape = crowd.shape;
+        let leg = |limit: usize, key: u64| Leg {
+            limit: LimitId(limit),
+            key: Key::from(if shape.hot { 1_000 } else { key }),
+            wait,
+            value: None,
+            weight: shape.weight,
+            cost: 1,
+            clamps: true,
+        };
+        let demand = |key| match (shape.streams || with_rate && !shape.hot, shape.in_parts) {
+            (false, _) => Demand::One(leg(0, key)),
+            (true, true) => Demand::One(leg(2, key)),
+            (true, false) => Demand::All(vec![leg(2, key), leg(0, key)]),
+        };
+        keys.map(demand).collect()
+    }
+
+    fn joins(&mut self, replica: usize, demand: &Demand, expected: Expected) {
+        let now = self.local();
+        let core = &mut self.replicas[replica].core;
+        let asked = core.submit_unlabelled(demand, now).ok();
+        let mut client = Client::new(replica);
+        client.life = self.replicas[replica].life;
+        client.until = self.now + Duration::from_secs(20);
+        client.expected = asked.is_some().then_some(expected);
+        (client.asked, client.in_crowd) = (asked, true);
+        self.clients.push(client);
+    }
+
+    /// Some go, whether they were served or not.
+    pub fn crowd_leaves(&mut self, group: Range<usize>) {
+        let replica = self.clients[group.start].replica;
+        for client in group {
+            let life = self.clients[client].life;
+            self.ends(client, life);
+        }
+        self.pump(replica);
+    }
+
+    /// Those of a group that are still there spend.
+    pub fn crowd_spends(&mut self, group: Range<usize>) {
+        let replica = self.clients[group.start].replica;
+        let mut is_there = false;
+        for client in group.clone() {
+            let is_same = self.clients[client].life == self.replicas[replica].life;
+            if let Some(fee) = self.fee_of(client).filter(|_| is_same) {
+                self.spends(client, &fee);
+                is_there = true;
+            }
+        }
+        if is_there {
+            let pause = self.millis(100..300);
+            self.after(pause, Happening::CrowdSpends(group));
+            self.pump(replica);
+        }
+    }
+
+    /// A connection is cut, once. What was on it may be late.
+    pub fn cut_off(&mut self, replica: usize) {
+        self.note(|| format!("r{replica} is cut off"));
+        let Some(crowd) = &mut self.crowd else { return };
+        // To notice; a hello; and what was asked before has less time.
+        let way = crowd.way + Duration::from_millis(5);
+        crowd.taken_until = crowd.taken_until.max(self.now + way);
+        for client in self.clients.iter_mut().filter(|one| one.replica == replica) {
+            if let Some(expected) = &mut client.expected {
+                expected.served = false;
+            }
+        }
+        self.disconnects(replica);
+        self.deliver(replica, Duration::ZERO, Event::Cut);
+    }
+}
+
+/// The ways of a crowd.
+impl World {
+    /// How long a message to the store takes, or one back.
+    pub fn one_way(&mut self) -> Option<Duration> {
+        let way = self.crowd.as_ref()?.way / 2;
+        Some(way + Duration::from_micros(self.rng.u64(0..300)))
+    }
+
+    /// When the store has run an exchange that has just arrived, if that takes time.
+    pub fn runs_at(&mut self) -> Option<Duration> {
+        let crowd = self.crowd.as_mut()?;
+        crowd.busy_until = crowd.busy_until.max(self.now) + crowd.run;
+        Some(crowd.busy_until)
+    }
+
+    /// Whether everything is checked now: in a crowd that would take too long each time.
+    pub fn looks_closely(&self, number: u64, every: u64) -> bool {
+        self.crowd.is_none() || number.is_multiple_of(every)
+    }
+}
+
+/// The checks.
+impl World {
+    pub fn check_store_is_up(&self, replica: usize) {
+        if self.crowd.is_some() && !self.replicas[replica].core.store_is_up() {
+            self.fail(&format!(
+                "G8: r{replica} has left a store that is never late"
+            ));
+        }
+    }
+
+    /// A client has no answer yet.
+    pub fn check_has_time(&self, client: usize) {
+        if let Some(expected) = self.clients[client].expected
+            && self.now > expected.by
+        {
+            self.fail(&format!("G8: client {client} has no answer, {expected:?}"));
+        }
+    }
+
+    /// A client has an answer; `here`: its fallback's.
+    pub fn check_served(&mut self, client: usize, here: bool) {
+        let expected = self.clients[client].expected.take();
+        if here && expected.is_some_and(|expected| expected.served) {
+            self.fail(&format!("G8: the store was not asked for client {client}"));
+        }
+    }
+}
+
+/// Whether a fallback has let it in.
+pub(super) fn is_let_in_here(taken: &Taken) -> bool {
+    let mut leases = taken.leases.all().iter();
+    let fees = taken.notes.iter().flat_map(|notes| &notes.fees);
+    let here = |fee: &Fee| fee.charge.cost > 0 && !matches!(fee.paid, Paid::InStore(_));
+    leases.any(|lease| lease.deadline().is_none()) || { fees }.any(here)
+}
+
+/// A shutdown under way.
+pub(super) struct Closing {
+    shutdown: Shutdown,
+    /// Permits have had their time.
+    is_store_asked: bool,
+    /// All permits are given back in time, and the store has time to confirm that.
+    is_graceful: bool,
+}
+
+impl World {
+    pub fn shuts_down(&mut self, replica: usize) {
+        if self.replicas[replica].closing.is_some() {
+            return;
+        }
+        let is_graceful = self.rng.bool();
+        let time = match is_graceful {
+            true => Duration::from_secs(10),
+            false => self.millis(0..1_000),
+        };
+        self.note(|| format!("r{replica} is shut down, graceful: {is_graceful}"));
+        let now = self.local();
+        let core = &mut self.replicas[replica].core;
+        let shutdown = Shutdown::begin(core, time, now);
+        self.replicas[replica].closing = Some(Closing {
+            shutdown,
+            is_store_asked: false,
+            is_graceful,
+        });
+        if is_graceful {
+            for client in 0..self.clients.len() {
+                if self.clients[client].replica == replica {
+                    let life = self.clients[client].life;
+                    self.ends(client, life);
+                }
+            }
+        }
+        self.pump(replica);
+    }
+
+    /// Takes the steps of a shutdown that its keeper would take. Returns whether there was one.
+    pub fn goes_on_closing(&mut self, replica: usize) -> bool {
+        let now = self.local();
+        let Some(mut closing) = self.replicas[replica].closing.take() else {
+            return false;
+        };
+        let core = &mut self.replicas[replica].core;
+        let mut until = match closing.is_store_asked {
+            false => closing.shutdown.permits_have_until(core),
+            true => closing.shutdown.store_has_until(core, now),
+        };
+        until = until.filter(|until| now < *until);
+        core.set_alarm(until);
+        if until.is_some() {
+            self.replicas[replica].closing = Some(closing);
+            return false;
+        }
+        if !closing.is_store_asked {
+            closing.shutdown.lose_all(core, now);
+            closing.is_store_asked = true;
+            self.replicas[replica].closing = Some(closing);
+            return true;
+        }
+        self.is_closed(replica, closing);
+        true
+    }
+
+    fn is_closed(&mut self, replica: usize, closing: Closing) {
+        let of = &self.replicas[replica];
+        let (id, unconfirmed): (_, Vec<_>) = (of.id, of.core.unconfirmed().collect());
+        let report = closing.shutdown.report(&of.core);
+        self.note(|| format!("r{replica} was shut down: {report:?}"));
+        let now_ms = self.now_ms();
+        for ledger in self.picture.values() {
+            let mut left = ledger.holding(now_ms).filter(|left| left.replica == id);
+            if let Some(left) = left.find(|left| !unconfirmed.contains(&left.seq)) {
+                self.fail(&format!(
+                    "G5: {left:?} is held after its shutdown: {report:?}"
+                ));
+            }
+        }
+        if closing.is_graceful && report.unconfirmed + report.lost > 0 {
+            self.fail(&format!("G5: a shutdown has left slots: {report:?}"));
+        }
+        self.begins_anew(replica);
+    }
+}
