@@ -198,7 +198,7 @@ impl Legs {
 
     /// For what all know.
     fn any_keeper(&self) -> KeeperId {
-        KeeperId::of(self.current().0)
+        KeeperId::of(self.all[0].0)
     }
 
     /// A slot was lost while the next one was waited for. All go back, because to wait for one with a later one in hand

@@ -226,9 +226,9 @@ impl Crowd {
 /// What happens to a crowd.
 impl World {
     pub fn gather(&mut self) {
-        if self.crowd.is_none() {
-            return;
-        }
+        let Some(crowd) = &mut self.crowd else { return };
+        // All processes together send it no more than it can run.
+        crowd.run /= self.replicas.len() as u32;
         for replica in 0..self.replicas.len() {
             let soon = self.millis(200..500);
             self.after(soon, Happening::Burst(replica));
@@ -272,7 +272,12 @@ impl World {
                 Happening::CrowdSpends(all.clone()),
             );
         }
-        self.leaves(all);
+        // Some have a shutdown to be given back in.
+        let is_last = is_flood && self.rng.u8(0..4) == 0;
+        if is_last {
+            self.after(2 * STORE_TIMEOUT, Happening::ShutsDown(replica));
+        }
+        self.leaves(all, is_last);
         let pause = self.millis(250..900);
         if let Some(crowd) = &mut self.crowd {
             if is_flood {
@@ -286,12 +291,12 @@ impl World {
     }
 
     /// A burst goes in a few groups.
-    fn leaves(&mut self, mut all: Range<usize>) {
+    fn leaves(&mut self, mut all: Range<usize>, late: bool) {
         while !all.is_empty() {
             let group = all.start..(all.start + self.rng.usize(1..=all.len())).min(all.end);
             all.start = group.end;
             let length = match self.rng.u8(0..2) {
-                0 => self.millis(0..400),
+                0 if !late => self.millis(0..400),
                 _ => self.millis(1_000..5_000),
             };
             self.after(length, Happening::CrowdLeaves(group));

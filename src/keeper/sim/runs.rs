@@ -141,7 +141,8 @@ fn report(kind: Kind, all: &BTreeMap<u64, Totals>) {
         }
         if worlds > 0 {
             println!("{mix}: {worlds} worlds, {sum:?}");
-            assert!(sum.permits > worlds * 20, "{mix}: hardly anything was done");
+            let is_idle = sum.permits <= worlds * 20;
+            assert!(worlds < 10 || !is_idle, "{mix}: hardly anything was done");
         }
     }
 }
