@@ -175,13 +175,17 @@ impl Record {
         entries.filter(|(_, entry)| entry.is_in_force(self.now_ms))
     }
 
+    /// The end of an override by the clock of a process that began to read the record at this moment.
+    fn end_of(&self, one: &Override, since: Instant) -> Instant {
+        since + Duration::from_millis(one.until_ms.saturating_sub(self.now_ms))
+    }
+
     /// The overrides of a process that began to read the record at this moment. The process's own wall clock does not
     /// matter.
     pub(crate) fn in_force(&self, since: Instant) -> InForce {
         let mut in_force = InForce::default();
         for (_, Entry { one, .. }) in self.in_force_entries() {
-            let rest = Duration::from_millis(one.until_ms.saturating_sub(self.now_ms));
-            add(&mut in_force, one, since + rest);
+            add(&mut in_force, one, self.end_of(one, since));
         }
         in_force
     }
@@ -198,8 +202,8 @@ impl Record {
             add(&mut in_force, one, *end);
         }
         for (field, Entry { one, .. }) in self.in_force_entries() {
-            let rest = Duration::from_millis(one.until_ms.saturating_sub(self.now_ms));
-            before.0.insert(field.clone(), (one.clone(), since + rest));
+            let end = self.end_of(one, since);
+            before.0.insert(field.clone(), (one.clone(), end));
         }
         in_force
     }
