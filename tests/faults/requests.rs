@@ -300,6 +300,6 @@ async fn a_connection_to_a_distant_store_is_made_in_time() {
     let took = began.elapsed();
     println!("connected after {took:?}, with {:?} a round trip", 2 * way);
     assert!(limiter.status().store_up, "after {took:?}");
-    let permit = soon(limiter.semaphore(&strict(1), "key").acquire()).await;
+    let permit = soon(limiter.semaphore(strict(1), "key").acquire()).await;
     drop(permit.expect("free"));
 }
