@@ -54,7 +54,11 @@ async fn a_command_that_goes_on_keeps_its_slot() {
 #[tokio::test]
 async fn a_command_is_suspended_with_it() {
     let server = RedisServer::start();
-    let mut run = Run::start(&server.url(), &ONE, "echo $$; read line; exit 4");
+    let mut job = turnstile(&["run", "gpu", "--concurrent", "1", "--", "sh", "-c"]);
+    job.arg("echo $$; read line; exit 4");
+    // A group of its own, whose parent could continue it: in one without such a parent the system ignores SIGTSTP.
+    job.env("TURNSTILE_STORE", server.url()).process_group(0);
+    let mut run = Run::launch(job);
     let command = run.line().await.expect("it runs");
     let both = [command, run.process.id().expect("it runs").to_string()];
     run.signal(Signal::SIGTSTP);
