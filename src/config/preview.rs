@@ -75,7 +75,7 @@ impl Config {
     /// )?;
     /// let (head, ()) = Request::get("/v1/chat").header("x-api-key", "acme").body(())?.into_parts();
     /// let preview = config.preview(&head)?;
-    /// assert_eq!((preview.routes, preview.limits[0].value), (vec![0], 20));
+    /// assert_eq!((preview.routes, preview.limits[0].value.max), (vec![0], 20));
     /// # Ok(())
     /// # }
     /// ```
