@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "redis")]
 use super::record;
 use super::{
-    answer::{Answers, LimitRow, ReplicaRow},
+    answer::{Answers, LimitRow},
     changes::{By, LogEntry, Outcome, Overrides, Revocation},
     desk::Desk,
     error::{OperateError, OperateErrorKind},
@@ -74,7 +74,7 @@ impl Operator {
     #[cfg(feature = "admin")]
     pub(crate) async fn overrides_beside(
         &self,
-        replicas: &Answers<ReplicaRow>,
+        replicas: &Answers<super::answer::ReplicaRow>,
     ) -> Result<Overrides, OperateError> {
         let record = self.record().await?;
         let token = record.token().map(|token| token.as_str());
