@@ -200,9 +200,9 @@ impl Queues {
         let member = &mut self.members[id.index()];
         member.queue.after_change(ctx);
         let turn = match member.turn {
-            Some(Turn::Newcomers) => Some(Turn::Newcomers),
             _ if member.queue.has_newcomers() => Some(Turn::Newcomers),
-            Some(Turn::Others) => Some(Turn::Others),
+            // If they have all fallen back, later ones of other queues do not wait behind what they have left to be sent.
+            Some(_) => Some(Turn::Others),
             None => member.queue.has_work().then_some(Turn::Others),
         };
         if turn != member.turn {

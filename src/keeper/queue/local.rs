@@ -1,7 +1,10 @@
 //! The ledger in this process. In memory it decides on every request; with a store it is a fallback while that is down.
 //! A request that the store cannot decide on goes to the fallback of its limit here ([`fall_back`](Queue::fall_back)).
 
-use super::{Alone, Queue, permit::entry::Entry};
+use super::{
+    Alone, Queue,
+    permit::entry::{Entry, State},
+};
 use crate::{
     error::AcquireErrorKind,
     keeper::context::{Availability, Context},
@@ -100,6 +103,23 @@ impl Queue {
                     self.fall_back(ctx, new, down);
                 }
             }
+        }
+        self.forget_fallen_back();
+    }
+
+    /// Requests that have fallen back are newcomers no more, or this queue would go before those that still are. The oldest
+    /// stand first, and fall back first.
+    fn forget_fallen_back(&mut self) {
+        let Some(outbox) = &mut self.outbox else {
+            return;
+        };
+        let entries = &self.entries;
+        let is_unsent = |seq: &Seq| {
+            let entry = entries.get(seq);
+            entry.is_some_and(|entry| matches!(entry.state(), State::Unsent { .. }))
+        };
+        while outbox.acquire.front().is_some_and(|seq| !is_unsent(seq)) {
+            outbox.acquire.pop_front();
         }
     }
 

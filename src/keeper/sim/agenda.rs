@@ -35,7 +35,10 @@ pub(super) enum Happening {
     CrowdLeaves(Range<usize>),
     CrowdSpends(Range<usize>),
     CutOff(usize),
-    ShutsDown(usize),
+    ShutsDown {
+        replica: usize,
+        graceful: bool,
+    },
 }
 
 #[derive(Clone)]
@@ -129,7 +132,7 @@ impl World {
             Happening::CrowdLeaves(group) => self.crowd_leaves(group),
             Happening::CrowdSpends(group) => self.crowd_spends(group),
             Happening::CutOff(replica) => self.cut_off(replica),
-            Happening::ShutsDown(replica) => self.shuts_down(replica),
+            Happening::ShutsDown { replica, graceful } => self.shuts_down(replica, graceful),
         }
         true
     }

@@ -11,7 +11,7 @@
 use std::{ops::Range, time::Duration};
 
 use super::{
-    STORE_TIMEOUT,
+    LEASE, STORE_TIMEOUT,
     agenda::{Event, Happening},
     client::Client,
     faults::{CLEAN, Faults},
@@ -69,13 +69,14 @@ const PARTS: Shape = Shape {
     longest_run: Duration::from_millis(2),
     in_parts: true,
     floods: true,
-    most: 900,
+    most: 1_300,
     ..FAR
 };
 const HEAVY: Shape = Shape {
     name: "heavy",
     weight: 64,
-    most: 1_000,
+    floods: true,
+    most: 1_500,
     ..FAR
 };
 
@@ -139,7 +140,7 @@ impl Crowd {
         let least = Duration::from_micros(100);
         let times = shape.longest_way.as_secs_f64() / least.as_secs_f64();
         let far = rng.f64().sqrt();
-        Self {
+        let mut crowd = Self {
             way: least.mul_f64(times.powf(far)),
             run: shape.longest_run.mul_f64(0.5 + rng.f64() / 2.0),
             shape,
@@ -147,7 +148,11 @@ impl Crowd {
             left: shape.most,
             next_key: 1_000,
             taken_until: Duration::ZERO,
-        }
+        };
+        // So many can be renewed in a third of a lease.
+        let renewed = crowd.runs_in(LEASE * 4 / 15) * crowd.newcomers();
+        crowd.left = crowd.left.min(renewed);
+        crowd
     }
 
     pub fn has_streams(&self) -> bool {
@@ -218,7 +223,7 @@ impl Crowd {
     fn flood(&self) -> usize {
         match self.run.is_zero() {
             true => 8 * self.carries(),
-            false => 2 * self.runs_in(STORE_TIMEOUT) * self.newcomers(),
+            false => 4 * self.runs_in(STORE_TIMEOUT) * self.newcomers(),
         }
     }
 }
@@ -238,7 +243,8 @@ impl World {
             }
             if self.rng.bool() {
                 let end = self.millis(2_000..4_900);
-                self.after(end, Happening::ShutsDown(replica));
+                let graceful = self.rng.bool();
+                self.after(end, Happening::ShutsDown { replica, graceful });
             }
         }
     }
@@ -272,12 +278,10 @@ impl World {
                 Happening::CrowdSpends(all.clone()),
             );
         }
-        // Some have a shutdown to be given back in.
-        let is_last = is_flood && self.rng.u8(0..4) == 0;
-        if is_last {
-            self.after(2 * STORE_TIMEOUT, Happening::ShutsDown(replica));
+        self.leaves(all, is_flood);
+        if is_flood {
+            self.befalls_crowd(replica);
         }
-        self.leaves(all, is_last);
         let pause = self.millis(250..900);
         if let Some(crowd) = &mut self.crowd {
             if is_flood {
@@ -288,6 +292,17 @@ impl World {
             }
         }
         self.pump(replica);
+    }
+
+    /// While many hold slots: a shutdown in which all are given back, or a cut after which all are introduced, or neither.
+    fn befalls_crowd(&mut self, replica: usize) {
+        let soon = 2 * STORE_TIMEOUT + self.millis(50..600);
+        let graceful = true;
+        match self.rng.u8(0..4) {
+            0 => self.after(soon, Happening::ShutsDown { replica, graceful }),
+            1 | 2 => self.after(soon, Happening::CutOff(replica)),
+            _ => {}
+        }
     }
 
     /// A burst goes in a few groups.
@@ -381,7 +396,12 @@ impl World {
         let Some(crowd) = &mut self.crowd else { return };
         // To notice; a hello; and what was asked before has less time.
         let way = crowd.way + Duration::from_millis(5);
-        crowd.taken_until = crowd.taken_until.max(self.now + way);
+        // Newcomers of a key wait until all its holders are introduced, however many they are.
+        let introduction = match crowd.shape.hot {
+            true => 3 * STORE_TIMEOUT,
+            false => way,
+        };
+        crowd.taken_until = crowd.taken_until.max(self.now + introduction);
         for client in self.clients.iter_mut().filter(|one| one.replica == replica) {
             if let Some(expected) = &mut client.expected {
                 expected.served = false;
@@ -389,6 +409,8 @@ impl World {
         }
         self.disconnects(replica);
         self.deliver(replica, Duration::ZERO, Event::Cut);
+        // They come while holders are introduced.
+        self.after(2 * way, Happening::Burst(replica));
     }
 }
 
@@ -459,11 +481,11 @@ pub(super) struct Closing {
 }
 
 impl World {
-    pub fn shuts_down(&mut self, replica: usize) {
+    /// `is_graceful`: all permits are given back in time, and the store has time to confirm that.
+    pub fn shuts_down(&mut self, replica: usize, is_graceful: bool) {
         if self.replicas[replica].closing.is_some() {
             return;
         }
-        let is_graceful = self.rng.bool();
         let time = match is_graceful {
             true => Duration::from_secs(10),
             false => self.millis(0..1_000),

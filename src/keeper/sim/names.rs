@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{LATEST, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
+use super::{LATEST, LEASE, POLL, STORE_TIMEOUT, WAITER_TTL, client::Client, world::World};
 use crate::{keeper::demand::Submission, ledger::MemberId};
 
 impl World {
@@ -84,10 +84,9 @@ impl World {
         }
         // An answer from before the grant, or so soon after the waiter was last seen that it is not asked for yet, puts off
         // the poll; the poll; what it makes the keeper ask.
-        let way = self
-            .crowd
-            .as_ref()
-            .map_or(Duration::ZERO, |crowd| crowd.way);
+        // In a crowd a poll comes after the renewals of all others.
+        let crowd = self.crowd.as_ref();
+        let way = crowd.map_or(Duration::ZERO, |crowd| crowd.way + LEASE / 9);
         let round_trips = Duration::from_millis(25) + 3 * (self.faults.slow + way);
         // A ticket of a later time than the head's looks as if it were still in the queue: only a roll call tells.
         let asked = match self.excuses.stepped_back.is_zero() {

@@ -265,7 +265,11 @@ impl World {
     }
 
     fn populate(&mut self) {
-        let most = if self.kind == Kind::Memory { 1 } else { 3 };
+        let most = match self.kind {
+            Kind::Memory => 1,
+            Kind::Crowd => 2,
+            Kind::Ordinary | Kind::Cluster => 3,
+        };
         for process in 0..self.rng.usize(1..=most) {
             let replica = self.replicas.len();
             for part in self.parts() {
