@@ -275,8 +275,8 @@ impl Context {
     }
 
     /// Counts the end of a permit, by its lease. Each admitted permit ends once: here, or in its pool.
-    pub fn note_end(&mut self, limit: LimitId, lease: &Lease) {
-        let (reason, held) = (lease.end_reason(), lease.tenure_lasts(self.now));
+    pub fn note_end(&mut self, limit: LimitId, lease: &Lease, held: Duration) {
+        let reason = lease.end_reason();
         self.measure(limit, Measure::Ended(reason, held));
         self.counts.lost += u64::from(matches!(
             reason,
@@ -312,6 +312,7 @@ impl Context {
     }
 
     /// Writes an event of the history, if there is a subscriber for it.
+    #[inline]
     pub fn record(&mut self, event: impl FnOnce(&mut History, Instant) -> Option<String>) {
         if let Some(event) = event(&mut self.history, self.now) {
             self.effects.push(Effect::Record(event));
@@ -405,5 +406,9 @@ pub(super) fn jittered(length: Duration, rng: &mut fastrand::Rng) -> Duration {
 }
 
 pub(super) fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(other).min()
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, None) => one,
+        (None, other) => other,
+    }
 }

@@ -374,23 +374,34 @@ impl Core {
 impl Core {
     /// When to call [`on_time`](Self::on_time) next.
     pub fn next_due(&self) -> Option<Instant> {
-        let probe = self.breaker.probe_at();
         let due = [
-            self.breaker.ends_at(),
             self.queues.next_due(),
             self.ctx.renewals.first().map(|(at, ..)| *at),
             self.ctx.expiries.first().map(|(at, ..)| *at),
-            self.next_end_of_asking(),
             self.sleepers.first_key_value().map(|((at, _), _)| *at),
             self.bounded.next_due(),
+            self.accounts.next_due(),
+            self.ctx.overrides.next_end(),
+            self.ctx.reports.next_due(),
+            self.alarm,
+        ];
+        let due = due.into_iter().fold(None, earliest);
+        match self.ctx.shared {
+            true => earliest(due, self.next_due_of_store()),
+            false => due,
+        }
+    }
+
+    /// What is due only if there is a store: its answers, its probes, its connection.
+    fn next_due_of_store(&self) -> Option<Instant> {
+        let probe = self.breaker.probe_at();
+        let due = [
+            self.breaker.ends_at(),
+            self.next_end_of_asking(),
             probe.filter(|_| self.in_flight.is_empty()),
             self.paced_until(),
             self.connection.reconnect_at,
-            self.accounts.next_due(),
-            self.ctx.overrides.next_end(),
             self.ctx.confirmations.next_due(),
-            self.ctx.reports.next_due(),
-            self.alarm,
         ];
         due.into_iter().fold(None, earliest)
     }

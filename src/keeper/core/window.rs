@@ -91,8 +91,8 @@ impl Window {
 
     /// When one that has room left may be sent, if only the time since the last one is in its way.
     pub fn paced_until(&self, in_flight: usize) -> Option<Instant> {
-        let waits = (self.bounds.least..self.partial()).contains(&in_flight);
-        self.pause_ends().filter(|_| waits)
+        let waits = in_flight >= self.bounds.least && in_flight < self.partial();
+        if waits { self.pause_ends() } else { None }
     }
 
     pub fn on_sent(&mut self, now: Instant) {

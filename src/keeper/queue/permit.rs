@@ -327,9 +327,9 @@ impl Queue {
             ctx.record(|history, now| history.given_up(&self.ledger, seq, now));
         }
         if entry.holder().is_some_and(Holder::is_permit) && use_of_slot != Use::Idle {
-            ctx.note_end(self.limit_id, &entry.lease);
+            let held = entry.lease.tenure_lasts(ctx.now);
+            ctx.note_end(self.limit_id, &entry.lease, held);
             if use_of_slot == Use::Held {
-                let held = entry.lease.tenure_lasts(ctx.now);
                 ctx.note_hold(self.limit_id, held, weight_of(seq));
             }
         }
@@ -524,12 +524,14 @@ pub(super) fn asks_until(entry: &Entry, ctx: &Context) -> Option<(Instant, Queue
     let (State::Unsent { since, .. } | State::Sent { since, .. }) = entry.state else {
         return None;
     };
+    if !ctx.shared || entry.claim().is_some() {
+        return None;
+    }
     let at = match entry.is_overdue {
         true => entry.wait_until(),
         false => since + ctx.settings.store_timeout,
     };
-    let asks = ctx.shared && entry.claim().is_none();
-    asks.then(|| (at, entry.lease.queue, entry.lease.seq()))
+    Some((at, entry.lease.queue, entry.lease.seq()))
 }
 
 /// Counts an entry by its state, or counts it no more.
