@@ -207,7 +207,11 @@ impl World {
         let answer = answer.and_then(|answer| self.leg_answered(client, answer));
         match answer {
             Some(Ok(taken)) => {
-                self.check_served(client, is_let_in_here(&taken));
+                let here = is_let_in_here(&taken);
+                if here {
+                    self.note_admitted_here();
+                }
+                self.check_served(client, here);
                 self.client_takes(client, life, taken);
             }
             Some(Err(error)) => {

@@ -11,7 +11,7 @@
 use std::{ops::Range, time::Duration};
 
 use super::{
-    LEASE, STORE_TIMEOUT,
+    LEASE, STORE_TIMEOUT, WAITER_TTL,
     agenda::{Event, Happening},
     client::Client,
     faults::{CLEAN, Faults},
@@ -122,6 +122,8 @@ pub(super) struct Crowd {
     next_key: u64,
     /// Until then a burst may find the way taken, by a flood or after a cut.
     taken_until: Duration,
+    /// How many permits a fallback has admitted.
+    admitted_here: u32,
 }
 
 /// The expectations of one of a crowd.
@@ -148,6 +150,7 @@ impl Crowd {
             left: shape.most,
             next_key: 1_000,
             taken_until: Duration::ZERO,
+            admitted_here: 0,
         };
         // So many can be renewed in a third of a lease.
         let renewed = crowd.runs_in(LEASE * 4 / 15) * crowd.newcomers();
@@ -217,6 +220,14 @@ impl Crowd {
     fn runs_in(&self, time: Duration) -> usize {
         let run = self.run.max(Duration::from_micros(10));
         (time.as_micros() / run.as_micros()) as usize
+    }
+
+    /// Whether renewals of waiters that were promoted may come too late: their leases are short at first, and in parts the store
+    /// has to be told of each permit that a fallback has admitted, by two exchanges about its key.
+    pub fn delays_renewals(&self) -> bool {
+        let promoted = WAITER_TTL * 9 / 10;
+        let backlog = self.run * 2 * self.admitted_here;
+        self.shape.in_parts && backlog > promoted * 2 / 3 - STORE_TIMEOUT
     }
 
     /// More than the store decides on in time.
@@ -451,6 +462,13 @@ impl World {
             && self.now > expected.by
         {
             self.fail(&format!("G8: client {client} has no answer, {expected:?}"));
+        }
+    }
+
+    /// A fallback has admitted a client.
+    pub fn note_admitted_here(&mut self) {
+        if let Some(crowd) = &mut self.crowd {
+            crowd.admitted_here += 1;
         }
     }
 
