@@ -227,7 +227,7 @@ async fn ends(scene: &mut Scene, content_type: &str) {
     sleep(2 * SHORT).await;
     scene.read(response).await;
 
-    // A slot, and what holds it for longer.
+    // A slot, and a hold that keeps it for longer.
     let show = service_fn(|request: Request<Full<Bytes>>| {
         let slot = request.extensions().get::<Slot>().expect("a slot");
         let said = format!("{slot:?} {:?}", slot.hold());
@@ -253,7 +253,7 @@ async fn ends(scene: &mut Scene, content_type: &str) {
     scene.acquire(&limiter.semaphore(&FULL, TOKEN)).await;
 }
 
-/// A request whose body fails while it waits.
+/// A request whose body fails while the request waits.
 async fn a_body_that_fails(scene: &mut Scene) {
     let limiter = Limiter::in_memory();
     let patient = Limit::concurrent("patient", 1).wait_up_to(LONG);
@@ -272,7 +272,7 @@ async fn a_body_that_fails(scene: &mut Scene) {
     scene.read(response).await;
 }
 
-/// A store that is away, and one that refuses.
+/// An unreachable store, and a refusing one.
 async fn stores(scene: &mut Scene) {
     let at = |port| format!("redis://canary-user:canary-password@127.0.0.1:{port}");
     let server = RedisServer::start();
@@ -304,7 +304,7 @@ async fn stores(scene: &mut Scene) {
         scene.output.debug(&limiter);
         scene.output.debug(&limiter.shutdown(Duration::ZERO).await);
     }
-    // Something else than Redis.
+    // A server other than Redis.
     let web = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("a port");
@@ -347,7 +347,7 @@ fn no_error_and_no_type_shows_a_secret() {
     let mut scene = Scene::default();
     configurations(&mut scene);
     let nobody = Limiter::in_memory().semaphore(&LINE, TOKEN);
-    // The slot is taken, and nobody would go on with a wait.
+    // The slot is taken, and no runtime could continue a wait.
     let _held = nobody.acquire().now_or_never();
     let outside = scene.acquire(&nobody).now_or_never();
     outside.expect("an error");
