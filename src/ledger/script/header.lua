@@ -64,9 +64,9 @@
 --                                 the queue positions, from 1, of renewed permits that wait: the first MAX_PLACES,
 --                                         before any permit leaves the queue
 --   then     for each claim       the text of its error; or a list
---                                 for each charge: 0 (not charged), or the start that the rate would allow, in us,
---                                         negated, or CHARGED_REPLY: start in us, new us, rem, since_us, charged,
---                                         old start_us
+--                                 for each charge: 0 (not charged), or the negated start that the rate would allow,
+--                                         in us, or
+--                                         CHARGED_REPLY: start in us, new us, rem, since_us, charged, old start_us
 --                                 a standing for each ask
 --
 -- A number in place of a ledger's list means: the queue is empty, nothing was adopted, and all renewed or acquired
