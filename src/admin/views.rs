@@ -32,7 +32,6 @@ const MAX_VIEWS: usize = 64;
 /// How long a request waits for replicas.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// The overview.
 #[derive(Debug)]
 pub(super) struct Overview {
     pub(super) replicas: Answers<ReplicaRow>,

@@ -245,7 +245,6 @@ impl Fee {
         })
     }
 
-    /// The id of its limit.
     pub(crate) fn limit_id(&self) -> LimitId {
         self.id.1
     }
@@ -436,7 +435,6 @@ impl Account {
         self.in_flight.unwrap_or(0)
     }
 
-    /// The latest charge.
     pub(crate) fn latest(&self) -> Option<Paid> {
         self.charges.last().map(|(_, paid)| *paid)
     }

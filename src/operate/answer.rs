@@ -156,7 +156,7 @@ pub struct PermitRow {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum PermitState {
-    /// Held.
+    /// Holds its slots.
     Held,
     /// Waiting for a slot.
     Waiting,

@@ -30,7 +30,6 @@ impl Names {
         &self.namespace
     }
 
-    /// The key of a ledger.
     pub(crate) fn ledger(&self, digest: KeyDigest) -> String {
         match self.in_cluster {
             true => format!(
@@ -70,7 +69,6 @@ impl Names {
         format!("{}:control:{}", self.namespace, self.db)
     }
 
-    /// The channel for answers to one operator.
     pub(crate) fn answer_channel(&self, operator: &str) -> String {
         format!("{}:answer:{operator}", self.namespace)
     }

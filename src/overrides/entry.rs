@@ -119,7 +119,6 @@ impl Override {
     }
 }
 
-/// The token in a text.
 pub(crate) fn token_in(text: &str) -> Option<Token> {
     Token::try_from(text.split(' ').nth(4)?.to_owned()).ok()
 }

@@ -37,7 +37,6 @@ pub(crate) struct Record {
     pub(crate) now_ms: u64,
 }
 
-/// The latest change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Latest {
     /// Numbers the changes, unless the store has lost them: its time in ms, or one more than the previous version.

@@ -168,7 +168,6 @@ pub(crate) enum Cause {
     Stall,
 }
 
-/// Number of causes.
 pub(crate) const CAUSES: usize = 4;
 
 /// Store failures that were logged. Shared by the keepers of a cluster's parts: the first failing part is logged for

@@ -220,7 +220,6 @@ impl Call {
         String::from_utf8(data.to_vec()).expect("text")
     }
 
-    /// The rest of the response.
     pub(crate) async fn rest(self) -> Result<String, hyper::Error> {
         let body = self.response.into_body().collect().await?;
         Ok(String::from_utf8(body.to_bytes().to_vec()).expect("text"))

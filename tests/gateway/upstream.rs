@@ -41,7 +41,6 @@ struct Shared {
     /// Number of calls in progress.
     calls: watch::Sender<usize>,
     story: watch::Sender<Story>,
-    /// Head of the latest call.
     head: Mutex<Option<Parts>>,
     /// Body of the latest call with `x-answer`.
     body: Mutex<Bytes>,

@@ -1,7 +1,7 @@
 //! A cluster: which node to ask.
 //!
-//! A node redirects commands for hash slots of other nodes. A part's first connection therefore leads to any node, and
-//! the next one to the target of the redirect. Later connections go there too, until another redirect or a failed
+//! A node redirects commands for hash slots of other nodes. So a part's first connection can lead to any node, and the
+//! next one leads to the target of the redirect. Later connections go there too, until another redirect or a failed
 //! connection restarts the search. A redirected exchange did not run, so nothing runs twice.
 
 use std::sync::{
@@ -24,7 +24,6 @@ const MAX_SEEDS: usize = 16;
 /// Maximum number of nodes learned from redirects, in case every node of the URL is gone.
 const MAX_DISCOVERED: usize = 64;
 
-/// One part of a cluster.
 pub(crate) struct Cluster {
     part: Part,
     nodes: Arc<Nodes>,

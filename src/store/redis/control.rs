@@ -1,9 +1,9 @@
 //! A connection beside the exchanges: single commands, and messages by publish and subscribe.
 //!
 //! It is separate from the connection of the exchanges, so that a flood of messages or a large answer cannot delay
-//! them. It leads to the node of one key (in a cluster, all its commands concern keys of the same hash slot), and a
-//! task of the current runtime drives it. After an error the connection is dropped, and the next command reconnects. A
-//! command on another runtime also reconnects if the connection's runtime has ended or is stalled.
+//! them. The connection leads to the node of one key (in a cluster, all its commands concern keys of the same hash
+//! slot), and a task of the current runtime drives it. After an error the connection is dropped, and the next command
+//! reconnects. A command on another runtime also reconnects if the connection's runtime has ended or is stalled.
 //!
 //! Tests: below; in a cluster: `tests/operate/stores.rs`.
 

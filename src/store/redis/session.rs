@@ -119,7 +119,7 @@ impl Session for RedisSession {
     }
 }
 
-/// Runs the exchanges of a session, whose futures share it. A hello opens the connection, which is replaced after an
+/// Runs the exchanges of a session; their futures share it. A hello opens the connection, which is replaced after an
 /// error.
 struct Exchanger {
     known: Arc<Known>,
@@ -493,7 +493,7 @@ mod tests {
         poll_fn(step).await
     }
 
-    /// G1: by then a name may lead to another server.
+    /// G1: the server's name may lead to another server by then.
     #[tokio::test]
     async fn a_connection_that_a_probe_has_made_begins_with_a_hello() {
         let server = RedisServer::start();

@@ -53,7 +53,6 @@ enum SubscriptionHealth {
 /// How a new connection treats wake-ups.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Approach {
-    /// Subscribe.
     Subscribe,
     /// Subscribe, and probe before the first use.
     Probe,

@@ -113,7 +113,6 @@ fn a_rate_gets_another_burst() {
     });
 }
 
-/// With the keyboard only.
 #[test]
 #[ignore = "needs chromium; run by .ci/browser"]
 fn a_limit_is_paused_by_keyboard() {

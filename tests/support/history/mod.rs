@@ -67,7 +67,6 @@ pub(crate) struct Process {
     pub(crate) lines: Vec<Line>,
     /// When the process was stalled.
     pub(crate) stops: Vec<Span>,
-    /// When it was killed.
     pub(crate) killed: Option<Micros>,
     /// The process was killed because it did not end on its own.
     pub(crate) stuck: bool,
