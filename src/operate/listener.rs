@@ -70,7 +70,7 @@ struct Shared {
     runs: AtomicBool,
     /// Whether the limiter is shut down.
     has_left: AtomicBool,
-    /// Whether the log says that operators cannot ask.
+    /// Whether a warning was logged that operators cannot ask.
     warned: AtomicBool,
     over: Notify,
     /// The store has lost its data.

@@ -183,9 +183,10 @@ impl Operator {
     /// A response of an [operable](crate::LimiterBuilder::operable) limiter ends with a
     /// [`LostError`](crate::layer::LostError), regardless of the layer's [`on_lost`](crate::LimitLayer::on_lost), and
     /// releases its slot ([`Ended`](crate::operate::PermitState::Ended)). A task with a [`Permit`](crate::Permit) or a
-    /// [`Hold`](crate::layer::Hold) is notified by `lost()`, and keeps the slot until it drops the permit. A permit not
-    /// dropped by the time of the answer, a quarter of a second, is still [`Held`](crate::operate::PermitState::Held).
-    /// Under [`Limit::reuse`](crate::Limit::reuse) the slot may serve its next permit, which is not revoked.
+    /// [`Hold`](crate::layer::Hold) is notified by `lost()`, and keeps the slot until it drops the permit. If it does
+    /// not drop the permit within a quarter of a second, the answer reports
+    /// [`Held`](crate::operate::PermitState::Held). Under [`Limit::reuse`](crate::Limit::reuse) the slot may serve its
+    /// next permit, which is not revoked.
     ///
     /// Waiting requests are not revoked, and the caller can come back: to prevent that, first [pause](Self::pause) the
     /// limit, or [set](Self::set) the caller's value to 0. The replicas log the author and the reason, and so does the
@@ -193,7 +194,7 @@ impl Operator {
     ///
     /// # Errors
     ///
-    /// Fails if all replicas, at least one, have answered and none has such a permit ([`OperateErrorKind::NotFound`]),
+    /// Fails if every replica has answered (at least one) and none has such a permit ([`OperateErrorKind::NotFound`]),
     /// or if the store does not answer or refuses. A replica that does not answer is not an error: it may have revoked
     /// the permit. The same applies to a replica that cannot be asked but holds slots according to the store: it may
     /// have that permit.

@@ -181,7 +181,7 @@ impl Operator {
 
     /// Completes once no replica holds a slot of this limit, for example after a [pause](Self::pause).
     ///
-    /// The method asks every second, and continues while any replica, or all of them, do not answer. Replicas that
+    /// The method asks every second, and continues while any replica does not answer, or none does. Replicas that
     /// cannot be asked because they are not operable may hold slots of this limit. So it also continues while the store
     /// has slots of such replicas, under any limit, if the operator's user may scan the keys.
     ///

@@ -72,8 +72,8 @@ const CODES: &[(&str, StoreErrorKind, &str)] = &[
 const IN_A_CLUSTER: &str =
     "the server is a node of a cluster: the URL of one begins with `redis+cluster://`";
 
-/// Errors without a code of their own: phrases in them, and our text after `ERR`. None is an outage, which could open
-/// the gate: the server may be repeating our own words.
+/// Errors without a code of their own: phrases in them, and our text after `ERR`. None counts as an outage, because
+/// that could open the gate: the server may be repeating our own words.
 const PHRASES: &[(&str, &str)] = &[
     (
         "DB index is out of range",
@@ -144,7 +144,8 @@ const COMMANDS: &[&str] = &[
 ];
 
 impl StoreError {
-    /// Classifies an error by a Redis server's words. An unknown error is never an outage, which would open the gate.
+    /// Classifies an error by a Redis server's words. An unknown error never counts as an outage, because that would
+    /// open the gate.
     ///
     /// Idempotent: the message parses as the same error.
     pub(crate) fn of_server(words: &str) -> Self {
