@@ -24,7 +24,6 @@
 //!
 //! Each excuse of the guarantees must have a reason known to the test (the store's data was lost then, or this process
 //! stalled), and is counted.
-//! stood still), and is counted.
 
 // Each test uses a part of this module.
 #![allow(dead_code)]
