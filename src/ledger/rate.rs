@@ -83,7 +83,7 @@ pub(crate) struct RateState {
     pub(crate) rounded: u64,
     /// When the bucket was last empty. Earlier charges are not refunded.
     pub(crate) since_us: u64,
-    /// Units charged since then, refunded or not, except refunds of the latest charge.
+    /// Units charged since then, refunded or not, except charges undone as the latest.
     pub(crate) charged: u64,
     /// [`charged`](Self::charged) before the current group.
     pub(crate) before_group: u64,

@@ -31,7 +31,7 @@ pub(crate) struct Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub(crate) field: String,
-    /// The token that the operator has seen in this field; `None` if the field was empty.
+    /// The token that the operator has seen in this field; `None` if no override was in force.
     pub(crate) seen: Option<Token>,
     pub(crate) to: New,
 }

@@ -1,5 +1,6 @@
 
--- The steps after `release`, and without claims also the steps after these. At first the queue is assumed to be empty.
+-- The steps after `release`. If the exchange has no claims, the steps after the claims follow directly. At first the
+-- queue is assumed to be empty.
 local function run(ledger, size, first, renews, adopts, acquires, waits)
   local ABSENT = 0
   local STALE = 3
