@@ -564,7 +564,7 @@ async fn an_admission_under_three_limits_is_one_exchange() {
         ("zmscore", 2),
         ("zadd", 2),
         ("pttl", 2),
-        // The rate.
+        // The commands of the rate.
         ("get", 1),
         ("set", 1),
     ];

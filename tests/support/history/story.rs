@@ -1,4 +1,4 @@
-//! All facts about one permit.
+//! A permit's story: the statements of the store, and the actions of its process.
 
 use super::Micros;
 
