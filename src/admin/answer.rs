@@ -100,7 +100,7 @@ struct StatusAnswer<'a> {
 #[serde(rename_all = "kebab-case")]
 enum StoreSummary {
     Up,
-    /// Some replicas get answers.
+    /// Only some replicas get answers.
     Partly,
     Down,
 }

@@ -20,10 +20,10 @@ use crate::operate::{
     Operator, Overrides, PermitRow, RefusalRow, ReplicaRow,
 };
 
-/// How long an answer is fresh, with one open page.
+/// Minimum time for which an answer is fresh.
 const FRESH: Duration = Duration::from_secs(1);
-/// How much longer an answer is fresh for each open view. In total the views ask about six questions per second, or
-/// eight for explanations, of the twenty that replicas answer.
+/// An answer is fresh for this time multiplied by the number of open views. In total the views ask about six questions
+/// per second, or eight for explanations, of the twenty that replicas answer.
 const FRESH_PER_VIEW: Duration = Duration::from_millis(500);
 /// How soon an unused view counts as closed.
 const CLOSED_AFTER: Duration = Duration::from_secs(10);
