@@ -121,7 +121,7 @@ async fn a_path_of_two_routes_keeps_to_the_stricter_settings() {
     );
 }
 
-/// An encoded pattern would be compared with decoded paths, and `/gr%c3%bcn` would bypass it.
+/// An encoded pattern would be compared verbatim, and `/gr%c3%bcn` would bypass it.
 #[test]
 fn an_encoded_pattern_is_a_fault() {
     for pattern in ["/gr%C3%BCn", "/a\\b", "/chat?stream=true", "/chat#top"] {

@@ -168,7 +168,7 @@ const MEMBERS: &str = "
     end
     return members";
 
-/// Replaces one occurrence in the text.
+/// Replaces the only occurrence in the text.
 pub(crate) fn changed(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from}");
     text.replace(from, to)

@@ -40,7 +40,7 @@ async fn a_rate_that_was_given_back_does_not_put_the_retry_off() {
     drop(first);
     // The charge was refunded.
     assert_eq!(send(&service, keyed("b")).await.status(), StatusCode::OK);
-    // Otherwise the client would be asked to stay away for an hour.
+    // If the charge still counted, the client would be asked to stay away for an hour.
     assert!(
         refusal.retry_after() < Duration::from_secs(60),
         "{:?}",

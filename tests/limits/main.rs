@@ -23,7 +23,8 @@ fn resident_kib() -> usize {
     pages.parse::<usize>().expect("a number") * PAGE_KIB
 }
 
-/// Waits until nothing is held or waiting, here and in the store. The test runner limits the time.
+/// Waits until nothing is held or waiting, here and in the store. Never gives up: the test runner
+/// limits the time.
 async fn idle(limiter: &Limiter, server: &RedisServer) {
     loop {
         let status = limiter.status();

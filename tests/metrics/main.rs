@@ -130,7 +130,7 @@ async fn costs_of_a_rate_are_counted_by_kind() {
         ("spent", 25.0),
         ("settled_up", 9.0),
         ("settled_down", 4.0),
-        // 61 and 70, of these 50 are the burst.
+        // Key `a` costs 61, then 70; the burst covers 50.
         ("debt", 11.0 + 9.0),
     ] {
         let metric = format!(

@@ -34,7 +34,7 @@ async fn next(ear: &mut PubSub) -> Option<Value> {
     Some(serde_json::from_slice(message.get_payload_bytes()).unwrap())
 }
 
-/// The store's time in a second.
+/// A time one to two seconds ahead, by the store's clock.
 fn soon_ms(server: &RedisServer) -> u64 {
     let time = server.cli(&["TIME"]);
     let seconds: u64 = time.lines().next().unwrap().parse().unwrap();
