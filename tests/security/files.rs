@@ -174,7 +174,7 @@ fn text() -> impl Strategy<Value = String> {
     ]);
     (select(PLACES), value(), name(), rest).prop_map(|(place, value, name, rest)| {
         let is_number = |value: &str| value.bytes().all(|byte| b"+-_0123456789".contains(&byte));
-        // Numbers out of a limit's range may be output.
+        // The errors may quote a limit's number that is out of range.
         let other = if is_number(&value) { CANARY } else { &value };
         let place = place.replace('#', other).replace('@', &value);
         format!("{}{rest}", place.replace('%', &name))
